@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: a list of commands, one parser, and one place where known errors become sentences.
+
+A command is a module here with a docstring (its help), `add_arguments(parser)` and `run(arguments) -> exit code`.
+It imports what it needs inside `run`, so that `feedrate --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from feedrate.errors import FeedrateError
+
+COMMANDS = ("demo", "pack", "unpack", "verify", "ls", "bench")
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_INTERRUPTED = 130  # what a shell reports for a process that ended by SIGINT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code. Known errors are printed, others are bugs and propagate."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        exit_code: int = arguments.run(arguments)
+    except FeedrateError as error:
+        say_error(error.message, error.hint)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        say_error("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has seen enough. Python would complain again while flushing at exit.
+        sys.stdout = None
+        return EXIT_OK
+    return exit_code
+
+
+def say_error(message: str, hint: str | None = None) -> None:
+    sys.stderr.write(f"error: {message}\n")
+    if hint:
+        sys.stderr.write(f"\nhint: {hint}\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="feedrate", description="Finds out why your training waits for data, and fixes it.")
+    parser.add_argument("--version", action="version", version=f"feedrate {version('feedrate')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = importlib.import_module(f"feedrate.cli.{name}")
+        text = (module.__doc__ or "").strip()
+        command = commands.add_parser(
+            name,
+            help=text.splitlines()[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Says `error:` and `hint:` as the rest of feedrate does, and guesses what a mistyped word meant."""
+
+    def error(self, message: str) -> NoReturn:
+        words = list(COMMANDS) + [option for action in self._actions for option in action.option_strings]
+        typed = next((w.strip("'\",()") for w in message.split() if w.strip("'\",()") in sys.argv[1:]), None)
+        # argparse quotes the wrong value, or names it last in 'unrecognized arguments: --x'.
+        near = difflib.get_close_matches(typed or message.split()[-1], words, n=1)
+        say_error(message, f"did you mean '{near[0]}'?" if near else f"see '{self.prog} --help'")
+        raise SystemExit(EXIT_USAGE)

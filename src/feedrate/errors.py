@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every exception that feedrate raises on purpose.
+
+FeedrateError
+├── UsageError      (ValueError)         an argument or a combination of arguments makes no sense
+├── NotFound        (FileNotFoundError)  a path that should be there is not
+├── AlreadyExists   (FileExistsError)    a path that would be overwritten
+├── SourceError     (ValueError)         a dataset that cannot be packed as it is
+├── PackError       (ValueError)         a pack that cannot be read, or is damaged
+├── StorageError    (OSError)            the disk said no: full, forbidden, gone
+├── BadSample       (ValueError)         one sample cannot be read or decoded; carries its name
+└── MissingExtra    (ImportError)        an optional package is needed and not installed
+"""
+
+from __future__ import annotations
+
+
+class FeedrateError(Exception):
+    """What the user should read: `str(error)` says what happened, `hint` what to type next."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        # OSError would print its errno tuple otherwise.
+        return self.message
+
+
+class UsageError(FeedrateError, ValueError):
+    """An argument or a combination of arguments makes no sense."""
+
+
+class NotFound(FeedrateError, FileNotFoundError):
+    """A path that should be there is not."""
+
+
+class AlreadyExists(FeedrateError, FileExistsError):
+    """A path that would be overwritten."""
+
+
+class SourceError(FeedrateError, ValueError):
+    """A dataset that cannot be packed as it is."""
+
+
+class PackError(FeedrateError, ValueError):
+    """A pack that cannot be read, or is damaged."""
+
+
+class StorageError(FeedrateError, OSError):
+    """The disk said no: full, forbidden, gone."""
+
+
+class MissingExtra(FeedrateError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+class BadSample(FeedrateError, ValueError):
+    """One sample cannot be read or decoded.
+
+    Attributes say where it lies, so that a policy can log it or skip it.
+    """
+
+    def __init__(self, *, key: str, shard: str, offset: int, field: str, reason: str) -> None:
+        super().__init__(f"sample '{key}', field '{field}' ({shard} at byte {offset}): {reason}")
+        self.key = key
+        self.shard = shard
+        self.offset = offset
+        self.field = field
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments: the default pickling of exceptions cannot call them.
+        return (_rebuild_bad_sample, (self.key, self.shard, self.offset, self.field, self.reason))
+
+
+def _rebuild_bad_sample(key: str, shard: str, offset: int, field: str, reason: str) -> BadSample:
+    return BadSample(key=key, shard=shard, offset=offset, field=field, reason=reason)

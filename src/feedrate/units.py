@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parse and print bytes, rates and seconds. Nothing else in feedrate formats a number for people."""
+
+from __future__ import annotations
+
+import re
+
+from feedrate.errors import UsageError
+
+_BYTE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+               "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes in `256MB`, `1.5 GiB` or `4096`.
+
+    Raises:
+        UsageError: the text is not a size, or not above zero.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    unit = (match.group(2).upper() or "B") if match else ""
+    if unit in ("K", "M", "G", "T"):
+        unit += "B"
+    if match is None or unit not in _BYTE_UNITS:
+        raise UsageError(f"'{text}' is not a size", hint="write it like 256MB, 1.5GB or 512MiB")
+    size_bytes = int(float(match.group(1)) * _BYTE_UNITS[unit])
+    if size_bytes < 1:
+        raise UsageError(f"a size must be at least 1 byte, got '{text}'")
+    return size_bytes
+
+
+def format_bytes(size_bytes: float) -> str:
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        # 999.5 KB would print as '1000 KB': step up a unit just before.
+        if abs(size_bytes) >= factor * 0.9995:
+            return f"{_three_digits(size_bytes / factor)} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    if seconds < 0.9995e-3:
+        return f"{_three_digits(seconds * 1e6)} µs"
+    if seconds < 0.9995:
+        return f"{_three_digits(seconds * 1e3)} ms"
+    if seconds < 99.95:
+        return f"{_three_digits(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """Return `1,234 images/s`; for bytes use `format_bytes(rate) + '/s'`."""
+    return f"{_three_digits(per_second)} {unit}/s"
+
+
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
+    """Return `1 file`, `1,300 files`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def format_ratio(ratio: float) -> str:
+    return f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.1f}x"
+
+
+def _three_digits(value: float) -> str:
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
