@@ -1,0 +1,36 @@
+# feedrate: `make demo` and `make test` are all a newcomer needs; both set everything up first, in .venv.
+SOURCES := pyproject.toml CMakeLists.txt scripts/setup $(wildcard scripts/*.txt) $(wildcard native/*.cpp native/*.h)
+PY := .venv/bin/python
+
+.PHONY: help demo test test-slow check format build clean
+help:            ## show this list
+	@sed -n 's/^\([a-z-]*:\).*## /\1\t/p' Makefile | expand -t 12
+
+demo: .venv/ready-to-run     ## see feedrate do its main job on data it makes (about two minutes)
+	.venv/bin/feedrate demo
+
+test: .venv/ready-to-test    ## the tests
+	$(PY) -m pytest -q -m "not slow"
+
+test-slow: .venv/ready-to-test   ## sanitizers, fuzzing, kill loops, real servers
+	$(PY) -m pytest -q -m slow
+
+check: .venv/ready-to-test   ## format, lint, types
+	$(PY) -m ruff format --check src tests benchmarks
+	$(PY) -m ruff check src tests benchmarks
+	$(PY) -m mypy
+
+format: .venv/ready-to-test  ## format and fix what can be fixed
+	$(PY) -m ruff format src tests benchmarks
+	$(PY) -m ruff check --fix src tests benchmarks
+
+build: .venv/ready-to-run    ## build the kernel and install feedrate into .venv
+
+.venv/ready-to-run: $(SOURCES)
+	@scripts/setup run
+
+.venv/ready-to-test: $(SOURCES)
+	@scripts/setup test
+
+clean:           ## remove .venv and build outputs
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

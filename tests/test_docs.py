@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents say nothing that is not there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from feedrate.cli import COMMANDS, make_parser
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_feedrate_command_shown_parses(page: Path) -> None:
+    for block in re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", page.read_text(), re.S | re.M):
+        for line in block.splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words[:1] == ["feedrate"] and words[1:2] not in (["--help"], ["--version"]):
+                make_parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_make_target_shown_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"^(?:\$ )?make ([a-z-]+)", page.read_text(), re.M)) <= targets
+
+
+def test_every_command_has_a_page_that_shows_it() -> None:
+    shown = "\n".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    assert [c for c in COMMANDS if f"feedrate {c}" not in shown] == []
+
+
+def test_no_open_end_is_left_in_the_sources() -> None:
+    files = [p for folder in ("src", "native", "tests") for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".cpp", ".h")]
+    words = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")))
+    assert [str(p.relative_to(ROOT)) for p in files if words.search(p.read_text())] == []

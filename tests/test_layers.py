@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dependencies point one way: a layer imports only layers below it (see ARCHITECTURE.md)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "feedrate"
+
+# From the top down. Names on one line never import each other.
+LAYERS = [
+    {"cli", "__main__"},
+    {"demo"},
+    {"pack", "bench"},
+    {"load"},
+    {"format"},
+    {"kernel", "probe", "stats"},
+    {"results"},
+    {"units"},
+    {"errors"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+# Draws what commands return, so it knows results, and nothing of how they came about.
+REPORT_MAY_SEE = {"results", "units", "errors"}
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_layers(path: Path) -> set[str]:
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer"
+            names += [f"{node.module}.{a.name}" if node.module == "feedrate" else str(node.module) for a in node.names]
+    return {name.split(".")[1] for name in names if name.startswith("feedrate.")}
+
+
+MODULES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_imports_only_layers_below_its_own(path: Path) -> None:
+    layer = layer_of(path)
+    for other in imported_layers(path) - {layer}:
+        if layer == "report":
+            assert other in REPORT_MAY_SEE, f"report must not import {other}"
+        elif other == "report":
+            assert layer == "cli", f"only cli may import report, not {layer}"
+        elif other == "_native":
+            assert layer == "kernel", "kernel.py is the only door to the native module"
+        else:
+            assert LEVEL[other] > LEVEL[layer], f"{layer} must not import {other}"
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    assert {layer_of(p) for p in MODULES} <= set(LEVEL) | {"report"}
+
+
+def test_every_source_file_carries_the_licence_line() -> None:
+    native = ROOT.parent.parent / "native"
+    files = [*MODULES, ROOT / "__init__.py", *native.rglob("*.cpp"), *native.rglob("*.h")]
+    assert [p.name for p in files if "SPDX-License-Identifier: Apache-2.0" not in p.read_text().splitlines()[0]] == []

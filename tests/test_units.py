@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedrate.errors import UsageError
+from feedrate.units import format_bytes, format_count, format_rate, format_ratio, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("4096", 4096), ("256MB", 256_000_000), ("1.5 GiB", 3 * 2**29), ("2k", 2000), ("1tb", 10**12), ("7 B", 7)],
+)
+def test_sizes_are_read_in_the_ways_people_write_them(text: str, size_bytes: int) -> None:
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1MB", "1XB", "1.2.3GB", "twelve"])
+def test_what_is_not_a_size_is_refused_with_the_text(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_bytes(text)
+
+
+def test_a_size_below_one_byte_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1 byte, got '0MB'"):
+        parse_bytes("0MB")
+
+
+@given(st.integers(1, 10**15))
+def test_a_printed_size_reads_back_to_within_its_three_digits(size_bytes: int) -> None:
+    assert parse_bytes(format_bytes(size_bytes).replace(",", "")) == pytest.approx(size_bytes, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(0, "0 B"), (999, "999 B"), (999_600, "1.00 MB"), (109_576, "110 KB"), (2.4e9, "2.40 GB")]
+)
+def test_sizes_print_with_three_digits(size_bytes: float, text: str) -> None:
+    assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0000021, "2.10 µs"), (0.0123, "12.3 ms"), (3.0, "3.00 s"), (61.4, "61.4 s"), (125, "2 min 05 s"), (7260, "2 h 01 min")],
+)
+def test_durations_print_in_the_unit_people_expect(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_counts_rates_and_ratios_print_plainly() -> None:
+    assert format_count(1, "file") == "1 file"
+    assert format_count(1300, "class", "classes") == "1,300 classes"
+    assert format_rate(1234.5, "images") == "1,234 images/s"
+    assert (format_ratio(2.345), format_ratio(12.34)) == ("2.35x", "12.3x")
