@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -46,3 +47,13 @@ def test_no_open_end_is_left_in_the_sources() -> None:
     files = [p for folder in ("src", "native", "tests") for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".cpp", ".h")]
     words = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")))
     assert [str(p.relative_to(ROOT)) for p in files if words.search(p.read_text())] == []
+
+
+def test_the_figures_in_the_readme_are_those_of_the_committed_results() -> None:
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks" / "figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    figures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figures)
+    text = (ROOT / "README.md").read_text()
+    assert figures.render(text) == text

@@ -1,2 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-"""feedrate feeds the GPU: pack a dataset once, then read it at the machine's speed."""
+"""feedrate feeds the GPU: pack a dataset once, then read it at the machine's speed.
+
+The names below are the whole public surface. They are loaded when first used, so `import feedrate` costs next
+to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from feedrate.errors import (
+        AlreadyExists,
+        BadSample,
+        FeedrateError,
+        MissingExtra,
+        NotFound,
+        PackError,
+        SourceError,
+        StorageError,
+        UsageError,
+    )
+    from feedrate.load.dataset import Dataset
+    from feedrate.load.decode import decode
+    from feedrate.load.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
+    from feedrate.load.loader import Loader
+
+    __version__: str
+
+__all__ = [
+    "AlreadyExists",
+    "BadSample",
+    "CenterCrop",
+    "Dataset",
+    "FeedrateError",
+    "Loader",
+    "MissingExtra",
+    "NotFound",
+    "PackError",
+    "RandomCrop",
+    "RandomResizedCrop",
+    "Resize",
+    "SourceError",
+    "StorageError",
+    "UsageError",
+    "View",
+    "__version__",
+    "decode",
+]
+
+_HOMES = {
+    "feedrate.errors": (
+        "AlreadyExists",
+        "BadSample",
+        "FeedrateError",
+        "MissingExtra",
+        "NotFound",
+        "PackError",
+        "SourceError",
+        "StorageError",
+        "UsageError",
+    ),
+    "feedrate.load.dataset": ("Dataset",),
+    "feedrate.load.decode": ("decode",),
+    "feedrate.load.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),
+    "feedrate.load.loader": ("Loader",),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("feedrate")
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'feedrate' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

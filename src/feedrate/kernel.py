@@ -1,25 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only door to the C++ kernel: typed, and everything is checked before a pointer crosses.
 
-PROVISIONAL BODY in plain Python, the interface is final: the kernel replaces it.
+What the kernel does not decode goes through Pillow here, and is counted. Pillow is imported when needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import io
 import os
-from collections.abc import Sequence
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+try:
+    from feedrate import _native
+except ImportError as error:
+    raise ImportError(
+        f"feedrate's C++ kernel cannot be loaded ({error}); build it with `make build` or `pip install .`"
+    ) from error
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 U8 = npt.NDArray[np.uint8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
+Box = tuple[int, int, int, int]
+
+MAX_CROP_PIXELS = 512 << 20  # as in native/jpeg.h
+_NONE = np.empty(0, np.uint8)
 
 
 class Status(enum.IntEnum):
@@ -60,93 +79,124 @@ class Ranges:
         return len(self.file)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeReport:
+    """How a batch ended: a status per sample, words for each bad one, and how many went through Pillow."""
+
+    statuses: I32
+    reasons: dict[int, str]
+    by_pillow: int
+    pillow_reasons: dict[str, int] | None = None  # why, in words -> how many
+
+
 class Files:
     """Files that the kernel reads by number; opened when first needed, at most a bounded number at a time."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         self.paths = [os.fspath(path) for path in paths]
-        self._fds: dict[int, int] = {}
+        # As bytes: a name need not be valid UTF-8.
+        self._native = _native.Files([os.fsencode(path) for path in self.paths])
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()
+    def __reduce__(self) -> tuple[type[Files], tuple[list[str]]]:
+        return Files, (self.paths,)
 
-    def _pread(self, file: int, length: int, offset: int) -> bytes:
-        if file not in self._fds:
-            self._fds[file] = os.open(self.paths[file], os.O_RDONLY | os.O_CLOEXEC)
-        return os.pread(self._fds[file], length, offset)
+    def close(self) -> None:
+        """Close what is open; a later read opens it again."""
+        self._native.close()
 
 
 class Pool:
-    """Native threads that take samples one by one; shared by any number of concurrent calls."""
+    """Native threads that take samples one by one; shared by any number of concurrent calls.
+
+    Threads start with the first call. A child process made by fork starts its own.
+    """
 
     def __init__(self, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
         self.threads = threads
+        self._native = _native.Pool(threads)
+        self._closed = False
+        self._executor: tuple[int, ThreadPoolExecutor] | None = None
 
     def close(self) -> None:
-        pass
+        """Let queued batches end, then stop the threads. May be called twice."""
+        self._closed = True
+        self._native.close()
+        executor, self._executor = self._executor, None
+        if executor and executor[0] == os.getpid():
+            executor[1].shutdown()
+
+    def _map(self, work: Callable[[int], None], samples: Sequence[int]) -> None:
+        """Call `work` for every sample in Python threads: for what goes through Pillow."""
+        # The executor's threads do not survive a fork; the process number tells. Two callers at once may make
+        # two executors: the one that is not kept ends with its work.
+        executor = self._executor
+        if executor is None or executor[0] != os.getpid():
+            executor = self._executor = (os.getpid(), ThreadPoolExecutor(self.threads, "feedrate-pillow"))
+        list(executor[1].map(work, samples))
 
 
 def crc32c(data: Any, value: int = 0) -> int:
     """Return the CRC-32C (Castagnoli) of `data`, continuing from `value`."""
-    value ^= 0xFFFFFFFF
-    for byte in bytes(data):
-        value = _TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
-    return value ^ 0xFFFFFFFF
+    if not 0 <= value <= 0xFFFFFFFF:
+        raise ValueError(f"value must be a 32-bit number, got {value}")
+    return _native.crc32c(_as_bytes(data), value)
 
 
 def scan(data: bytes) -> Scan:
     """Look at an image file once: geometry, whether the kernel decodes it, its entry points.
 
-    Never raises for bad bytes: `reason` and `damaged` say what is wrong.
+    Never raises for bad bytes: `reason` and `damaged` say what is wrong. What the kernel does not take is
+    decoded once by Pillow, to know its size and whether it is whole.
     """
-    from PIL import Image
-
+    status, words, width, height, sampling, entries = _native.scan(_as_bytes(data))
+    if status == Status.OK:
+        return Scan(width, height, sampling, None, False, entries)
+    if status != Status.NOT_TAKEN:
+        return Scan(width, height, "", words, True, b"")
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            return Scan(*image.size, "", "provisional kernel", False, b"")
+        with _quiet(), _open(data) as image:
+            width, height = image.size
+            image.load()
     except Exception as error:
-        return Scan(0, 0, "", str(error), True, b"")
+        return Scan(width, height, "", f"{words}; {_say(error)}", True, b"")
+    return Scan(width, height, "", words, False, b"")
 
 
 def gather_rows(files: Files, file: I32, row: I64, bases: I64, strides: I64, dtype: np.dtype[Any]) -> Any:
     """Read rows of a columnar table straight from its file, and check each row's last column.
 
-    Column `c` of row `r` lies at `bases[i, c] + r * strides[c]` in `files[file[i]]`. Returns `(rows, statuses)`: `rows` is a
-    structured array of `dtype` (packed, one field per column); its last field holds the CRC-32C of the
-    bytes before it. `bases` has one row per *sample*.
+    Column `c` of row `r` lies at `bases[i, c] + r * strides[c]` in `files[file[i]]`. Returns `(rows,
+    statuses)`: `rows` is a structured array of `dtype` (packed, one field per column); its last field holds
+    the CRC-32C of the bytes before it. `bases` has one row per *sample*. A bad row is zeroed.
     """
-    n = len(file)
-    out = np.zeros(n, dtype)
-    statuses = np.zeros(n, np.int32)
-    sizes = [dtype.fields[name][0].itemsize for name in dtype.names]  # type: ignore[union-attr, index]
-    raw = out.view(np.uint8).reshape(n, dtype.itemsize)
-    for i in range(n):
-        parts = [files._pread(int(file[i]), size, int(bases[i, c] + row[i] * strides[c])) for c, size in enumerate(sizes)]
-        line = b"".join(parts)
-        if len(line) != dtype.itemsize:
-            statuses[i] = Status.CUT_SHORT
-            continue
-        raw[i] = np.frombuffer(line, np.uint8)
-        if crc32c(line[:-4]) != int.from_bytes(line[-4:], "little"):
-            statuses[i] = Status.CRC_MISMATCH
-    return out, statuses
+    if dtype.names is None or dtype.fields is None:
+        raise ValueError(f"dtype must have one field per column, got {dtype}")
+    sizes = np.array([dtype.fields[name][0].itemsize for name in dtype.names], np.int64)
+    if sizes.sum() != dtype.itemsize or sizes[-1] != 4:
+        raise ValueError(f"dtype must be packed and end with a field of 4 bytes, got {dtype}")
+    n, columns = len(file), len(sizes)
+    file, row = _checked(file, np.int32, (n,), "file"), _checked(row, np.int64, (n,), "row")
+    bases = _checked(bases, np.int64, (n, columns), "bases")
+    strides = _checked(strides, np.int64, (columns,), "strides")
+    rows, details = np.zeros(n, dtype), np.zeros((n, 4), np.int64)
+    _native.gather_rows(
+        files._native, file, row, bases.reshape(-1), strides, sizes, rows.view(np.uint8), details.reshape(-1)
+    )
+    return rows, details[:, 0].astype(np.int32)
 
 
 def read_ranges(files: Files, ranges: Ranges, pool: Pool | None = None) -> tuple[U8, I64, I32]:
-    """Read ranges one behind the other into one buffer: `(buffer, starts, statuses)`, `starts` of length N+1."""
-    starts = np.concatenate([[0], np.cumsum(ranges.length)]).astype(np.int64)
-    buffer = np.zeros(int(starts[-1]), np.uint8)
-    statuses = np.zeros(len(ranges), np.int32)
-    for i in range(len(ranges)):
-        data, statuses[i] = _read(files, ranges, i)
-        if statuses[i] == 0:
-            buffer[starts[i] : starts[i + 1]] = np.frombuffer(data, np.uint8)
-    return buffer, starts, statuses
+    """Read ranges one behind the other into one buffer: `(buffer, starts, statuses)`, `starts` of length N+1.
+
+    A range that cannot be read leaves its part of the buffer zeroed.
+    """
+    buffer, starts, details = _read(files, ranges, pool)
+    return buffer, starts, details[:, 0].astype(np.int32)
 
 
 def decode_batch(
@@ -163,6 +213,7 @@ def decode_batch(
     """Read, check, decode, crop, resize and flip images into `out`.
 
     Args:
+        files: the files that `images` and `entries` count.
         images: where the image files lie.
         out: uint8, C-contiguous, N x H x W x C; C is 3 (RGB) or 1 (gray, as Pillow's "L").
         boxes: N x 4: left, top, right, bottom in pixels of the image, inside it, not empty.
@@ -174,74 +225,262 @@ def decode_batch(
     Pixels are those of Pillow: `convert(mode).crop(box).resize((W, H), BILINEAR)`. A sample whose status is
     not OK leaves its part of `out` zeroed.
     """
-    from PIL import Image
-
+    _check_out(out)
     n, height, width, channels = out.shape
-    statuses = np.zeros(n, np.int32)
-    reasons: dict[int, str] = {}
-    for i in range(n):
-        data, statuses[i] = _read(files, images, i)
-        if statuses[i]:
-            reasons[i] = Status(statuses[i]).name
-            out[i] = 0
-            continue
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                if not nearest:
-                    image = image.convert("RGB" if channels == 3 else "L")
-                image = image.crop(tuple(boxes[i])).resize((width, height), Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR)
-                pixels = np.asarray(image).reshape(height, width, channels)
-                out[i] = pixels[:, ::-1] if flips[i] else pixels
-        except Exception as error:
-            statuses[i], reasons[i] = Status.CORRUPT, str(error)
-            out[i] = 0
-    return DecodeReport(statuses, reasons, by_pillow=n)
+    if len(images) != n:
+        raise ValueError(f"out has room for {n} images, images has {len(images)} ranges")
+    if pool is not None and pool._closed:
+        raise ValueError("the pool is closed")
+    boxes = _checked(boxes, np.int32, (n, 4), "boxes")
+    flips = _checked(flips, np.bool_, (n,), "flips")
+    details = np.zeros((n, 4), np.int64)
+    if nearest:
+        by_pillow = dict.fromkeys(range(n), "mask")
+    else:
+        _native.decode_batch(
+            files=files._native,
+            images=_arrays(images, n),
+            entries=None if entries is None else _arrays(entries, n),
+            boxes=boxes.reshape(-1),
+            flips=flips.view(np.uint8),
+            out=out.reshape(-1),
+            shape=(height, width, channels),
+            pool=None if pool is None else pool._native,
+            details=details.reshape(-1),
+        )
+        # Pillow is asked about damage too: what it decodes without complaint is what users get today.
+        left_over = np.flatnonzero(np.isin(details[:, 0], (Status.NOT_TAKEN, Status.CORRUPT)))
+        by_pillow = {int(i): _native.words(*map(int, details[i])) for i in left_over}
+    statuses = details[:, 0].astype(np.int32)
+    reasons = {
+        int(i): _say_outcome(files, images, int(i), details[i])
+        for i in np.flatnonzero(statuses)
+        if int(i) not in by_pillow
+    }
+    if not by_pillow:
+        return DecodeReport(statuses, reasons, 0, {})
+    decoded: list[str] = []  # why each went through Pillow; append() is safe in threads, counting is not
 
+    def decode(i: int) -> None:
+        counted = by_pillow[i]
+        data, found = _read_one(files, images, i)
+        if found[0]:
+            statuses[i], reasons[i] = int(found[0]), _say_outcome(files, images, i, found)
+            return
+        damaged = statuses[i] == Status.CORRUPT
+        box: Box = tuple(boxes[i].tolist())
+        statuses[i], words = _fill_by_pillow(data, out[i], box, bool(flips[i]), nearest)
+        if statuses[i] == Status.OK:
+            decoded.append("damaged, decoded by Pillow" if damaged else counted)
+        else:
+            reasons[i] = counted if damaged else words
 
-@dataclass(frozen=True, slots=True)
-class DecodeReport:
-    """How a batch ended: a status per sample, words for each bad one, and how many went through Pillow."""
-
-    statuses: I32
-    reasons: dict[int, str]
-    by_pillow: int
-    pillow_reasons: dict[str, int] | None = None  # why, in words -> how many
+    if pool is None or len(by_pillow) == 1:
+        for i in by_pillow:
+            decode(i)
+    else:
+        pool._map(decode, list(by_pillow))
+    return DecodeReport(statuses, dict(sorted(reasons.items())), len(decoded), dict(Counter(decoded)))
 
 
 def decode_one(
-    data: bytes, *, box: tuple[int, int, int, int] | None = None, size: tuple[int, int] | None = None,
-    flip: bool = False, mode: str = "RGB", nearest: bool = False,
+    data: bytes,
+    *,
+    box: Box | None = None,
+    size: tuple[int, int] | None = None,
+    flip: bool = False,
+    mode: str = "RGB",
+    nearest: bool = False,
 ) -> U8:
-    """Decode one image in memory to H x W x C (`size` is height, width); raises ValueError in words when it is damaged."""
+    """Decode one image in memory to H x W x C (`size` is height, width); `nearest` as in `decode_batch`.
+
+    Raises:
+        ValueError: the image is damaged, or the box is not inside it; in words.
+    """
+    if mode not in ("RGB", "L"):
+        raise ValueError(f'mode must be "RGB" or "L", got {mode!r}')
+    if size is not None and (size[0] < 1 or size[1] < 1):
+        raise ValueError(f"size must be at least 1 x 1, got {size[0]} x {size[1]}")
+    array = _as_bytes(data)
+    status, words, width, height = _native.probe(array)
+    channels = 3 if mode == "RGB" and not nearest else 1
+    if nearest or width == 0 or status == Status.CORRUPT:
+        try:
+            with _quiet(), _open(data) as image:
+                width, height = image.size
+                channels = 3 if nearest and image.mode == "RGB" else channels
+        except Exception as error:
+            raise ValueError(words if status == Status.CORRUPT else _say(error)) from error
+    left, top, right, bottom = box or (0, 0, width, height)
+    _check_box((left, top, right, bottom), width, height)
+    rows, columns = size or (bottom - top, right - left)
+    out = np.empty((rows, columns, channels), np.uint8)
+    if not nearest and status == Status.OK:
+        status, words = _native.decode_one(
+            array, _NONE, (left, top, right, bottom), out.reshape(-1), out.shape, flip
+        )
+        if status == Status.OK:
+            return out
+    filled, said = _fill_by_pillow(data, out, (left, top, right, bottom), flip, nearest)
+    if filled != Status.OK:
+        raise ValueError(words if status == Status.CORRUPT else said)
+    return out
+
+
+def _as_bytes(data: Any) -> npt.NDArray[Any]:
+    view = memoryview(data)
+    return np.frombuffer(view, np.uint8) if view.nbytes else _NONE
+
+
+def _checked(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
+    """Return `array`, C-contiguous; a copy only where it was not."""
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+        is_array = isinstance(array, np.ndarray)
+        kind = f"{array.dtype} of shape {array.shape}" if is_array else type(array).__name__
+        raise ValueError(f"{name} must be {np.dtype(dtype)} of shape {shape}, got {kind}")
+    return np.ascontiguousarray(array)
+
+
+def _check_out(out: Any) -> None:
+    if not isinstance(out, np.ndarray) or out.dtype != np.uint8 or out.ndim != 4:
+        raise ValueError("out must be a uint8 array of shape N x H x W x C")
+    if out.shape[3] not in (1, 3) or out.shape[1] < 1 or out.shape[2] < 1:
+        raise ValueError(f"out must be N x H x W x C with C 1 or 3, got {' x '.join(map(str, out.shape))}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError("out must be C-contiguous and writeable")
+
+
+def _check_box(box: Box, width: int, height: int) -> None:
+    left, top, right, bottom = box
+    if left >= right or top >= bottom:
+        raise ValueError(f"the crop box {box} is empty")
+    if left < 0 or top < 0 or right > width or bottom > height:
+        raise ValueError(f"the crop box {box} is not inside the image of {width} x {height} pixels")
+    if (right - left) * (bottom - top) > MAX_CROP_PIXELS:
+        raise ValueError(f"the crop box {box} has more than {MAX_CROP_PIXELS} pixels")
+
+
+def _arrays(ranges: Ranges, n: int) -> tuple[I32, I64, I64, U32]:
+    crc = np.empty(0, np.uint32) if ranges.crc32c is None else ranges.crc32c
+    return (
+        _checked(ranges.file, np.int32, (n,), "file"),
+        _checked(ranges.offset, np.int64, (n,), "offset"),
+        _checked(ranges.length, np.int64, (n,), "length"),
+        _checked(crc, np.uint32, (0,) if ranges.crc32c is None else (n,), "crc32c"),
+    )
+
+
+def _say_outcome(files: Files, ranges: Ranges, i: int, detail: I64) -> str:
+    words = _native.words(*map(int, detail))
+    number = int(ranges.file[i])
+    if detail[0] == Status.UNREADABLE and 0 <= number < len(files):
+        return f"{files.paths[number]} {words}"
+    return words
+
+
+def _read(files: Files, ranges: Ranges, pool: Pool | None) -> tuple[U8, I64, I64]:
+    n = len(ranges)
+    arrays = _arrays(ranges, n)
+    lengths = arrays[2]
+    if n and int(lengths.min()) < 0:
+        raise ValueError(f"length must not be negative, got {int(lengths.min())}")
+    starts = np.zeros(n + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    details = np.zeros((n, 4), np.int64)
+    buffer = np.empty(int(starts[-1]), np.uint8)
+    native = None if pool is None else pool._native
+    _native.read_ranges(files._native, arrays, starts, buffer, native, details.reshape(-1))
+    return buffer, starts, details
+
+
+def _read_one(files: Files, ranges: Ranges, i: int) -> tuple[bytes, I64]:
+    crc = None if ranges.crc32c is None else ranges.crc32c[i : i + 1]
+    one = Ranges(ranges.file[i : i + 1], ranges.offset[i : i + 1], ranges.length[i : i + 1], crc)
+    buffer, _, details = _read(files, one, None)
+    return buffer.tobytes(), details[0]
+
+
+# What follows is the way through Pillow.
+
+_quiet_lock = threading.Lock()
+_quiet_depth = 0
+_quiet_state = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignore Pillow's warnings (large images, odd metadata): what matters ends in a status.
+
+    `warnings.catch_warnings` swaps global state, so threads must not interleave it: the first one in sets the
+    filter, the last one out takes it away.
+    """
+    global _quiet_depth
+    with _quiet_lock:
+        if _quiet_depth == 0:
+            _quiet_state.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=r"PIL\.|feedrate\.kernel")
+        _quiet_depth += 1
+    try:
+        yield
+    finally:
+        with _quiet_lock:
+            _quiet_depth -= 1
+            if _quiet_depth == 0:
+                _quiet_state.close()
+
+
+def _open(data: bytes) -> Image.Image:
     from PIL import Image
 
-    with Image.open(io.BytesIO(data)) as image:
-        image = image.convert(mode) if not nearest else image.copy()
-    image = image.crop(box) if box else image
-    image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR) if size else image
-    pixels = np.asarray(image)
-    return pixels.reshape(*pixels.shape[:2], -1)[:, :: -1 if flip else 1].copy()
+    return Image.open(io.BytesIO(data))
 
 
-def _read(files: Files, ranges: Ranges, i: int) -> tuple[bytes, int]:
+def _say(error: Exception) -> str:
+    words = str(error) or type(error).__name__
+    return "Pillow does not know this kind of file" if "cannot identify image file" in words else words
+
+
+def _fill_by_pillow(data: bytes, out: U8, box: Box, flip: bool, nearest: bool) -> tuple[Status, str]:
+    """Decode with Pillow into `out` (H x W x C); zeroes it when that fails."""
     try:
-        data = files._pread(int(ranges.file[i]), int(ranges.length[i]), int(ranges.offset[i]))
-    except OSError:
-        return b"", Status.UNREADABLE
-    if len(data) < ranges.length[i]:
-        return b"", Status.CUT_SHORT
-    if ranges.crc32c is not None and crc32c(data) != ranges.crc32c[i]:
-        return b"", Status.CRC_MISMATCH
-    return data, Status.OK
+        with _quiet(), _open(data) as image:
+            try:
+                _check_box(box, *image.size)
+            except ValueError as error:
+                out[:] = 0
+                return Status.BAD_BOX, str(error)
+            pixels = _mask_pixels(image, box, out) if nearest else _image_pixels(image, box, out)
+    except Exception as error:
+        out[:] = 0
+        return Status.CORRUPT, _say(error)
+    out[:] = pixels[:, ::-1] if flip else pixels
+    return Status.OK, ""
 
 
-def _make_table() -> list[int]:
-    table = []
-    for n in range(256):
-        for _ in range(8):
-            n = (n >> 1) ^ 0x82F63B78 if n & 1 else n >> 1
-        table.append(n)
-    return table
+def _image_pixels(image: Image.Image, box: Box, out: U8) -> U8:
+    from PIL import Image
+
+    height, width, channels = out.shape
+    cropped = image.convert("RGB" if channels == 3 else "L").crop(box)
+    return np.asarray(cropped.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
 
 
-_TABLE = _make_table()
+def _mask_pixels(image: Image.Image, box: Box, out: U8) -> U8:
+    from PIL import Image
+
+    height, width, channels = out.shape
+    cropped = image.crop(box)
+    if cropped.mode == "1":
+        cropped = cropped.convert("L").point(lambda value: value // 255)
+    values = np.asarray(cropped.resize((width, height), Image.Resampling.NEAREST))
+    if values.dtype != np.uint8:
+        if values.dtype.kind == "f":
+            raise ValueError("mask has floating-point values")
+        if values.min() < 0 or values.max() > 255:
+            bits = "16-bit values" if "16" in cropped.mode else "values beyond 8 bits"
+            raise ValueError(f"mask has {bits}")
+        values = values.astype(np.uint8)
+    values = values.reshape(height, width, -1)
+    if values.shape[2] != channels:
+        raise ValueError(f"mask has {values.shape[2]} channels ({cropped.mode}), {channels} wanted")
+    return values

@@ -2,3 +2,281 @@
 """What passes between the layers: frozen dataclasses that commands return and `report` draws."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where something was measured."""
+
+    cpu_model: str
+    usable_cores: int
+    memory_bytes: int
+    kernel: str
+    python: str
+    versions: Mapping[str, str]
+    commit: str | None
+    command_line: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRun:
+    """One fresh process that loaded or trained: a discarded epoch, then timed ones.
+
+    Attributes:
+        images: of each timed epoch; `seconds` likewise, from one epoch's end to the next.
+        wait_s: how long the consumer waited for batches in the timed epochs.
+        cpu_s: of the process and its workers in the timed epochs.
+        first_batch_s: from the making of the loader, imports done, to the first batch.
+        peak_memory_bytes: of the process and its workers, shared pages counted once (PSS).
+    """
+
+    contestant: str
+    round: int
+    images: tuple[int, ...]
+    seconds: tuple[float, ...]
+    wait_s: float
+    cpu_s: float
+    first_batch_s: float
+    peak_memory_bytes: int
+    accuracy: float | None = None
+
+    @property
+    def images_per_s(self) -> float:
+        return sum(self.images) / sum(self.seconds)
+
+    @property
+    def cpu_s_per_image(self) -> float:
+        return self.cpu_s / sum(self.images)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The runs of one contestant: medians over the runs; `slow` and `fast` are quartiles over all epochs."""
+
+    contestant: str
+    images_per_s: float
+    slow_images_per_s: float
+    fast_images_per_s: float
+    wait_s: float
+    wait_share: float
+    cpu_s_per_image: float
+    first_batch_s: float
+    peak_memory_bytes: int
+    accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PixelCheck:
+    """The same crops through both decoders."""
+
+    images: int
+    lowest_psnr_db: float | None  # None: every pixel is equal
+    largest_difference: int
+    is_same: bool  # within what two exact decoders may differ by
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """`feedrate bench loader`: `after` is feedrate, `before` the loader that everybody starts with."""
+
+    source: str
+    dataset_images: int
+    batch_size: int
+    threads: int
+    image_side: int
+    before: Standing
+    after: Standing
+    ratio: float  # images/s, median over paired runs
+    pixels: PixelCheck
+    runs: tuple[BenchRun, ...]
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """`feedrate demo`: the same network trained on the same images, before and after packing."""
+
+    images: int
+    held_out_images: int
+    image_bytes: int
+    epochs: int
+    threads: int
+    pack_s: float
+    before: Standing
+    after: Standing
+    ratio: float  # images/s, median over paired runs
+    runs: tuple[BenchRun, ...]
+    kept: str | None  # the folder, when it was kept
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """How far a long command is. `total` is 0 while it is not known yet."""
+
+    stage: str  # "listing", "packing", "verifying", "unpacking"
+    done: int
+    total: int
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """An input that was left out, or one that deserves a look. Paths are relative to the source, made printable."""
+
+    path: str
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackResult:
+    """`feedrate pack`.
+
+    Attributes:
+        resumed_shards: how many of `shards` an earlier, unfinished run had already made.
+        rejected: left out of the pack, each with its reason; also in rejected.jsonl.
+        damaged: kept, since Pillow decodes them, although the kernel finds them damaged.
+        by_pillow: why images are not for the kernel -> how many.
+        ignored: suffix -> files that are no images.
+        unlisted: images that no row of the table names.
+    """
+
+    source: str
+    target: str
+    samples: int
+    classes: int | None  # None: no classes
+    fields: Mapping[str, str]  # name -> kind
+    shards: int
+    resumed_shards: int
+    size_bytes: int
+    source_bytes: int
+    seconds: float
+    rejected: tuple[Rejection, ...]
+    damaged: tuple[Rejection, ...]
+    by_kernel: int
+    by_pillow: Mapping[str, int]
+    ignored: Mapping[str, int]
+    unlisted: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackResult:
+    """`feedrate unpack`: `kept` files were already there with the same bytes."""
+
+    pack: str
+    target: str
+    files: int
+    kept: int
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a pack. `key` and `offset` where they are known."""
+
+    file: str
+    text: str
+    key: str | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """`feedrate verify`: `problems` make it fail, `extra_files` are only named."""
+
+    pack: str
+    samples: int
+    shards: int
+    size_bytes: int
+    seconds: float
+    problems: tuple[Problem, ...]
+    extra_files: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSummary:
+    """What one field of a pack takes; `mean_*` and the shares are of images and masks only."""
+
+    name: str
+    kind: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    size_bytes: int
+    mean_width: float | None = None
+    mean_height: float | None = None
+    kernel_share: float | None = None  # of the images: those that the kernel decodes
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLine:
+    key: str
+    path: str
+    number: int
+    size_bytes: int
+    label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackDescription:
+    """`feedrate ls`. `class_counts` is empty when the labels are not classes."""
+
+    pack: str
+    samples: int
+    fields: tuple[FieldSummary, ...]
+    class_counts: Mapping[str, int]
+    shards: int
+    shard_bytes: int
+    index_bytes: int
+    rejected: int
+    settings: Mapping[str, object]
+    first_samples: tuple[SampleLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """One stage of a loader: seconds are summed over threads, so two at once count twice."""
+
+    name: str
+    batches: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """What a loader did since it was made.
+
+    Attributes:
+        consumer_waited_s: how long the training loop waited for batches.
+        makers_waited_s: how long the loader's threads waited because enough batches lay ready.
+        by_pillow: images that the kernel left to Pillow; `pillow_reasons` says why, and how many each.
+    """
+
+    stages: tuple[StageStats, ...]
+    batches: int
+    samples: int
+    bad_samples: int
+    bytes_read: int
+    by_pillow: int
+    pillow_reasons: dict[str, int]
+    consumer_waited_s: float
+    makers_waited_s: float
+
+    @property
+    def slowest(self) -> str:
+        """Say in words who waits for whom, and which stage takes longest."""
+        busiest = max(self.stages, key=lambda stage: stage.busy_s)
+        if not self.batches or not busiest.busy_s:
+            return "nothing was loaded yet"
+        if self.makers_waited_s > self.consumer_waited_s:
+            return f"your loop: the loader waits for it (the loader's own slowest stage: {busiest.name})"
+        return f"{busiest.name}: your loop waits for it"

@@ -35,15 +35,19 @@ def fill_derived(rows: np.ndarray[Any, np.dtype[Any]], variable: Mapping[str, Se
     """Fill, in place, what follows from the rest: entry-point ranges, then each row's checksum."""
     for name in rows.dtype.names or ():
         if name.endswith(".entries"):
-            stops = np.cumsum([0, *map(len, variable[name])])
-            rows[name] = np.stack([stops[:-1], stops[1:]], axis=1)
+            rows[name] = _entry_ranges(variable[name])
+    rows["check"] = row_checks(rows)
+
+
+def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> list[int]:
+    """Return the checksum that each row should carry: the CRC-32C of its bytes without the last four."""
     width = rows.dtype.itemsize
-    raw = rows.view(np.uint8).reshape(len(rows), width)
-    rows["check"] = [kernel.crc32c(line[: width - 4].tobytes()) for line in raw]
+    raw = rows.tobytes()
+    return [kernel.crc32c(raw[start : start + width - 4]) for start in range(0, len(raw), width)]
 
 
 def dump_part(fields: Sequence[Field], part: Part) -> bytes:
-    """Return the bytes of an Arrow file with one record batch: uncompressed, no nulls, equal input -> equal bytes."""
+    """Return an Arrow file with one record batch: uncompressed, no nulls, equal input -> equal bytes."""
     import pyarrow as pa
 
     columns = {"key": pa.array([k.decode("ascii") for k in part.variable["key"]], pa.large_utf8())}
@@ -63,7 +67,10 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
 
 
 def locate_columns(data: bytes) -> dict[str, tuple[int, ...]]:
-    """Return where in an Arrow file's bytes the values of each column begin (see `manifest.IndexPart`)."""
+    """Return where in an Arrow file's bytes the values of each column begin (see `manifest.IndexPart`).
+
+    The bytes must be those of a good part: `parse_part` says whether they are.
+    """
     import pyarrow as pa
 
     whole = pa.py_buffer(data)
@@ -91,19 +98,20 @@ def parse_part(data: bytes, fields: Sequence[Field], *, name: str) -> Part:
     try:
         batch = _only_batch(pa.py_buffer(data))
         batch.validate(full=True)
-        metadata = json.loads(batch.schema.metadata[METADATA_KEY])
-        rows = np.zeros(batch.num_rows, row_dtype(fields))
+        metadata = dict(json.loads(batch.schema.metadata[METADATA_KEY]))
+        keys = _checked(batch, "key", pa.large_utf8()).to_pylist()
+        rows = np.zeros(len(keys), row_dtype(fields))
         for column in rows.dtype.names or ():
             if not column.endswith(".entries"):
-                rows[column] = batch.column(column).to_numpy(zero_copy_only=False)
-        variable: dict[str, list[bytes]] = {"key": [k.encode("ascii") for k in batch.column("key").to_pylist()]}
+                expected = pa.from_numpy_dtype(rows.dtype[column])
+                rows[column] = _checked(batch, column, expected).to_numpy(zero_copy_only=False)
+        variable: dict[str, list[bytes]] = {"key": [key.encode("ascii") for key in keys]}
         for field in fields:
             for column in field.variable_columns():
-                variable[column] = batch.column(column).to_pylist()
+                variable[column] = _checked(batch, column, pa.large_binary()).to_pylist()
                 if column.endswith(".entries"):
-                    stops = np.cumsum([0, *map(len, variable[column])])
-                    rows[column] = np.stack([stops[:-1], stops[1:]], axis=1)
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+                    rows[column] = _entry_ranges(variable[column])
+    except (pa.ArrowException, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
         raise PackError(f"{name} is not an index part of this pack: {error}") from error
     return Part(rows, variable, metadata)
 
@@ -115,7 +123,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         with pa.OSFile(os.fspath(path)) as source:
             document = json.loads(pa.ipc.open_file(source).schema.metadata[METADATA_KEY])
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise PackError(f"{os.path.basename(path)} is not an index part: {error}") from error
     if not isinstance(document, dict):
         raise PackError(f"{os.path.basename(path)} is not an index part")
@@ -129,3 +137,15 @@ def _only_batch(whole: pa.Buffer) -> pa.RecordBatch:
     if reader.num_record_batches != 1:
         raise ValueError(f"it has {reader.num_record_batches} record batches, not 1")
     return reader.get_batch(0)
+
+
+def _checked(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Array:
+    column = batch.column(name)
+    if column.type != expected or column.null_count:
+        raise ValueError(f"column '{name}' is {column.type} with {column.null_count} nulls, not {expected}")
+    return column
+
+
+def _entry_ranges(entries: Sequence[bytes]) -> np.ndarray[Any, np.dtype[Any]]:
+    stops = np.cumsum([0, *map(len, entries)])
+    return np.stack([stops[:-1], stops[1:]], axis=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "format": FORMAT,
         "version": VERSION,
         "samples": manifest.samples,
-        "fields": {f.name: _dump_field(f) for f in manifest.fields},
+        "fields": {f.name: dump_field(f) for f in manifest.fields},
         "settings": manifest.settings,
         "shards": [_dump_shard(s) for s in manifest.shards],
     }
@@ -103,7 +104,7 @@ def read_manifest(pack: str | os.PathLike[str]) -> Manifest:
 def parse_manifest(text: bytes) -> Manifest:
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PackError(f"is not JSON ({error})", hint="the pack is damaged: pack the source again") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise PackError("is not the manifest of a feedrate pack")
@@ -122,6 +123,9 @@ def parse_manifest(text: bytes) -> Manifest:
         samples = document["samples"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"is damaged: {type(error).__name__} {error}") from error
+    names = [name for shard in manifest.shards for name in (shard.name, shard.index.name)]
+    if len(set(names)) < len(names):
+        raise PackError("is damaged: two of its files have the same name")
     if samples != manifest.samples:
         raise PackError(f"is damaged: it promises {samples} samples, its shards hold {manifest.samples}")
     return manifest
@@ -132,11 +136,11 @@ def _not_a_pack(folder: Path) -> tuple[str]:
     if inside:
         return (f"{folder} is not a pack, but {folder / inside[0]} is",)
     if any(folder.glob("shard-*.tar")):
-        return (f"{folder} has shards but no {FILE_NAME}: packing did not finish; run the same 'feedrate pack' again",)
+        return (f"{folder} is an unfinished pack: run the same 'feedrate pack' command again to finish it",)
     return (f"{folder} is not a pack: it has no {FILE_NAME}",)
 
 
-def _dump_field(f: Field) -> dict[str, Any]:
+def dump_field(f: Field) -> dict[str, Any]:
     document: dict[str, Any] = {"kind": f.kind.value}
     if f.dtype is not None:
         document["dtype"] = f.dtype
@@ -161,7 +165,8 @@ def _load_field(name: str, document: dict[str, Any]) -> Field:
 def _dump_shard(shard: Shard) -> dict[str, Any]:
     index = shard.index
     return {
-        "name": shard.name, "bytes": shard.size_bytes, "crc32c": f"{shard.crc32c:08x}", "samples": shard.samples,
+        "name": shard.name, "bytes": shard.size_bytes, "crc32c": f"{shard.crc32c:08x}",
+        "samples": shard.samples,
         "index": {
             "name": index.name, "bytes": index.size_bytes, "crc32c": f"{index.crc32c:08x}",
             "columns": {name: list(positions) for name, positions in index.columns.items()},
@@ -172,27 +177,33 @@ def _dump_shard(shard: Shard) -> dict[str, Any]:
 def _load_shard(document: dict[str, Any]) -> Shard:
     index = document["index"]
     return Shard(
-        name=_plain_name(document["name"]),
+        name=plain_name(document["name"]),
         size_bytes=_count(document["bytes"]),
-        crc32c=int(document["crc32c"], 16),
+        crc32c=_crc(document["crc32c"]),
         samples=_count(document["samples"]),
         index=IndexPart(
-            name=_plain_name(index["name"]),
+            name=plain_name(index["name"]),
             size_bytes=_count(index["bytes"]),
-            crc32c=int(index["crc32c"], 16),
+            crc32c=_crc(index["crc32c"]),
             columns={str(k): tuple(_count(p) for p in v) for k, v in index["columns"].items()},
         ),
     )
 
 
-def _plain_name(name: object) -> str:
-    # A manifest may come from a stranger: it must not reach outside the pack's folder.
-    if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
+def plain_name(name: object) -> str:
+    """Refuse a name that could reach outside the pack's folder: a manifest may come from a stranger."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}", name):
         raise ValueError(f"{name!r} is not a plain file name")
     return name
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
         raise ValueError(f"{value!r} is not a count")
     return value
+
+
+def _crc(text: object) -> int:
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{8}", text):
+        raise ValueError(f"{text!r} is not a checksum")
+    return int(text, 16)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """An opened pack: where each sample's bytes lie.
 
-Rows of the index are read one by one with `pread`, so opening a pack costs nothing per sample, memory does not
-grow with the dataset, and an index that is cut short under a running job ends in a status, not in a SIGBUS.
+Rows of the index are read one by one with `pread`, so opening a pack costs nothing per sample, memory does
+not grow with the dataset, and an index that is cut short under a running job ends in a status, not a SIGBUS.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,21 @@ class Pack:
         # File 2i is shard i, file 2i + 1 its index part.
         self.files = kernel.Files([self.path / name for s in shards for name in (s.name, s.index.name)])
         names = self.dtype.names or ()
+        variable = ["key", *(name for field in self.fields for name in field.variable_columns())]
         try:
-            self._bases = np.array(
-                [[0 if n == "number" and not s.samples else s.index.columns[n][0] for n in names] for s in shards],
-                np.int64,
-            ).reshape(len(shards), len(names))
+            bases = [[s.index.columns[n][0] for n in names] for s in shards]
+            pairs = {n: [(s.index.columns[n][0], s.index.columns[n][1]) for s in shards] for n in variable}
         except (KeyError, IndexError) as error:
-            raise PackError(f"{self.path}: the index lacks column {error}", hint="pack the source again") from None
+            raise PackError(
+                f"{self.path}: the index lacks column {error}", hint="pack the source again"
+            ) from None
+        self._bases = np.array(bases, np.int64).reshape(len(shards), len(names))
+        # Of variable-width columns: where their offsets and their data begin.
+        self._variable = {n: np.array(pair, np.int64).reshape(len(shards), 2) for n, pair in pairs.items()}
         # Entry-point ranges are two neighbours of an offsets column: 16 bytes wide, 8 apart.
-        self._strides = np.array([8 if n.endswith(".entries") else self.dtype[n].itemsize for n in names], np.int64)
+        self._strides = np.array(
+            [8 if n.endswith(".entries") else self.dtype[n].itemsize for n in names], np.int64
+        )
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -63,11 +70,13 @@ class Pack:
         return shards, positions - self._starts[shards]
 
     def rows(self, positions: I64) -> tuple[Rows, I32]:
-        """Return the index rows of some samples, and a `Status` each: a row that fails its checksum is not to be used."""
+        """Return the index rows of some samples, and a `Status` each: use no row that is not OK."""
         shards, rows = self.locate(positions)
-        return kernel.gather_rows(
-            self.files, (2 * shards + 1).astype(np.int32), rows, self._bases[shards], self._strides, self.dtype
+        files = (2 * shards + 1).astype(np.int32)
+        found: tuple[Rows, I32] = kernel.gather_rows(
+            self.files, files, rows, self._bases[shards], self._strides, self.dtype
         )
+        return found
 
     def ranges(self, field: str, rows: Rows, positions: I64) -> Ranges:
         """Return where the bytes of a field lie."""
@@ -83,10 +92,9 @@ class Pack:
         """Return where the entry points of an image field lie; length 0 where it has none."""
         shards, _ = self.locate(positions)
         column = f"{field}.entries"
-        data = np.array([s.index.columns[column][1] for s in self.manifest.shards], np.int64)
         return Ranges(
             file=(2 * shards + 1).astype(np.int32),
-            offset=data[shards] + rows[column][:, 0],
+            offset=self._variable[column][shards, 1] + rows[column][:, 0],
             length=rows[column][:, 1] - rows[column][:, 0],
         )
 
@@ -98,7 +106,7 @@ class Pack:
         """
         shards, rows = self.locate(positions)
         files = (2 * shards + 1).astype(np.int32)
-        bases = np.array([s.index.columns[column][:2] for s in self.manifest.shards], np.int64)[shards]
+        bases = self._variable[column][shards]
         pairs, _, bad = kernel.read_ranges(
             self.files, Ranges(files, bases[:, 0] + rows * 8, np.full(len(rows), 16, np.int64))
         )
@@ -111,8 +119,36 @@ class Pack:
                 )
                 if not bad.any():
                     whole = values.tobytes()
-                    return [whole[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
-        raise PackError(f"{self.path}: the index is damaged in column '{column}'", hint=f"feedrate verify {self.path}")
+                    return [whole[a:b] for a, b in itertools.pairwise(starts)]
+        raise PackError(
+            f"{self.path}: the index is damaged in column '{column}'", hint=f"feedrate verify {self.path}"
+        )
+
+    def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return a fixed-width column of the whole index, unchecked; an `.entries` column as start and stop.
+
+        Raises:
+            PackError: an index part cannot be read there.
+        """
+        dtype = self.dtype[name]
+        parts = [np.zeros(0, dtype.base).reshape(0, *dtype.shape)]
+        for shard in self.manifest.shards:
+            is_pairs = name.endswith(".entries")
+            # Entry-point ranges are neighbours of an offsets column: one value more than there are samples.
+            count = shard.samples + (1 if is_pairs and shard.samples else 0)
+            wanted, start = count * dtype.base.itemsize, shard.index.columns[name][0]
+            try:
+                with open(self.path / shard.index.name, "rb") as file:
+                    is_there = start + wanted <= os.fstat(file.fileno()).st_size
+                    data = os.pread(file.fileno(), wanted, start) if is_there else b""
+                values = np.frombuffer(data, dtype.base, count) if count else np.zeros(0, dtype.base)
+            except (OSError, ValueError) as error:
+                raise PackError(
+                    f"{self.path}: {shard.index.name} cannot be read", hint=f"feedrate verify {self.path}"
+                ) from error
+            pairs = np.stack([values[:-1], values[1:]], axis=1) if is_pairs and count else None
+            parts.append(values.reshape(-1, *dtype.shape) if pairs is None else pairs)
+        return np.concatenate(parts)
 
     def describe_bad(self, position: int, field: str, row: Rows | None, reason: str) -> BadSample:
         """Return the error that names a sample which cannot be used."""
@@ -123,7 +159,9 @@ class Pack:
         except PackError:
             key = f"number {position}"
         offset_column = f"{field}.offset"
-        offset = int(row[offset_column]) if row is not None and offset_column in (row.dtype.names or ()) else 0
+        offset = (
+            int(row[offset_column]) if row is not None and offset_column in (row.dtype.names or ()) else 0
+        )
         return BadSample(
             key=key, shard=self.manifest.shards[int(shard[0])].name, offset=offset, field=field, reason=reason
         )

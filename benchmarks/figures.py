@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the figures of README.md from benchmarks/results/*.json, so that no number there is typed by hand.
+
+python benchmarks/figures.py          rewrites the blocks between <!-- figures: NAME --> and <!-- end -->
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from feedrate.units import format_bytes, format_ratio, format_seconds
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+RESULTS = Path(__file__).parent / "results"
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def render(text: str) -> str:
+    """Return the README's text with every block of figures made anew."""
+    return BLOCK.sub(lambda m: m.group(1) + BLOCKS[m.group(2)](_load(m.group(2))) + m.group(3), text)
+
+
+def _demo(result: dict[str, Any]) -> str:
+    before, after = result["before"], result["after"]
+    lines = [
+        f"| {result['images']:,} images, {result['threads']} cores | {before['contestant']} | {after['contestant']} | ratio |",
+        "|---|---|---|---|",
+        _row("images per second", before, after, "images_per_s", lambda v: f"{v:,.0f}", result["ratio"]),
+        _row("share of time waiting for data", before, after, "wait_share", lambda v: f"{v:.0%}"),
+        _row("CPU time per image", before, after, "cpu_s_per_image", format_seconds),
+        _row("peak memory", before, after, "peak_memory_bytes", format_bytes),
+        f"| accuracy on held-out images | {before['accuracy']:.1%} | {after['accuracy']:.1%} | |",
+    ]
+    return "\n".join(lines) + f"\n\n{_where(result['machine'], 'demo')}\n"
+
+
+def _loader(result: dict[str, Any]) -> str:
+    before, after = result["before"], result["after"]
+    lines = [
+        f"| loading only, {result['threads']} cores | {before['contestant']} | {after['contestant']} | ratio |",
+        "|---|---|---|---|",
+        _row("images per second", before, after, "images_per_s", lambda v: f"{v:,.0f}", result["ratio"]),
+        _row("CPU time per image", before, after, "cpu_s_per_image", format_seconds),
+        _row("peak memory", before, after, "peak_memory_bytes", format_bytes),
+        _row("first batch after", before, after, "first_batch_s", format_seconds),
+    ]
+    return "\n".join(lines) + f"\n\n{_where(result['machine'], 'loader')}\n"
+
+
+def _row(name: str, before: Any, after: Any, key: str, show: Any, ratio: float | None = None) -> str:
+    ratio = after[key] / before[key] if ratio is None else ratio
+    return f"| {name} | {show(before[key])} | {show(after[key])} | {format_ratio(ratio)} |"
+
+
+def _where(machine: dict[str, Any], name: str) -> str:
+    versions = machine["versions"]
+    parts = [
+        machine["cpu_model"],
+        f"{machine['usable_cores']} cores",
+        f"Python {machine['python']}",
+        f"torch {versions['torch']}",
+        f"Pillow {versions['pillow']}",
+    ]
+    return f"{', '.join(parts)}; raw results: [{name}.json](benchmarks/results/{name}.json)."
+
+
+def _load(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return document
+
+
+BLOCKS = {"demo": _demo, "loader": _loader}
+
+if __name__ == "__main__":
+    README.write_text(render(README.read_text()))

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "batch.h"
+
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "crc32c.h"
+
+namespace feedrate {
+
+namespace {
+
+constexpr size_t kBufferLimit = size_t{64} << 20;  // a thread gives back what it took beyond this
+
+struct Worker {
+    Decoder decoder;
+    Buffer image, entries;
+};
+
+Worker& worker() {
+    thread_local std::unique_ptr<Worker> mine;
+    if (!mine) mine.reset(new Worker);
+    return *mine;
+}
+
+// What a thread does for a sample may run out of memory; it must not take the process with it.
+template <class Work>
+Outcome guarded(Work work) noexcept {
+    try {
+        return work();
+    } catch (...) {
+        return {Status::corrupt, Why::out_of_memory, 0, 0};
+    }
+}
+
+bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
+    if (pool) return pool->run(count, work);
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return true;
+}
+
+// `crc` is computed when `wanted` says so or the range has one to compare with.
+Outcome read_checked(Files& files, const Ranges& ranges, int64_t i, bool wanted, Buffer& buffer, uint32_t& crc) {
+    const Outcome outcome =
+        files.read(ranges.file[i], ranges.offset[i], ranges.length[i], [&](size_t size) { return buffer.make_room(size); });
+    if (!outcome.ok() || !(wanted || ranges.crc)) return outcome;
+    crc = crc32c(buffer.data(), static_cast<size_t>(ranges.length[i]), 0);
+    if (ranges.crc && crc != ranges.crc[i]) return {Status::crc_mismatch, Why::crc_differs, crc, ranges.crc[i]};
+    return {};
+}
+
+Outcome decode_sample(Files& files, const DecodeRequest& r, int64_t i, uint8_t* out) {
+    Worker& mine = worker();
+    const bool enters = r.entries.file && r.entries.length[i] != 0;
+    uint32_t crc = 0, entries_crc = 0;
+    Outcome outcome = read_checked(files, r.images, i, enters, mine.image, crc);
+    if (outcome.ok() && enters) outcome = read_checked(files, r.entries, i, false, mine.entries, entries_crc);
+    if (!outcome.ok()) return outcome;
+    const Bytes image{mine.image.data(), static_cast<size_t>(r.images.length[i])};
+    const Bytes entries = enters ? Bytes{mine.entries.data(), static_cast<size_t>(r.entries.length[i])} : Bytes{};
+    const int32_t* b = r.boxes + 4 * i;
+    outcome = mine.decoder.decode(image, crc, entries, {b[0], b[1], b[2], b[3]}, {out, r.height, r.width, r.channels, r.flips[i] != 0});
+    mine.decoder.trim();
+    mine.image.trim(kBufferLimit);
+    mine.entries.trim(kBufferLimit);
+    return outcome;
+}
+
+}  // namespace
+
+bool decode_batch(Files& files, const DecodeRequest& r, Pool* pool, Outcome* outcomes) {
+    const size_t size = static_cast<size_t>(r.height) * static_cast<size_t>(r.width) * static_cast<size_t>(r.channels);
+    return for_each(r.count, pool, [&](int64_t i) {
+        uint8_t* out = r.out + static_cast<size_t>(i) * size;
+        outcomes[i] = guarded([&] { return decode_sample(files, r, i, out); });
+        if (!outcomes[i].ok()) std::memset(out, 0, size);
+    });
+}
+
+bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool, Outcome* outcomes) {
+    return for_each(count, pool, [&](int64_t i) {
+        uint8_t* to = buffer + starts[i];
+        const size_t length = static_cast<size_t>(starts[i + 1] - starts[i]);
+        outcomes[i] = guarded([&]() -> Outcome {
+            const Outcome outcome = files.read(ranges.file[i], ranges.offset[i], ranges.length[i], [&](size_t) { return to; });
+            if (!outcome.ok() || !ranges.crc) return outcome;
+            const uint32_t crc = crc32c(to, length, 0);
+            return crc == ranges.crc[i] ? Outcome{} : Outcome{Status::crc_mismatch, Why::crc_differs, crc, ranges.crc[i]};
+        });
+        if (!outcomes[i].ok()) std::memset(to, 0, length);
+    });
+}
+
+void gather_rows(Files& files, const RowsRequest& r, Outcome* outcomes) {
+    for (int64_t i = 0; i < r.count; ++i) {
+        uint8_t* to = r.out + i * r.row_size;
+        outcomes[i] = guarded([&]() -> Outcome {
+            uint8_t* at = to;
+            for (int c = 0; c < r.columns; at += r.sizes[c], ++c) {
+                int64_t offset = 0;
+                if (__builtin_mul_overflow(r.row[i], r.strides[c], &offset) || __builtin_add_overflow(offset, r.bases[i * r.columns + c], &offset))
+                    return {Status::unreadable, Why::bad_range, r.bases[i * r.columns + c], r.sizes[c]};
+                const Outcome outcome = files.read(r.file[i], offset, r.sizes[c], [&](size_t) { return at; });
+                if (!outcome.ok()) return outcome;
+            }
+            const uint8_t* stored = to + r.row_size - 4;
+            const uint32_t expected = static_cast<uint32_t>(stored[0]) | static_cast<uint32_t>(stored[1]) << 8 |
+                                      static_cast<uint32_t>(stored[2]) << 16 | static_cast<uint32_t>(stored[3]) << 24;
+            const uint32_t crc = crc32c(to, static_cast<size_t>(r.row_size - 4), 0);
+            return crc == expected ? Outcome{} : Outcome{Status::crc_mismatch, Why::crc_differs, crc, expected};
+        });
+        if (!outcomes[i].ok()) std::memset(to, 0, static_cast<size_t>(r.row_size));
+    }
+}
+
+Outcome decode_one(Bytes file, Bytes entries, const Box& box, const Target& target) {
+    return guarded([&] {
+        const uint32_t crc = entries.size ? crc32c(file.data, file.size, 0) : 0;
+        const Outcome outcome = worker().decoder.decode(file, crc, entries, box, target);
+        worker().decoder.trim();
+        return outcome;
+    });
+}
+
+}  // namespace feedrate

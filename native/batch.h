@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is done for a batch: samples are read, checked and decoded, in the pool's threads or in the calling one. The caller owns
+// every array and keeps it until the call returns; each thread keeps its own decoder and buffers from one sample to the next.
+#pragma once
+
+#include <cstdint>
+
+#include "files.h"
+#include "jpeg.h"
+#include "pool.h"
+
+namespace feedrate {
+
+// Arrays of equal length; `crc` may be null: not checked.
+struct Ranges {
+    const int32_t* file = nullptr;
+    const int64_t* offset = nullptr;
+    const int64_t* length = nullptr;
+    const uint32_t* crc = nullptr;
+};
+
+struct DecodeRequest {
+    int64_t count;
+    Ranges images;
+    Ranges entries;  // file null: none
+    const int32_t* boxes;  // left, top, right, bottom
+    const uint8_t* flips;
+    uint8_t* out;  // count x height x width x channels
+    int height, width, channels;
+};
+
+// One outcome per sample; a sample that is not ok leaves its part of `out` zeroed. False: the pool is closed.
+bool decode_batch(Files& files, const DecodeRequest& request, Pool* pool, Outcome* outcomes);
+
+// Reads each range to `buffer` + starts[i].
+bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool, Outcome* outcomes);
+
+struct RowsRequest {
+    int64_t count;
+    int columns;
+    const int32_t* file;
+    const int64_t* row;
+    const int64_t* bases;    // count x columns
+    const int64_t* strides;  // columns
+    const int64_t* sizes;    // columns; the last is 4: the crc32c of the bytes before it
+    int64_t row_size;        // what the sizes add up to
+    uint8_t* out;            // count x row_size
+};
+
+void gather_rows(Files& files, const RowsRequest& request, Outcome* outcomes);
+
+// One image in memory; catches what the batch catches.
+Outcome decode_one(Bytes file, Bytes entries, const Box& box, const Target& target);
+
+}  // namespace feedrate

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "crc32c.h"
+
+#include <array>
+#include <cstring>
+
+#include "cpu.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
+#endif
+
+namespace feedrate {
+
+namespace {
+
+using Tables = std::array<std::array<uint32_t, 256>, 8>;
+
+Tables make_tables() {
+    Tables tables{};
+    for (uint32_t i = 0; i < 256; ++i) {
+        uint32_t value = i;
+        for (int bit = 0; bit < 8; ++bit) value = value & 1 ? value >> 1 ^ 0x82F63B78u : value >> 1;
+        tables[0][i] = value;
+    }
+    for (size_t t = 1; t < 8; ++t)
+        for (size_t i = 0; i < 256; ++i) tables[t][i] = tables[t - 1][i] >> 8 ^ tables[0][tables[t - 1][i] & 0xFF];
+    return tables;
+}
+
+// Three streams at once hide the instruction's latency of three cycles; this shifts a stream's value over the others'.
+// Built once: the operator "append kStripe zero bytes", applied byte by byte of the value.
+constexpr size_t kStripe = 1024;
+
+struct Shift {
+    uint32_t table[4][256];
+    Shift() {
+        static const uint8_t zeros[kStripe] = {};
+        for (uint32_t byte = 0; byte < 4; ++byte)
+            for (uint32_t i = 0; i < 256; ++i) table[byte][i] = ~crc32c_by_table(zeros, kStripe, ~(i << (8 * byte)));
+    }
+    uint32_t operator()(uint32_t value) const {
+        return table[0][value & 0xFF] ^ table[1][value >> 8 & 0xFF] ^ table[2][value >> 16 & 0xFF] ^ table[3][value >> 24];
+    }
+};
+
+#if FEEDRATE_X86
+#define FEEDRATE_CRC_TARGET __attribute__((target("sse4.2")))
+#define FEEDRATE_CRC8(value, word) static_cast<uint32_t>(__builtin_ia32_crc32di(value, word))
+#define FEEDRATE_CRC1(value, byte) __builtin_ia32_crc32qi(value, byte)
+bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
+#elif defined(__aarch64__) && defined(__linux__)
+#define FEEDRATE_CRC_TARGET __attribute__((target("+crc")))
+#define FEEDRATE_CRC8(value, word) __crc32cd(value, word)
+#define FEEDRATE_CRC1(value, byte) __crc32cb(value, byte)
+bool has_instruction() { return getauxval(AT_HWCAP) & HWCAP_CRC32; }
+#endif
+
+#ifdef FEEDRATE_CRC8
+uint64_t load(const uint8_t* p) {
+    uint64_t word;
+    std::memcpy(&word, p, 8);
+    return word;
+}
+
+FEEDRATE_CRC_TARGET uint32_t crc32c_by_instruction(const uint8_t* data, size_t size, uint32_t value) {
+    static const Shift shift;
+    value = ~value;
+    for (; size >= 3 * kStripe; size -= 3 * kStripe, data += 3 * kStripe) {
+        uint32_t a = value, b = 0, c = 0;
+        for (size_t i = 0; i < kStripe; i += 8) {
+            a = FEEDRATE_CRC8(a, load(data + i));
+            b = FEEDRATE_CRC8(b, load(data + kStripe + i));
+            c = FEEDRATE_CRC8(c, load(data + 2 * kStripe + i));
+        }
+        value = shift(shift(a) ^ b) ^ c;
+    }
+    for (; size >= 8; size -= 8, data += 8) value = FEEDRATE_CRC8(value, load(data));
+    for (; size; --size, ++data) value = FEEDRATE_CRC1(value, *data);
+    return ~value;
+}
+#endif
+
+}  // namespace
+
+uint32_t crc32c_by_table(const uint8_t* data, size_t size, uint32_t value) {
+    static const Tables t = make_tables();
+    value = ~value;
+    for (; size >= 8; size -= 8, data += 8) {
+        uint32_t low = value ^ (static_cast<uint32_t>(data[0]) | static_cast<uint32_t>(data[1]) << 8 |
+                                static_cast<uint32_t>(data[2]) << 16 | static_cast<uint32_t>(data[3]) << 24);
+        value = t[7][low & 0xFF] ^ t[6][low >> 8 & 0xFF] ^ t[5][low >> 16 & 0xFF] ^ t[4][low >> 24] ^ t[3][data[4]] ^ t[2][data[5]] ^
+                t[1][data[6]] ^ t[0][data[7]];
+    }
+    for (; size; --size, ++data) value = value >> 8 ^ t[0][(value ^ *data) & 0xFF];
+    return ~value;
+}
+
+uint32_t crc32c(const uint8_t* data, size_t size, uint32_t value) {
+#ifdef FEEDRATE_CRC8
+    static const bool has = has_instruction();
+    if (has) return crc32c_by_instruction(data, size, value);
+#endif
+    return crc32c_by_table(data, size, value);
+}
+
+}  // namespace feedrate

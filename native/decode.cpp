@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decodes the part of a JPEG that a crop needs. Planes are rings of two MCU rows: a row of MCUs is decoded, every line whose
+// chroma is complete goes to the resizer, then the next row takes the place of the one before the last.
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "colour.h"
+#include "entries.h"
+#include "entropy.h"
+#include "resize.h"
+
+namespace feedrate {
+
+namespace {
+
+constexpr size_t kScratchLimit = size_t{32} << 20;
+
+struct Span {
+    int begin, end;
+};
+
+// The MCUs that hold samples [begin, end) and, where chroma is halved, one chroma sample to each side.
+Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus) {
+    const int margin = half ? 2 : 0;
+    return {std::max(begin - margin, 0) / mcu_size, std::min((end - 1 + margin) / mcu_size + 1, mcus)};
+}
+
+Outcome check_box(const Box& box, const Header& header) {
+    if (box.left >= box.right || box.top >= box.bottom) return {Status::bad_box, Why::box_empty, 0, 0};
+    if (box.left < 0 || box.top < 0 || box.right > header.width || box.bottom > header.height)
+        return {Status::bad_box, Why::box_outside, header.width, header.height};
+    const int64_t pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top);
+    if (pixels > kMaxCropPixels) return {Status::bad_box, Why::crop_too_large, pixels, kMaxCropPixels};
+    return {};
+}
+
+// Every block takes two bits or more: a small file that claims a huge image is told before memory is taken for it.
+bool is_possible(const Header& header) {
+    int64_t blocks = 0;
+    for (int i = 0; i < header.component_count; ++i) blocks += header.component[i].h * header.component[i].v;
+    const int64_t mcus = static_cast<int64_t>(header.mcus_per_row) * header.mcu_rows;
+    return static_cast<int64_t>(header.scan_end - header.scan_begin) * 4 >= mcus * blocks;
+}
+
+}  // namespace
+
+struct Decoder::Scratch {
+    Header header;
+    Entropy entropy;
+    Entries entries;
+    Resizer resizer;
+    std::vector<uint8_t> plane[kMaxComponents];
+    std::vector<uint8_t> chroma[2];  // one line of full-size chroma each
+    std::vector<uint16_t> sums;
+    Box box{};
+    Span rows{}, columns{};
+    bool gray = false;
+
+    Outcome decode_row(int row);
+    Outcome go_to(int row, int column);
+    Outcome walk_to(int row, int column, const Planes* planes);
+    Outcome check_entry(int row, int column);
+    void take_memory();
+    int stride(int i) const { return (columns.end - columns.begin) * 8 * header.component[i].h; }
+    int ring(int i) const { return 16 * header.component[i].v; }
+    const uint8_t* line(int i, int y) const { return plane[i].data() + static_cast<size_t>(y % ring(i)) * static_cast<size_t>(stride(i)); }
+    int lines_ready(int rows_done) const;
+    void write_line(int y, uint32_t* out);
+    const uint8_t* chroma_line(int i, int y);
+};
+
+void Decoder::Scratch::take_memory() {
+    for (int i = 0; i < header.component_count; ++i) plane[i].resize(static_cast<size_t>(stride(i)) * static_cast<size_t>(ring(i)));
+    for (auto& line : chroma) line.resize(static_cast<size_t>(box.right - box.left) + 4);
+    sums.resize(static_cast<size_t>(box.right - box.left) / 2 + 6);
+}
+
+Outcome Decoder::Scratch::check_entry(int row, int column) {
+    if (column == header.mcus_per_row) row += 1, column = 0;
+    if (entries.empty() || column % entries.step() || row == header.mcu_rows) return {};
+    const Outcome outcome = entropy.arrive();
+    if (!outcome.ok()) return outcome;
+    const int64_t number = entries.number(row, column);
+    const Entry entry = entries.at(number);
+    const bool same = entropy.position() == entry.bit && std::equal(entry.predictor, entry.predictor + header.component_count, entropy.predictors());
+    return same ? Outcome{} : Outcome{Status::bad_entries, Why::entries_wrong, number, 0};
+}
+
+// Goes on to `column` of the same row, decoding when there are planes, and checks the entries on the way.
+Outcome Decoder::Scratch::walk_to(int row, int column, const Planes* planes) {
+    const int64_t row_start = static_cast<int64_t>(row) * header.mcus_per_row;
+    const int from = static_cast<int>(entropy.mcu() - row_start);
+    for (int at = from; at < column;) {
+        const int next = entries.empty() ? column : std::min(column, (at / entries.step() + 1) * entries.step());
+        Outcome outcome;
+        if (planes) {
+            Planes rest = *planes;
+            for (int i = 0; i < header.component_count; ++i) rest.first[i] += (at - from) * 8 * header.component[i].h;
+            outcome = entropy.decode(next - at, rest);
+        } else {
+            outcome = entropy.skip(next - at);
+        }
+        if (outcome.ok()) outcome = check_entry(row, next);
+        if (!outcome.ok()) return outcome;
+        at = next;
+    }
+    return {};
+}
+
+Outcome Decoder::Scratch::go_to(int row, int column) {
+    const int64_t row_start = static_cast<int64_t>(row) * header.mcus_per_row;
+    if (entries.empty()) return entropy.skip(row_start + column - entropy.mcu());
+    const int start = column / entries.step() * entries.step();
+    const Entry entry = entries.at(entries.number(row, start));
+    entropy.seek(row_start + start, entry.bit, entry.predictor);
+    return walk_to(row, column, nullptr);
+}
+
+Outcome Decoder::Scratch::decode_row(int row) {
+    Outcome outcome = go_to(row, columns.begin);
+    if (!outcome.ok()) return outcome;
+    Planes planes{};
+    for (int i = 0; i < header.component_count; ++i) {
+        planes.first[i] = const_cast<uint8_t*>(line(i, row * 8 * header.component[i].v));
+        planes.stride[i] = stride(i);
+    }
+    return walk_to(row, columns.end, &planes);
+}
+
+// Lines of the image that can be written once the MCU rows before `rows_done` are decoded.
+int Decoder::Scratch::lines_ready(int rows_done) const {
+    const int lines = rows_done * header.mcu_height;
+    return header.half_height && rows_done < header.mcu_rows ? lines - 1 : lines;
+}
+
+const uint8_t* Decoder::Scratch::chroma_line(int i, int y) {
+    const Component& c = header.component[i];
+    const int origin = columns.begin * 8 * c.h;
+    const bool blend = !(header.half_width && c.width <= 2);
+    const int near = header.half_height ? y / 2 : y;
+    const bool above = y % 2 == 0;
+    const int far = header.half_height && blend ? std::min(std::max(above ? near - 1 : near + 1, 0), c.height - 1) : near;
+    if (!header.half_width && !header.half_height) return line(i, y) + (box.left - origin);
+    uint8_t* out = chroma[i - 1].data();
+    // Columns are counted from the start of the image; the pointers stand where column 0 would be.
+    ChromaLine source{line(i, near) - origin, line(i, far) - origin, above, box.left, box.right - 1, c.width};
+    if (!header.half_width) {
+        blend_rows(source, out);
+        return out;
+    }
+    source.first = box.left / 2;
+    source.last = (box.right - 1) / 2;
+    if (!blend)
+        repeat_width(source, out);
+    else if (header.half_height)
+        double_both(source, sums.data(), out);
+    else
+        double_width(source, out);
+    return out + box.left % 2;
+}
+
+void Decoder::Scratch::write_line(int y, uint32_t* out) {
+    const int count = box.right - box.left;
+    const uint8_t* luma = line(0, y) + (box.left - columns.begin * header.mcu_width);
+    if (header.component_count == 1)
+        write_gray_pixels(luma, count, out);
+    else
+        write_pixels(luma, chroma_line(1, y), chroma_line(2, y), count, gray, out);
+}
+
+Decoder::Decoder() : scratch_(new Scratch) {}
+Decoder::~Decoder() { delete scratch_; }
+
+Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target) {
+    Scratch& s = *scratch_;
+    Outcome outcome = parse_jpeg(file.data, file.size, s.header);
+    if (outcome.ok()) outcome = check_box(box, s.header);
+    if (!outcome.ok()) return outcome;
+    if (!is_possible(s.header)) {  // find out how much of it is there
+        std::string unused;
+        return scan_jpeg(file.data, file.size, s.header, unused);
+    }
+    s.entries = Entries();
+    outcome = s.entries.open(entries, s.header, file.size, file_crc);
+    if (outcome.ok()) outcome = s.entropy.start(file.data, s.header);
+    if (!outcome.ok()) return outcome;
+    s.box = box;
+    s.gray = target.channels == 1;
+    s.rows = needed_mcus(box.top, box.bottom, s.header.half_height, s.header.mcu_height, s.header.mcu_rows);
+    s.columns = needed_mcus(box.left, box.right, s.header.half_width, s.header.mcu_width, s.header.mcus_per_row);
+    s.take_memory();
+    s.resizer.begin(box.right - box.left, box.bottom - box.top, target);
+    int y = box.top;
+    for (int row = s.rows.begin; row < s.rows.end; ++row) {
+        outcome = s.decode_row(row);
+        if (!outcome.ok()) return outcome;
+        for (const int stop = std::min(s.lines_ready(row + 1), box.bottom); y < stop; ++y) {
+            s.write_line(y, s.resizer.line());
+            s.resizer.push();
+        }
+    }
+    return {};
+}
+
+void Decoder::trim() {
+    Scratch& s = *scratch_;
+    for (auto* buffer : {&s.plane[0], &s.plane[1], &s.plane[2], &s.chroma[0], &s.chroma[1]})
+        if (buffer->capacity() > kScratchLimit) std::vector<uint8_t>().swap(*buffer);
+    s.resizer.trim(kScratchLimit);
+}
+
+}  // namespace feedrate

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// The JPEG part of the kernel: baseline and extended sequential 8-bit Huffman JPEG with one interleaved scan, gray or
+// YCbCr with chroma at full or half resolution. Pixels are those of libjpeg-turbo's accurate decode (islow IDCT, triangle
+// upsampling, its integer colour conversion) followed by Pillow's crop and bilinear resize.
+//
+// Who owns what: the caller owns the bytes of the file and the output; neither is kept after a call returns. A Header
+// points into the bytes of the file. A Decoder owns scratch memory, is used by one thread at a time, and may be reused.
+//
+// Entry points (a stored format, version 1, little-endian; goes into packs, so it only ever grows new versions):
+//
+//    0  u8   version, 1
+//    1  u8   components in the scan, 1 or 3
+//    2  u16  step: entries stand at MCU columns 0, step, 2 * step, ... of every MCU row
+//    4  u32  length of the JPEG file in bytes  } the fingerprint
+//    8  u32  crc32c of the JPEG file           }
+//   12  u16  MCUs per row
+//   14  u16  MCU rows
+//   16  u32  byte offset of the entropy-coded data in the file
+//   20  u32  crc32c of everything else here: bytes 0 to 19, then the entries
+//   24  entries, by row and then by column, each:
+//         u32  bit offset of the MCU's first bit, counted from the start of the entropy-coded data in the file as it is
+//              (stuffed zero bytes count); after a restart marker, if one stands before the MCU
+//         i16  per component: the DC predictor before the MCU
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "status.h"
+
+namespace feedrate {
+
+constexpr int kMaxComponents = 3;
+// A crop beyond this is refused: it would take gigabytes, and no training image is near it.
+constexpr int64_t kMaxCropPixels = int64_t{512} << 20;
+
+struct HuffmanSpec {
+    const uint8_t* counts = nullptr;   // 16 counts of codes by length; null: the table is not defined
+    const uint8_t* symbols = nullptr;  // as many as the counts add up to
+    int symbol_count = 0;
+};
+
+struct Component {
+    int id = 0;
+    int h = 1, v = 1;  // blocks per MCU; 1 x 1 when the scan has one component
+    int quant = 0, dc = 0, ac = 0;
+    int width = 0, height = 0;  // in samples
+};
+
+struct Header {
+    int width = 0, height = 0;
+    int component_count = 0;
+    Component component[kMaxComponents];
+    bool half_width = false, half_height = false;  // chroma
+    int mcu_width = 8, mcu_height = 8;             // in pixels
+    int mcus_per_row = 0, mcu_rows = 0;
+    int restart_interval = 0;
+    uint16_t quant[4][64] = {};  // zigzag order
+    bool quant_defined[4] = {};
+    HuffmanSpec dc[4], ac[4];
+    size_t scan_begin = 0, scan_end = 0;  // the entropy-coded data; scan_end stands at the marker that ends it
+};
+
+// Reads the headers, and finds where the entropy-coded data ends. When the outcome is not ok, width and height are set if
+// they were seen.
+Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header);
+
+// "4:2:0", "gray", ...
+const char* sampling_name(const Header& header);
+
+// The name of the format that parse_jpeg's not_jpeg tells by number.
+const char* format_name(int format);
+
+// Decodes every Huffman code once. `entries` is empty unless the outcome is ok.
+Outcome scan_jpeg(const uint8_t* data, size_t size, Header& header, std::string& entries);
+
+struct Box {
+    int left, top, right, bottom;
+};
+
+// Where the pixels go: height x width x channels, channels 1 (gray, as Pillow's "L") or 3 (RGB).
+struct Target {
+    uint8_t* pixels;
+    int height, width, channels;
+    bool flip;
+};
+
+struct Bytes {
+    const uint8_t* data = nullptr;
+    size_t size = 0;
+};
+
+class Decoder {
+public:
+    Decoder();
+    ~Decoder();
+    Decoder(const Decoder&) = delete;
+    Decoder& operator=(const Decoder&) = delete;
+
+    // Decodes `box` of the file into `target`. `entries` may be empty; `file_crc` is looked at only when they are not.
+    // Throws std::bad_alloc only.
+    Outcome decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target);
+
+    // Gives memory back that only an unusually large image needed.
+    void trim();
+
+private:
+    struct Scratch;
+    Scratch* scratch_;
+};
+
+}  // namespace feedrate

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// The door for Python: hands over pointers and lets go of the GIL. kernel.py has checked shapes, types and lengths; an array
+// that it could have got wrong is checked here again by its type.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <vector>
+
+#include "batch.h"
+#include "crc32c.h"
+#include "jpeg.h"
+
+namespace nb = nanobind;
+using namespace feedrate;
+
+namespace {
+
+template <class T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Details = Array<int64_t>;  // four numbers per sample: status, reason, a, b
+
+Bytes bytes_of(const Array<const uint8_t>& array) { return {array.data(), array.shape(0)}; }
+
+void need(bool condition, const char* message) {
+    if (!condition) throw nb::value_error(message);
+}
+
+struct RangeArrays {
+    Array<const int32_t> file;
+    Array<const int64_t> offset, length;
+    Array<const uint32_t> crc;  // empty: not checked
+};
+
+// Called with the GIL held.
+Ranges ranges_of(const RangeArrays& arrays, size_t count) {
+    need(arrays.file.shape(0) == count && arrays.offset.shape(0) == count && arrays.length.shape(0) == count, "ranges differ in length");
+    const bool checked = arrays.crc.shape(0) != 0;
+    need(!checked || arrays.crc.shape(0) == count, "ranges differ in length");
+    return {arrays.file.data(), arrays.offset.data(), arrays.length.data(), checked ? arrays.crc.data() : nullptr};
+}
+
+RangeArrays arrays_of(nb::tuple ranges) {
+    return {nb::cast<Array<const int32_t>>(ranges[0]), nb::cast<Array<const int64_t>>(ranges[1]),
+            nb::cast<Array<const int64_t>>(ranges[2]), nb::cast<Array<const uint32_t>>(ranges[3])};
+}
+
+void write_details(const std::vector<Outcome>& outcomes, const Details& details) {
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+        int64_t* to = details.data() + 4 * i;
+        to[0] = static_cast<int64_t>(outcomes[i].status);
+        to[1] = static_cast<int64_t>(outcomes[i].why);
+        to[2] = outcomes[i].a;
+        to[3] = outcomes[i].b;
+    }
+}
+
+nb::tuple as_tuple(const Outcome& o) {
+    return nb::make_tuple(static_cast<int>(o.status), o.ok() ? std::string() : words(o));
+}
+
+void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array<const int32_t> boxes, Array<const uint8_t> flips,
+                       Array<uint8_t> out, nb::tuple shape, Pool* pool, Details details) {
+    const size_t count = flips.shape(0);
+    const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]), channels = nb::cast<int>(shape[2]);
+    const RangeArrays image_arrays = arrays_of(images);
+    RangeArrays entry_arrays;
+    DecodeRequest request{};
+    request.count = static_cast<int64_t>(count);
+    request.images = ranges_of(image_arrays, count);
+    if (!entries.is_none()) {
+        entry_arrays = arrays_of(nb::cast<nb::tuple>(entries));
+        request.entries = ranges_of(entry_arrays, count);
+    }
+    need(height > 0 && width > 0 && (channels == 1 || channels == 3), "shape must be height, width and 1 or 3");
+    need(boxes.shape(0) == 4 * count && details.shape(0) == 4 * count, "boxes and details need four numbers per sample");
+    need(out.shape(0) == count * static_cast<size_t>(height) * static_cast<size_t>(width) * static_cast<size_t>(channels), "out has the wrong size");
+    request.boxes = boxes.data();
+    request.flips = flips.data();
+    request.out = out.data();
+    request.height = height, request.width = width, request.channels = channels;
+    std::vector<Outcome> outcomes(count);
+    bool open;
+    {
+        nb::gil_scoped_release release;
+        open = decode_batch(files, request, pool, outcomes.data());
+    }
+    need(open, "the pool is closed");
+    write_details(outcomes, details);
+}
+
+void read_ranges_door(Files& files, nb::tuple ranges, Array<const int64_t> starts, Array<uint8_t> buffer, Pool* pool, Details details) {
+    need(starts.shape(0) > 0, "starts must have one more number than there are ranges");
+    const size_t count = starts.shape(0) - 1;
+    const RangeArrays arrays = arrays_of(ranges);
+    const Ranges request = ranges_of(arrays, count);
+    need(details.shape(0) == 4 * count, "details need four numbers per range");
+    int64_t at = 0;
+    for (size_t i = 0; i < count; ++i) {
+        need(starts.data()[i] == at && request.length[i] >= 0, "starts do not follow from the lengths");
+        at += request.length[i];
+    }
+    need(starts.data()[count] == at && buffer.shape(0) == static_cast<size_t>(at), "the buffer has the wrong size");
+    std::vector<Outcome> outcomes(count);
+    bool open;
+    {
+        nb::gil_scoped_release release;
+        open = read_ranges(files, request, static_cast<int64_t>(count), starts.data(), buffer.data(), pool, outcomes.data());
+    }
+    need(open, "the pool is closed");
+    write_details(outcomes, details);
+}
+
+void gather_rows_door(Files& files, Array<const int32_t> file, Array<const int64_t> row, Array<const int64_t> bases,
+                      Array<const int64_t> strides, Array<const int64_t> sizes, Array<uint8_t> out, Details details) {
+    const size_t count = file.shape(0), columns = strides.shape(0);
+    RowsRequest request{};
+    for (size_t c = 0; c < columns; ++c) {
+        need(sizes.data()[c] > 0 && sizes.data()[c] < (1 << 20), "a column has no size");
+        request.row_size += sizes.data()[c];
+    }
+    need(row.shape(0) == count && bases.shape(0) == count * columns && sizes.shape(0) == columns && columns > 0, "arrays differ in length");
+    need(request.row_size >= 4 && out.shape(0) == count * static_cast<size_t>(request.row_size) && details.shape(0) == 4 * count,
+         "out has the wrong size");
+    request.count = static_cast<int64_t>(count);
+    request.columns = static_cast<int>(columns);
+    request.file = file.data(), request.row = row.data(), request.bases = bases.data();
+    request.strides = strides.data(), request.sizes = sizes.data(), request.out = out.data();
+    std::vector<Outcome> outcomes(count);
+    {
+        nb::gil_scoped_release release;
+        gather_rows(files, request, outcomes.data());
+    }
+    write_details(outcomes, details);
+}
+
+// (status, words, width, height); width and height are 0 when they were not seen.
+nb::tuple probe_door(Array<const uint8_t> data) {
+    Header header;
+    const Outcome outcome = parse_jpeg(data.data(), data.shape(0), header);
+    return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height);
+}
+
+nb::tuple scan_door(Array<const uint8_t> data) {
+    Header header;
+    std::string entries;
+    Outcome outcome;
+    {
+        nb::gil_scoped_release release;
+        outcome = scan_jpeg(data.data(), data.shape(0), header, entries);
+    }
+    return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height,
+                          outcome.ok() ? sampling_name(header) : "", nb::bytes(entries.data(), entries.size()));
+}
+
+nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, bool flip) {
+    const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
+    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), nb::cast<int>(shape[2]), flip};
+    need(target.height > 0 && target.width > 0 && (target.channels == 1 || target.channels == 3), "shape must be height, width and 1 or 3");
+    need(out.shape(0) == static_cast<size_t>(target.height) * static_cast<size_t>(target.width) * static_cast<size_t>(target.channels), "out has the wrong size");
+    Outcome outcome;
+    {
+        nb::gil_scoped_release release;
+        outcome = decode_one(bytes_of(data), bytes_of(entries), b, target);
+    }
+    return as_tuple(outcome);
+}
+
+uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
+    nb::gil_scoped_release release;
+    return crc32c(data.data(), data.shape(0), value);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    // At interpreter exit objects may be kept by other modules' globals; that is no leak worth a message.
+    nb::set_leak_warnings(false);
+    nb::class_<Files>(m, "Files")
+        .def("__init__",
+             [](Files* self, nb::list paths) {
+                 std::vector<std::string> names;
+                 for (nb::handle path : paths) names.emplace_back(nb::cast<nb::bytes>(path).c_str(), nb::cast<nb::bytes>(path).size());
+                 new (self) Files(std::move(names));
+             })
+        .def("close", &Files::close, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<Pool>(m, "Pool")
+        .def(nb::init<int>())
+        .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
+    m.def("words", [](int status, int why, int64_t a, int64_t b) { return words({static_cast<Status>(status), static_cast<Why>(why), a, b}); });
+    m.def("crc32c", &crc32c_door);
+    m.def("crc32c_by_table", [](Array<const uint8_t> data, uint32_t value) { return crc32c_by_table(data.data(), data.shape(0), value); });
+    m.def("probe", &probe_door);
+    m.def("scan", &scan_door);
+    m.def("decode_one", &decode_one_door);
+    m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
+          nb::arg("out"), nb::arg("shape"), nb::arg("pool").none(), nb::arg("details"));
+    m.def("read_ranges", &read_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("starts"), nb::arg("buffer"), nb::arg("pool").none(),
+          nb::arg("details"));
+    m.def("gather_rows", &gather_rows_door);
+}

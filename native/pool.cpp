@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pool.h"
+
+#include <csignal>
+#include <system_error>
+
+namespace feedrate {
+
+namespace {
+
+// Signals belong to the interpreter's threads: Python handles them in its main thread.
+class SignalsBlocked {
+public:
+    SignalsBlocked() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+private:
+    sigset_t before_;
+};
+
+}  // namespace
+
+void Pool::serve(State& state) {
+    std::unique_lock<std::mutex> lock(state.mutex);
+    for (;;) {
+        state.changed.wait(lock, [&] { return state.closing || !state.queue.empty(); });
+        if (state.queue.empty()) return;
+        Batch& batch = *state.queue.front();
+        const int64_t first = batch.next++;
+        if (first + 1 >= batch.count) state.queue.pop_front();
+        lock.unlock();
+        (*batch.work)(first);
+        lock.lock();
+        if (++batch.done == batch.count) batch.finished.notify_one();
+    }
+}
+
+void Pool::start_threads(State& state) {
+    const SignalsBlocked blocked;
+    state.threads.reserve(static_cast<size_t>(threads_));
+    try {
+        for (int i = 0; i < threads_; ++i) state.threads.emplace_back(serve, std::ref(state));
+    } catch (const std::system_error&) {
+        // The process may have no more threads; one is enough to go on.
+        if (state.threads.empty()) throw;
+    }
+}
+
+bool Pool::run(int64_t count, const std::function<void(int64_t)>& work) {
+    if (closed_) return false;
+    if (count <= 0) return true;
+    State& state = state_.get();
+    Batch batch{};
+    batch.count = count;
+    batch.work = &work;
+    std::unique_lock<std::mutex> lock(state.mutex);
+    if (state.closing) return false;
+    if (state.threads.empty()) start_threads(state);
+    state.queue.push_back(&batch);
+    state.changed.notify_all();
+    batch.finished.wait(lock, [&] { return batch.done == batch.count; });
+    return true;
+}
+
+void Pool::close() {
+    closed_ = true;
+    State& state = state_.get();
+    std::vector<std::thread> threads;
+    {
+        const std::lock_guard<std::mutex> lock(state.mutex);
+        state.closing = true;
+        threads.swap(state.threads);
+    }
+    state.changed.notify_all();
+    for (auto& thread : threads) thread.join();
+}
+
+}  // namespace feedrate

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pillow's antialiased bilinear resize, bit for bit, fed line by line; then mirrored and packed into the target.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "jpeg.h"
+
+namespace feedrate {
+
+// One dimension: for every output pixel the first input pixel, how many, and their weights.
+struct Taps {
+    int width = 0;  // weights per output pixel, the unused ones zero
+    int most = 0;   // of the counts
+    std::vector<int> first, count;
+    std::vector<int32_t> weight;
+
+    void make(int in_size, int out_size);
+};
+
+// Lines are pixels of four bytes (R, G, B and nothing); a gray image carries its value three times. The lines that the
+// vertical pass still needs are kept in a ring, so that memory does not grow with the height.
+class Resizer {
+public:
+    void begin(int in_width, int in_height, const Target& target);
+    // Where the caller writes the next line, in_width pixels; then it calls push(). After the last line all is written.
+    uint32_t* line() { return lower_first_ ? slot(stored_) : line_[pushed_ % 2].data(); }
+    void push();
+    void trim(size_t limit);
+
+private:
+    uint32_t* slot(int row) { return ring_.data() + static_cast<size_t>(row % ring_lines_) * ring_stride_; }
+    void shrink_pair(const uint32_t* line0, const uint32_t* line1, uint32_t* out0, uint32_t* out1);
+    void lower_ready();
+    void emit(const uint32_t* line, int y);
+
+    Target target_{};
+    int in_width_ = 0, in_height_ = 0;
+    bool horizontal_ = false, vertical_ = false;
+    bool lower_first_ = false;  // what comes in goes to the vertical pass
+    int pushed_ = 0, stored_ = 0, lowered_ = 0;  // lines so far: taken, put into the ring, made by the vertical pass
+    Taps across_, down_;
+    int ring_lines_ = 1;
+    size_t ring_stride_ = 0;
+    std::vector<uint32_t> ring_, line_[2], narrow_[2];
+    std::vector<uint64_t> pair_;
+    std::vector<const uint8_t*> rows_;
+};
+
+}  // namespace feedrate

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "entries.h"
+#include "entropy.h"
+#include "jpeg.h"
+
+namespace feedrate {
+
+Outcome scan_jpeg(const uint8_t* data, size_t size, Header& header, std::string& entries) {
+    entries.clear();
+    Outcome outcome = parse_jpeg(data, size, header);
+    if (!outcome.ok()) return outcome;
+    Entropy entropy;
+    outcome = entropy.start(data, header);
+    if (!outcome.ok()) return outcome;
+    EntriesWriter writer(header);
+    for (int row = 0; row < header.mcu_rows; ++row) {
+        for (int column = 0; column < header.mcus_per_row; column += writer.step()) {
+            outcome = entropy.arrive();
+            if (!outcome.ok()) return outcome;
+            writer.add(static_cast<uint32_t>(entropy.position()), entropy.predictors());
+            const int left = header.mcus_per_row - column;
+            outcome = entropy.skip(left < writer.step() ? left : writer.step());
+            if (!outcome.ok()) return outcome;
+        }
+    }
+    entries = writer.finish(data, size);
+    return {};
+}
+
+}  // namespace feedrate

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# What native/module.cpp offers. Only kernel.py calls it; arrays are one-dimensional and contiguous.
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_U8 = npt.NDArray[np.uint8]
+_I32 = npt.NDArray[np.int32]
+_I64 = npt.NDArray[np.int64]
+_U32 = npt.NDArray[np.uint32]
+_Ranges = tuple[_I32, _I64, _I64, _U32]  # file, offset, length, crc32c (empty: not checked)
+
+class Files:
+    def __init__(self, paths: list[bytes], /) -> None: ...
+    def close(self) -> None: ...
+
+class Pool:
+    def __init__(self, threads: int, /) -> None: ...
+    def close(self) -> None: ...
+
+def words(status: int, why: int, a: int, b: int, /) -> str: ...
+def crc32c(data: npt.NDArray[Any], value: int, /) -> int: ...
+def crc32c_by_table(data: npt.NDArray[Any], value: int, /) -> int: ...
+def probe(data: npt.NDArray[Any], /) -> tuple[int, str, int, int]: ...
+def scan(data: npt.NDArray[Any], /) -> tuple[int, str, int, int, str, bytes]: ...
+def decode_one(
+    data: npt.NDArray[Any],
+    entries: npt.NDArray[Any],
+    box: tuple[int, int, int, int],
+    out: _U8,
+    shape: tuple[int, int, int],
+    flip: bool,
+    /,
+) -> tuple[int, str]: ...
+def decode_batch(
+    files: Files,
+    images: _Ranges,
+    entries: _Ranges | None,
+    boxes: _I32,
+    flips: _U8,
+    out: _U8,
+    shape: tuple[int, int, int],
+    pool: Pool | None,
+    details: _I64,
+) -> None: ...
+def read_ranges(
+    files: Files, ranges: _Ranges, starts: _I64, buffer: _U8, pool: Pool | None, details: _I64
+) -> None: ...
+def gather_rows(
+    files: Files, file: _I32, row: _I64, bases: _I64, strides: _I64, sizes: _I64, out: _U8, details: _I64, /
+) -> None: ...

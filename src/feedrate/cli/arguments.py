@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, and readers of values that argparse can complain about."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TypeVar
+
+from feedrate.errors import UsageError
+
+T = TypeVar("T")
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="processes to use (default: the cores this process may use)",
+    )
+
+
+def positive(text: str) -> int:
+    return whole_number(text, least=1)
+
+
+def whole_number(text: str, least: int = 0) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
+    return number
+
+
+def reader(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Make a parser of ours speak to argparse, so that a wrong value is wrong usage: exit code 2."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(
+                f"{error}; {error.hint}" if error.hint else str(error)
+            ) from error
+
+    return read

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn many small files into a few big ones, losslessly.
+
+SOURCE is a folder of class folders (cats/1.jpg, dogs/2.jpg, ...), a folder of images, or
+any folder together with a table that says which file has which label (--labels).
+
+PACK becomes a folder of tar shards with an index. When packing is interrupted, the same
+command goes on where it stopped. Files that cannot be read or decoded are left out and
+named in PACK/rejected.jsonl. 'feedrate unpack' gives the files back, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from feedrate.cli.arguments import add_workers, reader, whole_number
+from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.units import parse_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="the folder to pack")
+    parser.add_argument("pack", metavar="PACK", help="the folder to write: new, or an unfinished pack")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="a .csv, .tsv, .jsonl or .parquet table")
+    parser.add_argument(
+        "--path-column", metavar="C", help="its column of file names (default: path, file, ...)"
+    )
+    parser.add_argument(
+        "--label-column", metavar="C", help="its column of labels (default: label, class, target)"
+    )
+    parser.add_argument(
+        "--field", action="append", default=[], metavar="NAME:KIND[=C]", dest="fields",
+        help="a further column; kinds: image, mask, array, bytes (files), text, number, json, boxes (values)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=whole_number, default=0, metavar="N", help="of the samples' order (default: 0)"
+    )
+    parser.add_argument(
+        "--shard-size", type=reader(parse_bytes), default=256_000_000, metavar="SIZE", help="(default: 256MB)"
+    )
+    add_workers(parser)
+    add_json_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feedrate.cli import EXIT_INTERRUPTED, say_error
+    from feedrate.pack import FieldSpec, PackOptions, pack
+    from feedrate.report.document import dump_document
+    from feedrate.report.progress import ProgressBar
+    from feedrate.report.terminal import draw_pack
+
+    options = PackOptions(
+        labels=arguments.labels,
+        path_column=arguments.path_column,
+        label_column=arguments.label_column,
+        fields=tuple(FieldSpec.parse(text) for text in arguments.fields),
+        seed=arguments.seed,
+        shard_bytes=arguments.shard_size,
+        workers=arguments.workers,
+    )
+    check_json_target(arguments)
+    say(f"packing {arguments.source} into {arguments.pack}")
+    try:
+        with ProgressBar() as bar:
+            result = pack(arguments.source, arguments.pack, options, watch=bar.update)
+    except KeyboardInterrupt:
+        say_error("interrupted", "run the same command again to go on")
+        return EXIT_INTERRUPTED
+    if arguments.json != "-":
+        sys.stdout.write(draw_pack(result))
+    write_json(arguments, dump_document("pack", result))
+    return 0

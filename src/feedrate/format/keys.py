@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What samples and tar members are called: keys that WebDataset readers take, made from any file name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from urllib.parse import quote
+
+from feedrate.format.fields import Field, Kind
+
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+)
+
+# Most file systems take names of 255 bytes; a member's name is a key's last part, a field and a suffix.
+_LONGEST_PART = 180
+_SUFFIX_OF_KIND = {
+    Kind.BOXES: "npy", Kind.ARRAY: "npy", Kind.TEXT: "txt",
+    Kind.NUMBER: "json", Kind.BYTES: "bin", Kind.JSON: "json",
+}  # fmt: skip
+
+
+def make_keys(paths: Iterable[bytes]) -> list[str]:
+    """Return a key per path: ASCII, unique, no dot in its last part; the same paths give the same keys."""
+    used: set[str] = set()
+    last_number: dict[str, int] = {}
+    keys = []
+    for path in paths:
+        key = wanted = make_key(path)
+        number = last_number.get(wanted, 1)
+        while key in used:
+            number += 1
+            key = f"{wanted}~{number}"
+        last_number[wanted] = number
+        used.add(key)
+        keys.append(key)
+    return keys
+
+
+def make_key(path: bytes) -> str:
+    """Return the key that a path would like to have; another path may have the same wish."""
+    *folders, base = path.split(b"/")
+    stem, dot, _ = base.rpartition(b".")
+    # '.hidden' has no suffix, it only begins with a dot.
+    stem = stem if dot and stem else base
+    key = "/".join([*(_safe_part(f) for f in folders), _safe_part(stem.replace(b".", b"_"))])
+    # WebDataset skips members that begin like '__this__'.
+    return "%5F" + key[1:] if key.startswith("__") else key
+
+
+def member_name(key: str, field: Field, path: bytes) -> str:
+    """Return the name of a field's tar member; `path` is the original file's, empty for a table's value."""
+    if field.name == "label" and field.dtype == "int64":
+        return f"{key}.cls"
+    suffix = _SUFFIX_OF_KIND.get(field.kind) or _image_suffix(path)
+    return f"{key}.{suffix}" if field.name == "image" else f"{key}.{field.name}.{suffix}"
+
+
+def printable(path: bytes) -> str:
+    """Return a path for people: bytes that are no text, and control characters, are written as escapes."""
+    text = path.decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def has_image_suffix(name: bytes) -> bool:
+    return file_suffix(name) in IMAGE_SUFFIXES
+
+
+def file_suffix(name: bytes) -> str:
+    """Return `.jpg` for `IMG.JPG`, '' for a name without suffix; for people where it is not ASCII."""
+    base = name.rpartition(b"/")[2]
+    stem, dot, suffix = base.rpartition(b".")
+    return "." + printable(suffix).lower() if dot and stem else ""
+
+
+def _safe_part(part: bytes) -> str:
+    if part in (b".", b".."):
+        return part.decode().replace(".", "%2E")
+    text = quote(part, safe="+=,@()")
+    if len(text) <= _LONGEST_PART:
+        return text
+    head = text[: _LONGEST_PART - 17]
+    # An escape such as '%C3' must not be cut in two.
+    cut = head.rfind("%", len(head) - 2)
+    return f"{head if cut < 0 else head[:cut]}~{hashlib.sha256(part).hexdigest()[:16]}"
+
+
+def _image_suffix(path: bytes) -> str:
+    suffix = file_suffix(path)
+    return suffix[1:] if suffix in IMAGE_SUFFIXES else "bin"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a pack to batches: order, random draws, image operations, the pipeline, Loader and Dataset."""

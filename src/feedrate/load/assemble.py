@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make one batch: index rows, draws, pixels, other fields, transform and collate. Runs in any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import BadSample, FeedrateError
+from feedrate.format.fields import Kind
+from feedrate.format.pack import Pack
+from feedrate.kernel import I64
+from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
+from feedrate.load.image import Size
+from feedrate.load.meter import Meter
+from feedrate.load.options import Output, Wanted
+from feedrate.load.ring import Ring
+from feedrate.load.tensors import to_torch
+from feedrate.load.values import Values, explain_status, move_boxes, read_field
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A finished batch; `data` is None when no sample of it is good."""
+
+    data: Any
+    samples: int
+    bad: tuple[BadSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A batch in the making; `geometry` is None when the pack has no pixels."""
+
+    places: Places
+    geometry: Geometry | None
+    bad: dict[int, tuple[str, str]]  # place in the batch -> field, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Assembler:
+    """Everything that making a batch needs, apart from which samples."""
+
+    pack: Pack
+    wanted: tuple[Wanted, ...]
+    artist: Artist | None
+    rings: dict[str, Ring]
+    output: Output
+    transform: Callable[[dict[str, Any]], Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    raises: bool
+    meter: Meter
+    pool: kernel.Pool | None = None
+
+    def make(self, epoch: int, positions: I64, slots: I64 | None) -> Batch:
+        """Make the batch of these samples.
+
+        Args:
+            slots: their places in the epoch's order, when a sample can come several times; else None.
+
+        Raises:
+            BadSample: a sample cannot be used, and the policy is to raise.
+        """
+        lost: list[BadSample] = []
+        with self.meter.stage("index"):
+            draft = self._draft(epoch, positions, slots, lost)
+        values = self._read(draft)
+        if draft.bad:
+            values = self._leave_out_bad(draft, values, lost)
+        samples = len(draft.places.positions) - len(draft.bad)
+        self.meter.count(batches=1, samples=samples, bad_samples=len(lost))
+        if not samples:
+            return Batch(None, 0, tuple(lost))
+        return Batch(self._finish(draft, values, samples), samples, tuple(lost))
+
+    def _draft(self, epoch: int, positions: I64, slots: I64 | None, lost: list[BadSample]) -> Draft:
+        rows, statuses = self.pack.rows(positions)
+        damaged = np.flatnonzero(statuses)
+        if damaged.size:
+            for i in damaged:
+                reason = f"its row of the index cannot be used: {explain_status(statuses[i])}"
+                lost.append(self._describe(int(positions[i]), self.wanted[0].name, None, reason))
+            good = statuses == 0
+            positions, rows, slots = positions[good], rows[good], None if slots is None else slots[good]
+        geometry = self.artist.draw(epoch, rows, slots) if self.artist else None
+        bad = {}
+        if geometry is not None and self.artist is not None:
+            bad = {i: (self.artist.reference.name, reason) for i, reason in geometry.refused.items()}
+        return Draft(Places(self.pack, rows, positions), geometry, bad)
+
+    def _describe(self, position: int, name: str, row: Any, reason: str) -> BadSample:
+        error = self.pack.describe_bad(position, name, row, reason)
+        if self.raises:
+            raise error
+        return error
+
+    def _read(self, draft: Draft) -> list[Any]:
+        values: list[Any] = [None] * len(self.wanted)
+        with self.meter.stage("read and decode"):
+            for i, wanted in enumerate(self.wanted):
+                if wanted.field is not None and wanted.field.has_pixels:
+                    values[i] = self._decode(wanted, draft)
+        with self.meter.stage("other fields"):
+            for i, wanted in enumerate(self.wanted):
+                if wanted.field is None or not wanted.field.has_pixels:
+                    values[i] = self._read_other(wanted, draft)
+        return values
+
+    def _decode(self, wanted: Wanted, draft: Draft) -> Any:
+        assert wanted.field is not None
+        assert draft.geometry is not None
+        out = self.rings[wanted.name].lend(len(draft.places.positions))
+        if not len(out):
+            return out
+        report, bytes_read = decode_pixels(draft.places, wanted.field, draft.geometry, out, self.pool)
+        self.meter.add_report(report)
+        self.meter.count(bytes_read=bytes_read)
+        if report.statuses.any():
+            for i in np.flatnonzero(report.statuses).tolist():
+                reason = report.reasons.get(i) or explain_status(report.statuses[i])
+                draft.bad.setdefault(i, (wanted.field.name, reason))
+        return out[..., 0] if wanted.field.kind is Kind.MASK else out
+
+    def _read_other(self, wanted: Wanted, draft: Draft) -> Any:
+        places = draft.places
+        if wanted.name == "number":
+            return np.ascontiguousarray(places.rows["number"])
+        if wanted.field is None:
+            return [key.decode("ascii") for key in self.pack.texts("key", places.positions)]
+        read = read_field(self.pack, wanted.field, places.rows, places.positions, self.pool)
+        self.meter.count(bytes_read=read.bytes_read)
+        for i, reason in read.bad.items():
+            draft.bad.setdefault(i, (wanted.field.name, reason))
+        if wanted.field.kind is Kind.BOXES:
+            self._move_boxes(read, draft)
+        return read.data
+
+    def _move_boxes(self, read: Values, draft: Draft) -> None:
+        geometry, artist = draft.geometry, self.artist
+        if geometry is None or artist is None or (artist.image is None and not artist.flip):
+            return
+        for i, boxes in enumerate(read.data):
+            if boxes is not None and i not in draft.bad:
+                crop = geometry.boxes[i]
+                size: Size = artist.image.out_size if artist.image else (int(crop[3]), int(crop[2]))
+                read.data[i] = move_boxes(boxes, crop, size, bool(geometry.flips[i]))
+
+    def _leave_out_bad(self, draft: Draft, values: list[Any], lost: list[BadSample]) -> list[Any]:
+        places = draft.places
+        for i, (name, reason) in sorted(draft.bad.items()):
+            lost.append(self._describe(int(places.positions[i]), name, places.rows[i], reason))
+        good = np.ones(len(places.positions), np.bool_)
+        good[list(draft.bad)] = False
+        chosen = np.flatnonzero(good).tolist()
+        return [[v[i] for i in chosen] if isinstance(v, list) else v[good] for v in values]
+
+    def _finish(self, draft: Draft, values: list[Any], samples: int) -> Any:
+        if self.transform is None and self.collate is None:
+            if self.output == "torch":
+                kinds = [w.field.kind if w.field else None for w in self.wanted]
+                values = [to_torch(v, kind) for v, kind in zip(values, kinds, strict=True)]
+            return tuple(values)
+        names = [w.name for w in self.wanted]
+        made: list[Any] = [dict(zip(names, (v[i] for v in values), strict=True)) for i in range(samples)]
+        if self.transform is not None:
+            with self.meter.stage("transform"):
+                for i, sample in enumerate(made):
+                    try:
+                        made[i] = self.transform(sample)
+                    except Exception as error:
+                        self._name_sample(error, draft, i)
+        assert self.collate is not None
+        with self.meter.stage("collate"):
+            return self.collate(made)
+
+    def _name_sample(self, error: Exception, draft: Draft, place: int) -> NoReturn:
+        kept = [i for i in range(len(draft.places.positions)) if i not in draft.bad]
+        bad = self.pack.describe_bad(int(draft.places.positions[kept[place]]), "", None, "")
+        words = f"in transform, for sample '{bad.key}'"
+        if hasattr(error, "add_note"):
+            error.add_note(words)
+        elif error.__cause__ is None:  # Python 3.10 has no notes
+            error.__cause__ = FeedrateError(words)
+        raise error

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Dataset`: a pack in the place of torchvision's ImageFolder, for those who keep their DataLoader."""
+
+from __future__ import annotations
+
+import operator
+import os
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import UsageError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.kernel import I64, U8
+from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
+from feedrate.load.image import ImageOp, Resize, View
+from feedrate.load.options import (
+    Wanted,
+    check_image,
+    check_whole,
+    find_field,
+    find_reference,
+    flip_probability,
+    resolve_fields,
+)
+from feedrate.load.tensors import choose_output
+from feedrate.load.values import explain_status, move_boxes, read_field
+
+Output = Literal["pil", "numpy", "torch"]
+
+
+class Dataset:
+    """Samples of a pack by position: `dataset[i]` is `(image, label)`.
+
+    Positions count samples as they are stored in the pack; ask for the field "number" to learn a sample's
+    place in the source. Pickles as its arguments alone; every process opens the pack for itself, so fork and
+    spawn both work.
+
+    Args:
+        pack: the pack's folder.
+        transform: called with the image, as ImageFolder does.
+        target_transform: called with the label.
+        fields: what a sample is made of, in this order; None: image and label.
+        image: an image operation: then only the part that is needed gets decoded. None: whole images.
+        flip: mirror left to right; True: half of the samples; a number: that share.
+        seed: fixes the draw of each sample per epoch (see `set_epoch`). None: every access draws anew from
+            Python's `random`, which a DataLoader seeds in each of its workers.
+        output: images as "pil" (what torchvision's transforms expect), "numpy" (H,W,C) or "torch" (C,H,W).
+    """
+
+    def __init__(
+        self,
+        pack: str | os.PathLike[str],
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        fields: Sequence[str] | None = None,
+        image: ImageOp | None = None,
+        flip: bool | float = False,
+        seed: int | None = None,
+        output: Output = "pil",
+    ) -> None:
+        if isinstance(pack, Pack):
+            pack = pack.path
+        check_image(image, flip)
+        check_whole("seed", seed, least=0, optional=True)
+        for name, function in (("transform", transform), ("target_transform", target_transform)):
+            if function is not None and not callable(function):
+                raise UsageError(f"{name} must be a function, got {function!r}")
+        if output not in ("pil", "numpy", "torch"):
+            raise UsageError(f'output must be "pil", "numpy" or "torch", got {output!r}')
+        if output == "torch":
+            choose_output("torch")
+        self.path = os.fspath(pack)
+        self.transform, self.target_transform = transform, target_transform
+        self._fields, self._image, self._flip, self._seed, self._output = fields, image, flip, seed, output
+        self._epoch = 0
+        self._opened: _Opened | None = None
+        self._open()
+
+    def _open(self) -> _Opened:
+        if self._opened is None or self._opened.process != os.getpid():
+            self._opened = _Opened(self.path, self._fields, self._image, self._flip)
+        return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def __len__(self) -> int:
+        return len(self._open().pack)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples; a DataLoader fetches its batches through this.
+
+        Raises:
+            BadSample: one of them cannot be read or decoded.
+        """
+        opened = self._open()
+        positions = np.array([self._position(i) for i in indices], np.int64)
+        columns = opened.read(positions, self._seed, self._epoch)
+        columns = [self._dress(w, c) for w, c in zip(opened.wanted, columns, strict=True)]
+        samples = list(zip(*columns, strict=True))
+        return samples if len(opened.wanted) > 1 else [sample[0] for sample in samples]
+
+    def _position(self, index: int) -> int:
+        position, n = operator.index(index), len(self)
+        if not -n <= position < n:
+            raise IndexError(f"sample {position} of a pack that has {n}")
+        return position % n
+
+    def _dress(self, wanted: Wanted, column: Sequence[Any]) -> list[Any]:
+        if wanted.field is not None and wanted.field.has_pixels:
+            pictures = [self._convert(pixels, wanted.field) for pixels in column]
+            is_image = wanted.field.kind is Kind.IMAGE
+            return [self.transform(p) for p in pictures] if self.transform and is_image else pictures
+        if wanted.name == "label" and self.target_transform is not None:
+            return [self.target_transform(value) for value in column]
+        return list(column)
+
+    def _convert(self, pixels: U8, field: Field) -> Any:
+        if field.kind is Kind.MASK:
+            pixels = pixels[..., 0]
+        if self._output == "pil":
+            from PIL import Image
+
+            return Image.fromarray(pixels)
+        if self._output == "torch":
+            import torch
+
+            tensor = torch.from_numpy(pixels)
+            return tensor.permute(2, 0, 1) if field.kind is Kind.IMAGE else tensor
+        return pixels
+
+    def set_epoch(self, epoch: int) -> None:
+        """With a seed: draw other parts of the images from now on. Workers that already run do not see it."""
+        check_whole("epoch", epoch, least=0)
+        self._epoch = epoch
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of their labels."""
+        return list(find_field(self._open().pack, "label").classes or ())
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> list[Any]:
+        """Labels of all samples, by position; read from the index at each call."""
+        find_field(self._open().pack, "label")
+        labels: list[Any] = self._open().pack.column("label").tolist()
+        return labels
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.path!r}, {len(self)} samples)"
+
+
+class _Opened:
+    """The part of a dataset that belongs to one process."""
+
+    def __init__(
+        self, path: str, fields: Sequence[str] | None, image: ImageOp | None, flip: bool | float
+    ) -> None:  # fmt: skip
+        self.process = os.getpid()
+        self.pack = Pack(path)
+        for name in fields or ():
+            if isinstance(name, View):
+                raise UsageError("Dataset has no views; use Loader, or resize in the transform")
+        self.wanted = self._resolve(fields, image)
+        reference = find_reference(self.pack, image, flip)
+        self.reference = reference
+        self.image, self.flip = image, flip_probability(flip)
+
+    def _resolve(self, fields: Sequence[str] | None, image: ImageOp | None) -> tuple[Wanted, ...]:
+        """Unlike in a batch, whole images may differ in size here."""
+        if image is not None:
+            return resolve_fields(self.pack, fields, image)
+        # Any operation stands in for "some size"; sizes are not used without one.
+        return resolve_fields(self.pack, fields, Resize(1))
+
+    def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
+        """Return one column per field."""
+        rows, statuses = self.pack.rows(positions)
+        for i in np.flatnonzero(statuses):
+            reason = f"its row of the index cannot be used: {explain_status(statuses[i])}"
+            raise self.pack.describe_bad(int(positions[i]), self.wanted[0].name, None, reason)
+        places = Places(self.pack, rows, positions)
+        geometry = self._draw(places, seed, epoch)
+        return [self._read_column(wanted, places, geometry) for wanted in self.wanted]
+
+    def _draw(self, places: Places, seed: int | None, epoch: int) -> Geometry | None:
+        if self.reference is None:
+            return None
+        if seed is None and (self.flip or (self.image is not None and self.image.uniforms)):
+            seed = random.getrandbits(63)
+        geometry = Artist(self.reference, self.image, self.flip, seed or 0).draw(epoch, places.rows, None)
+        for i, reason in geometry.refused.items():
+            raise self.pack.describe_bad(
+                int(places.positions[i]), self.reference.name, places.rows[i], reason
+            )
+        return geometry
+
+    def _read_column(self, wanted: Wanted, places: Places, geometry: Geometry | None) -> Sequence[Any]:
+        if wanted.name == "number":
+            numbers: list[int] = places.rows["number"].tolist()
+            return numbers
+        if wanted.field is None:
+            return [key.decode("ascii") for key in self.pack.texts("key", places.positions)]
+        if wanted.field.has_pixels:
+            assert geometry is not None
+            return [
+                self._decode(wanted, _one(places, i), _part(geometry, i))
+                for i in range(len(places.positions))
+            ]
+        read = read_field(self.pack, wanted.field, places.rows, places.positions, None)
+        for i, reason in read.bad.items():
+            raise self.pack.describe_bad(int(places.positions[i]), wanted.field.name, places.rows[i], reason)
+        if wanted.field.kind is Kind.BOXES and geometry is not None and (self.image is not None or self.flip):
+            crops, flips = geometry.boxes, geometry.flips
+            sizes = [self.image.out_size if self.image else (int(c[3]), int(c[2])) for c in crops]
+            return [
+                move_boxes(b, c, s, bool(f))
+                for b, c, s, f in zip(read.data, crops, sizes, flips, strict=True)
+            ]
+        is_number = wanted.field.kind is Kind.NUMBER
+        column: Sequence[Any] = read.data.tolist() if is_number else list(read.data)
+        return column
+
+    def _decode(self, wanted: Wanted, place: Places, geometry: Geometry) -> U8:
+        assert wanted.field is not None
+        assert wanted.out_size is not None
+        height, width = wanted.out_size
+        if self.image is None:
+            box = geometry.boxes_on(wanted.field, place.rows)[0]
+            height, width = int(box[3] - box[1]), int(box[2] - box[0])
+        out = np.empty((1, height, width, 3 if wanted.field.kind is Kind.IMAGE else 1), np.uint8)
+        # No pool: a DataLoader's workers are the parallelism here.
+        report, _ = decode_pixels(place, wanted.field, geometry, out, None)
+        if report.statuses[0] != kernel.Status.OK:
+            reason = report.reasons.get(0) or explain_status(report.statuses[0])
+            raise self.pack.describe_bad(int(place.positions[0]), wanted.field.name, place.rows[0], reason)
+        pixels: U8 = out[0]
+        return pixels
+
+
+def _one(places: Places, i: int) -> Places:
+    return Places(places.pack, places.rows[i : i + 1], places.positions[i : i + 1])
+
+
+def _part(geometry: Geometry, i: int) -> Geometry:
+    widths, heights = geometry.sides
+    return Geometry(
+        geometry.boxes[i : i + 1], geometry.flips[i : i + 1], (widths[i : i + 1], heights[i : i + 1])
+    )

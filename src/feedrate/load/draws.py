@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random numbers that anyone can draw again: hashes of (seed, epoch, purpose) and of the sample, with no
+state.
+
+A counter-based generator: the value for a sample does not depend on which samples were drawn before it, so
+batch size, ranks, threads and resuming cannot change it. The hash is splitmix64's finaliser (Stafford's
+variant 13).
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+F64 = npt.NDArray[np.float64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+
+
+class Purpose(enum.IntEnum):
+    """What a number is drawn for. Values are part of the reproducible result: add, never renumber."""
+
+    ORDER = 1
+    BLOCKS = 2
+    WINDOW = 3
+    OFFSET = 4
+    WEIGHTS = 5
+    SPLIT = 6
+    CROP = 7
+    FLIP = 8
+
+
+def mix(value: int) -> int:
+    """Return a 64-bit hash of a 64-bit value; a bijection."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _M1) & _MASK
+    value = ((value ^ (value >> 27)) * _M2) & _MASK
+    return value ^ (value >> 31)
+
+
+def mix_array(values: U64) -> U64:
+    """Return `mix` of each value."""
+    out: U64 = values ^ (values >> np.uint64(30))
+    out *= np.uint64(_M1)
+    out ^= out >> np.uint64(27)
+    out *= np.uint64(_M2)
+    out ^= out >> np.uint64(31)
+    return out
+
+
+def make_key(*parts: int) -> int:
+    """Return one 64-bit key for a seed, an epoch, a purpose, ...; their order matters."""
+    key = 0
+    for part in parts:
+        key = mix(mix(key + _GOLDEN) + mix(part + _GOLDEN))
+    return key
+
+
+def draw_uniforms(key: int, numbers: I64, count: int, slots: I64 | None = None) -> F64:
+    """Return `count` numbers in [0, 1) for each sample, as N x count.
+
+    Args:
+        numbers: the samples' numbers in the source.
+        slots: their places in the epoch's order, when one sample can come several times: each time draws
+            anew.
+    """
+    points = mix_array(numbers.astype(np.uint64) + np.uint64(key))
+    if slots is not None:
+        points = mix_array(points + mix_array(slots.astype(np.uint64) + np.uint64(mix(key))))
+    columns = np.array([mix(key + _GOLDEN * (j + 1)) for j in range(count)], np.uint64)
+    hashes = mix_array(points[:, None] ^ columns[None, :])
+    uniforms: F64 = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniforms

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Image operations: from widths, heights and random numbers to crop boxes, for a whole batch at once.
+
+An operation decides *where* to cut and *how large* the result is; the kernel cuts. Boxes are left, top,
+right, bottom.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate.errors import UsageError
+from feedrate.load.draws import F64, I64
+
+I32 = npt.NDArray[np.int32]
+Size = tuple[int, int]  # height, width
+_TRIES = 10
+
+
+class ImageOp(Protocol):
+    """What the loader asks of an operation."""
+
+    @property
+    def out_size(self) -> Size: ...
+
+    @property
+    def uniforms(self) -> int:
+        """How many random numbers a sample needs; 0: the operation is not random."""
+        ...
+
+    def place(self, widths: I64, heights: I64, uniforms: F64) -> I32:
+        """Return the boxes, N x 4."""
+        ...
+
+    def refuse(self, width: int, height: int) -> str | None:
+        """Return why an image of this size cannot be used, in words; None when it can."""
+        ...
+
+    @property
+    def min_size(self) -> Size: ...
+
+
+@dataclass(frozen=True)
+class _Sized:
+    size: int | Size
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_size(self.size, type(self).__name__))
+
+    @property
+    def out_size(self) -> Size:
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    @property
+    def uniforms(self) -> int:
+        return 0
+
+    @property
+    def min_size(self) -> Size:
+        return (1, 1)
+
+    def refuse(self, width: int, height: int) -> str | None:
+        least_height, least_width = self.min_size
+        if width >= least_width and height >= least_height:
+            return None
+        return (
+            f"the image has {width}x{height} pixels, smaller than {self!r}; "
+            f"RandomResizedCrop, Resize or CenterCrop with resize= take images of any size"
+        )
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(_Sized):
+    """A random part of the image, resized; torchvision's rule.
+
+    Args:
+        size: output height and width; one number: a square.
+        scale: share of the image's area, lowest and highest.
+        ratio: width over height of the part, lowest and highest.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = _check_pair(self.scale, "scale")
+        if not 0 < low <= high <= 1:
+            raise UsageError(f"scale must be two numbers with 0 < low <= high <= 1, got {self.scale}")
+        low, high = _check_pair(self.ratio, "ratio")
+        if not 0 < low <= high:
+            raise UsageError(f"ratio must be two numbers with 0 < low <= high, got {self.ratio}")
+
+    @property
+    def uniforms(self) -> int:
+        return 2 * _TRIES + 2
+
+    def place(self, widths: I64, heights: I64, uniforms: F64) -> I32:
+        low, high = self.scale
+        areas = (widths * heights)[:, None] * (low + (high - low) * uniforms[:, :_TRIES])
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratios = np.exp(low + (high - low) * uniforms[:, _TRIES : 2 * _TRIES])
+        tries_w, tries_h = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
+        fits = (tries_w > 0) & (tries_w <= widths[:, None]) & (tries_h > 0) & (tries_h <= heights[:, None])
+        first = fits.argmax(axis=1)
+        every = np.arange(len(widths))
+        found = fits[every, first]
+        crop_w = np.where(found, tries_w[every, first], 0).astype(np.int64)
+        crop_h = np.where(found, tries_h[every, first], 0).astype(np.int64)
+        left = np.floor(uniforms[:, -2] * (widths - crop_w + 1)).astype(np.int64)
+        top = np.floor(uniforms[:, -1] * (heights - crop_h + 1)).astype(np.int64)
+        missed = np.flatnonzero(~found)
+        if missed.size:
+            w, h = self._fall_back(widths[missed], heights[missed])
+            crop_w[missed], crop_h[missed] = w, h
+            left[missed], top[missed] = (widths[missed] - w) // 2, (heights[missed] - h) // 2
+        return _boxes(left, top, crop_w, crop_h)
+
+    def _fall_back(self, widths: I64, heights: I64) -> tuple[I64, I64]:
+        """Return the largest central part with an allowed ratio."""
+        shape = widths / heights
+        w = np.where(shape > self.ratio[1], np.rint(heights * self.ratio[1]), widths)
+        h = np.where(shape < self.ratio[0], np.rint(widths / self.ratio[0]), heights)
+        # torchvision would cut nothing at all out of a line one pixel wide.
+        return np.maximum(w, 1).astype(np.int64), np.maximum(h, 1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class RandomCrop(_Sized):
+    """A random part of `size`, pixels as they are. An image that is smaller is a bad sample."""
+
+    @property
+    def uniforms(self) -> int:
+        return 2
+
+    @property
+    def min_size(self) -> Size:
+        return self.out_size
+
+    def place(self, widths: I64, heights: I64, uniforms: F64) -> I32:
+        height, width = self.out_size
+        left = np.floor(uniforms[:, 0] * (widths - width + 1)).astype(np.int64)
+        top = np.floor(uniforms[:, 1] * (heights - height + 1)).astype(np.int64)
+        return _boxes(left, top, np.full_like(left, width), np.full_like(left, height))
+
+
+@dataclass(frozen=True)
+class CenterCrop(_Sized):
+    """The centre of the image.
+
+    Args:
+        size: output height and width; one number: a square.
+        resize: take the part that `Resize(resize)` followed by `CenterCrop(size)` would show, in one step and
+            to the nearest pixel of the source. None: pixels as they are; an image smaller than `size` is a
+            bad sample.
+    """
+
+    resize: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resize is None:
+            return
+        if (
+            isinstance(self.resize, bool)
+            or not isinstance(self.resize, int)
+            or self.resize < max(self.out_size)
+        ):
+            raise UsageError(f"resize must be at least {max(self.out_size)} (the crop); got {self.resize!r}")
+
+    @property
+    def min_size(self) -> Size:
+        return self.out_size if self.resize is None else (1, 1)
+
+    def place(self, widths: I64, heights: I64, uniforms: F64) -> I32:
+        del uniforms
+        height, width = self.out_size
+        if self.resize is None:
+            left, top = np.rint((widths - width) / 2), np.rint((heights - height) / 2)
+            return _boxes(left, top, np.full_like(widths, width), np.full_like(widths, height))
+        short = np.minimum(widths, heights)
+        resized_w, resized_h = self.resize * widths // short, self.resize * heights // short
+        left, right = _central(widths, resized_w, width)
+        top, bottom = _central(heights, resized_h, height)
+        return _boxes(left, top, right - left, bottom - top)
+
+
+@dataclass(frozen=True)
+class Resize(_Sized):
+    """The whole image, resized to `size`; its shape is not kept."""
+
+    def place(self, widths: I64, heights: I64, uniforms: F64) -> I32:
+        del uniforms
+        return whole(widths, heights)
+
+
+@dataclass(frozen=True)
+class View:
+    """A field once more, with the same draw, at another output size: `View("image", size=24)` in `fields`.
+
+    `name` is its key in the dict that `transform` sees; "image_24" unless given.
+    """
+
+    field: str
+    size: int | Size
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.field, str):
+            raise UsageError(f"View's first argument must be the name of a field, got {self.field!r}")
+        object.__setattr__(self, "size", check_size(self.size, "View"))
+        height, width = self.out_size
+        suffix = str(height) if height == width else f"{height}x{width}"
+        object.__setattr__(self, "name", self.name or f"{self.field}_{suffix}")
+
+    @property
+    def out_size(self) -> Size:
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+
+def whole(widths: I64, heights: I64) -> I32:
+    """Return the boxes of whole images."""
+    nothing = np.zeros_like(widths)
+    return _boxes(nothing, nothing, widths, heights)
+
+
+def scale_boxes(boxes: I32, source: tuple[I64, I64], target: tuple[I64, I64]) -> I32:
+    """Return boxes on images of one size, moved to images of another: (widths, heights) each; never empty."""
+    if np.array_equal(source[0], target[0]) and np.array_equal(source[1], target[1]):
+        return boxes
+    out = np.empty_like(boxes)
+    for low, axis in ((0, 0), (1, 1)):
+        # A damaged width of 0 must reach the kernel as a bad box, not end as a division by zero.
+        factor = target[axis] / np.maximum(source[axis], 1)
+        start = np.minimum(np.rint(boxes[:, low] * factor), np.maximum(target[axis] - 1, 0))
+        stop = np.clip(np.rint(boxes[:, low + 2] * factor), start + 1, np.maximum(target[axis], 1))
+        out[:, low], out[:, low + 2] = start, stop
+    return out
+
+
+def check_size(size: Any, name: str) -> int | Size:
+    numbers = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+            raise UsageError(
+                f"{name}: size must be a whole number of pixels, or (height, width), at least 1; got {size!r}"
+            )
+    height, width = (int(number) for number in numbers)
+    return (height, width) if isinstance(size, (tuple, list)) else height
+
+
+def _check_pair(pair: Any, name: str) -> tuple[float, float]:
+    try:
+        low, high = (float(value) for value in pair)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} must be two numbers, got {pair!r}") from None
+    return low, high
+
+
+def _central(lengths: I64, resized: I64, wanted: int) -> tuple[I64, I64]:
+    start = np.rint((resized - wanted) / 2)
+    low = np.minimum(np.rint(start * lengths / resized), lengths - 1)
+    high = np.clip(np.rint((start + wanted) * lengths / resized), low + 1, lengths)
+    return low.astype(np.int64), high.astype(np.int64)
+
+
+def _boxes(
+    left: npt.NDArray[Any], top: npt.NDArray[Any], width: npt.NDArray[Any], height: npt.NDArray[Any]
+) -> I32:
+    out = np.empty((len(left), 4), np.int32)
+    out[:, 0], out[:, 1], out[:, 2], out[:, 3] = left, top, left + width, top + height
+    return out

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Loader`: the public face. What it promises is in docs/loader.md; the modules beside this one keep it.
+
+A loader has a cursor (epoch, samples given). `iter()` begins at the cursor; each batch that is *given* moves
+it on, what is only prefetched does not. One iteration lives at a time: a new `iter()` ends the one before.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy.typing as npt
+
+from feedrate import kernel
+from feedrate.errors import UsageError
+from feedrate.format.pack import Pack
+from feedrate.load.assemble import Assembler, Batch
+from feedrate.load.geometry import Artist
+from feedrate.load.image import ImageOp, View
+from feedrate.load.meter import Meter
+from feedrate.load.options import (
+    BadSamplePolicy,
+    Options,
+    Output,
+    check_whole,
+    find_field,
+    find_reference,
+    flip_probability,
+    resolve_fields,
+)
+from feedrate.load.order import EpochOrder, cut
+from feedrate.load.pipeline import Feed, FeedStopped
+from feedrate.load.ranks import Shares, find_rank
+from feedrate.load.ring import Ring
+from feedrate.load.sampling import choose_order
+from feedrate.load.state import check_state, dump_state, fingerprint
+from feedrate.load.tensors import choose_output, make_collate
+from feedrate.probe.cpu import count_usable_cores
+from feedrate.results import LoaderStats
+
+# One batch in the kernel, one queued there, one ready to be taken.
+DEFAULT_PREFETCH = 3
+PREFETCH_BYTES = 2**30
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where an epoch stands. `is_used`: a batch was given, so the next `iter()` goes to another epoch."""
+
+    epoch: int = 0
+    samples: int = 0
+    is_used: bool = False
+
+
+@dataclass(slots=True)
+class Resources:
+    """What must be given back, in this order; shared with the finaliser, which must not know the loader."""
+
+    pack: Pack
+    owns_pack: bool
+    process: int = field(default_factory=os.getpid)
+    feed: Feed[Batch] | None = None
+
+    def release(self) -> None:
+        if os.getpid() != self.process:
+            return
+        if self.feed is not None:
+            self.feed.stop()
+            self.feed = None
+        if self.owns_pack:
+            self.pack.close()
+
+
+class Loader:
+    """Feeds batches from a pack.
+
+    Args:
+        pack: the pack's folder, or an opened `Pack`.
+        batch_size: samples per batch and rank.
+        shuffle: a fresh permutation of all samples in every epoch; else the stored order.
+        seed: every random choice follows from it, the epoch and the sample's number.
+        fields: what a batch holds, in this order: names of the pack's fields, "key", "number", `View`s. None:
+            image and label, where the pack has them.
+        image: where to cut and how large; None: whole images, which must then share one size.
+        flip: mirror left to right; True: half of the samples; a number: that share.
+        order: "windowed" (large sequential reads), positions, or a function from epoch to positions.
+        weights: draw with replacement: one weight per sample, or "balanced" for equal shares of the classes.
+        split: use a fixed part of the samples, e.g. (0, 0.9) and (0.9, 1); does not depend on the seed.
+        drop_last: drop the last global batch when it is not full.
+        pad: fill the last global batch up with samples from the epoch's beginning, so that ranks get equal
+            numbers.
+        rank, world_size: this process among all; None: as torch.distributed says, once it is initialised.
+        transform: called with a dict of one sample's fields, in threads.
+        collate: makes a batch of a list of samples; None with a transform: stack what stacks.
+        threads: for reading and decoding; None: the cores that this process may use.
+        prefetch: how many batches to make ahead; None: enough to keep the threads busy.
+        on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
+        output: "torch" or "numpy"; None: torch where it is installed.
+    """
+
+    def __init__(
+        self,
+        pack: str | os.PathLike[str] | Pack,
+        batch_size: int = 256,
+        shuffle: bool = True,
+        seed: int = 0,
+        fields: Sequence[str | View] | None = None,
+        image: ImageOp | None = None,
+        flip: bool | float = False,
+        order: str | Sequence[int] | npt.NDArray[Any] | Callable[[int], Any] | None = None,
+        weights: str | Sequence[float] | npt.NDArray[Any] | None = None,
+        split: tuple[float, float] | None = None,
+        drop_last: bool = False,
+        pad: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        threads: int | None = None,
+        prefetch: int | None = None,
+        on_bad_sample: BadSamplePolicy = "raise",
+        output: Output | None = None,
+    ) -> None:
+        options = Options(
+            batch_size=batch_size, shuffle=shuffle, seed=seed, fields=fields, image=image, flip=flip,
+            order=order, weights=weights, split=split, drop_last=drop_last, pad=pad, rank=rank,
+            world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
+            on_bad_sample=on_bad_sample, output=output,
+        )  # fmt: skip
+        self._options = options
+        owns_pack = not isinstance(pack, Pack)
+        opened = pack if isinstance(pack, Pack) else Pack(pack)
+        self._wanted = resolve_fields(opened, fields, image)
+        reference = find_reference(opened, image, flip)
+        self._artist = Artist(reference, image, flip_probability(flip), seed) if reference else None
+        self._subset = cut(len(opened), split)
+        self._order = choose_order(opened, options, self._subset)
+        self._fingerprint = fingerprint(opened.manifest)
+        self._output = choose_output(output)
+        self._threads = threads or count_usable_cores()
+        self._prefetch = prefetch or self._choose_prefetch()
+        self._cursor = Cursor()
+        self._closed = False
+        self._acquire(opened, owns_pack)
+        self._shares(self._order.at(0), 0).check_not_empty()
+
+    def _acquire(self, pack: Pack, owns_pack: bool) -> None:
+        """Set up what belongs to one process: opened files, buffers, counters."""
+        self._resources = Resources(pack, owns_pack)
+        self._finalizer = weakref.finalize(self, self._resources.release)
+        self._live: weakref.ref[LoaderIterator] | None = None
+        self._meter = Meter()
+        self._rings = {
+            w.name: Ring(
+                (self._options.batch_size, *w.out_size, 3 if w.field.kind == "image" else 1),
+                self._prefetch + 2,
+            )
+            for w in self._wanted
+            if w.field is not None and w.out_size is not None
+        }
+
+    def _choose_prefetch(self) -> int:
+        # A transform runs in the makers, so there should be as many as threads.
+        wish = max(DEFAULT_PREFETCH, self._threads) if self._options.transform else DEFAULT_PREFETCH
+        pixels = sum(3 * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
+        batch_bytes = max(1, pixels * self._options.batch_size)
+        return max(2, min(wish, PREFETCH_BYTES // batch_bytes))
+
+    def _shares(self, order: EpochOrder, start: int) -> Shares:
+        options = self._options
+        if options.rank is not None and options.world_size is not None:
+            rank, world = options.rank, options.world_size
+        else:
+            rank, world = find_rank()
+        return Shares(order.length, options.batch_size, rank, world, options.drop_last, options.pad, start)
+
+    def __len__(self) -> int:
+        """Return how many batches the next `iter()` gives; after `load_state_dict`: those that remain."""
+        cursor = self._upcoming()
+        return len(self._shares(self._order.at(cursor.epoch), cursor.samples))
+
+    def _upcoming(self) -> Cursor:
+        if self._cursor.is_used:
+            return Cursor(self._cursor.epoch + 1)
+        return self._cursor
+
+    def __iter__(self) -> LoaderIterator:
+        """Begin an epoch. An iteration of this loader that still lives is over."""
+        self._check_open()
+        self._end_live()
+        self._cursor = cursor = self._upcoming()
+        order = self._order.at(cursor.epoch)
+        shares = self._shares(order, cursor.samples)
+        feed = self._make_feed(order, shares, cursor.epoch)
+        self._resources.feed = feed
+        iterator = LoaderIterator(self, feed, shares, cursor)
+        self._live = weakref.ref(iterator)
+        feed.start()
+        return iterator
+
+    def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
+        options, subset, repeats = self._options, self._subset, self._order.repeats
+        pool, meter = kernel.Pool(self._threads), self._meter
+        collate = options.collate or (make_collate(self._output) if options.transform else None)
+        assembler = Assembler(
+            pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
+            output=self._output, transform=options.transform, collate=collate,
+            raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
+        )  # fmt: skip
+
+        def make(step: int) -> Batch:
+            with meter.stage("order"):
+                slots = shares.slots(step)
+                positions = subset.positions(order.indices(slots))
+            return assembler.make(epoch, positions, slots if repeats else None)
+
+        # Two makers: while one is in the kernel, the other prepares its batch and queues it there.
+        makers = self._threads if options.transform or options.collate else 2
+        return Feed(
+            make,
+            len(shares),
+            prefetch=self._prefetch,
+            makers=max(2, makers),
+            meter=meter,
+            on_stop=pool.close,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter()` give epoch `epoch` from its beginning."""
+        check_whole("epoch", epoch, least=0)
+        self._cursor = Cursor(int(epoch))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being given, or that the next `iter()` gives."""
+        return self._cursor.epoch
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of their labels."""
+        return list(find_field(self._resources.pack, "label").classes or ())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands: plain numbers and words that JSON can hold.
+
+        Counts samples given on all ranks together, so it may be loaded with another number of ranks or batch
+        size.
+        """
+        return dump_state(
+            self._fingerprint, self._options, self._order, (self._cursor.epoch, self._cursor.samples)
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` go on where `state` was taken.
+
+        Raises:
+            UsageError: the state is of another pack, seed or order; the message names the difference.
+        """
+        epoch, samples = check_state(state, dump_state(self._fingerprint, self._options, self._order, (0, 0)))
+        length = self._order.at(epoch).length
+        if samples > length:
+            raise UsageError(f"the state has given {samples} samples of an epoch that holds {length}")
+        self._cursor = Cursor(epoch, samples)
+
+    def stats(self) -> LoaderStats:
+        """Return what each stage did since the loader was made, and which one is the slowest."""
+        self._adopt()
+        return self._meter.read()
+
+    def close(self) -> None:
+        """End a living iteration and close the files; batches stay valid. May be called twice."""
+        self._closed = True
+        self._finalizer()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise UsageError(
+            "a Loader cannot be sent to another process: it has threads and open files",
+            hint="make it there from the pack's path; or use Dataset with a DataLoader",
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this loader is closed; make a new one to iterate")
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """In a forked child, begin anew and share nothing: threads are gone, and may have held locks."""
+        if os.getpid() != self._resources.process and not self._closed:
+            self._finalizer.detach()
+            self._acquire(Pack(self._resources.pack.path), owns_pack=True)
+
+    def _end_live(self) -> None:
+        if self._resources.feed is not None:
+            self._resources.feed.stop()
+            self._resources.feed = None
+        live = self._live() if self._live is not None else None
+        if live is not None:
+            live.end("a newer iteration of this loader has begun, and this one is over")
+        self._live = None
+
+
+class LoaderIterator(Iterator[Any]):
+    """One pass over an epoch, or over the rest of it."""
+
+    def __init__(self, loader: Loader, feed: Feed[Batch], shares: Shares, cursor: Cursor) -> None:
+        self._loader = loader
+        self._feed = feed
+        self._shares = shares
+        self._cursor = cursor
+        self._step = 0
+        self._ended: str | None = None
+        self._finalizer = weakref.finalize(self, feed.stop)
+
+    def __len__(self) -> int:
+        """Return how many batches are still to come."""
+        return len(self._shares) - self._step
+
+    def __next__(self) -> Any:
+        self._check_usable()
+        while self._step < len(self._shares):
+            batch = self._take()
+            self._cursor.samples = self._shares.after(self._step)
+            self._cursor.is_used = True
+            self._step += 1
+            if batch.samples:
+                return batch.data
+        self._finish_epoch()
+        raise StopIteration
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._feed.process:
+            raise UsageError(
+                f"this iterator belongs to process {self._feed.process}, and this is a fork of it",
+                hint="call iter(loader) here for one of its own",
+            )
+        if self._loader._closed:
+            raise UsageError("the loader of this iterator is closed")
+        if self._ended is not None:
+            raise UsageError(
+                f"this iterator cannot go on: {self._ended}", hint="call iter(loader) for a new one"
+            )
+
+    def _take(self) -> Batch:
+        policy = self._loader._options.on_bad_sample
+        try:
+            batch = self._feed.take()
+            if callable(policy):
+                for bad in batch.bad:
+                    policy(bad)
+        except FeedStopped:
+            self._ended = self._ended or "it was stopped"
+            self._check_usable()
+            raise
+        except BaseException as error:
+            # Only words are kept: the error itself would hold this frame, and so this iterator, in a cycle.
+            self._ended = f"it ended with {type(error).__name__}: {error}"
+            self._finalizer()
+            raise
+        return batch
+
+    def _finish_epoch(self) -> None:
+        loader = self._loader
+        self._finalizer()
+        if loader._cursor is self._cursor:
+            loader._cursor = Cursor(self._cursor.epoch + 1)
+
+    def end(self, why: str) -> None:
+        """Stop this iteration; `why` is told to those who go on using it."""
+        if len(self):
+            self._ended = why
+        self._finalizer()

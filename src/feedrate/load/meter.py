@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each stage of a loader did and how long it took; `Loader.stats()` reads it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from feedrate.kernel import DecodeReport
+from feedrate.results import LoaderStats, StageStats
+
+STAGES = ("order", "index", "read and decode", "other fields", "transform", "collate")
+
+
+class Meter:
+    """Counters that any thread may add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy_s = dict.fromkeys(STAGES, 0.0)
+        self._batches = dict.fromkeys(STAGES, 0)
+        self._waited_s = {"consumer": 0.0, "makers": 0.0}
+        self._counts: Counter[str] = Counter()
+        self._pillow_reasons: Counter[str] = Counter()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of the body as one batch of a stage."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            with self._lock:
+                self._busy_s[name] += seconds
+                self._batches[name] += 1
+
+    def add_wait(self, who: str, seconds: float) -> None:
+        with self._lock:
+            self._waited_s[who] += seconds
+
+    def count(self, **counts: int) -> None:
+        """Add to `batches`, `samples`, `bad_samples`, `bytes_read`."""
+        with self._lock:
+            self._counts.update(counts)
+
+    def add_report(self, report: DecodeReport) -> None:
+        with self._lock:
+            self._counts["by_pillow"] += report.by_pillow
+            self._pillow_reasons.update(report.pillow_reasons or {})
+
+    def read(self) -> LoaderStats:
+        with self._lock:
+            stages = tuple(StageStats(name, self._batches[name], self._busy_s[name]) for name in STAGES)
+            return LoaderStats(
+                stages=stages,
+                batches=self._counts["batches"],
+                samples=self._counts["samples"],
+                bad_samples=self._counts["bad_samples"],
+                bytes_read=self._counts["bytes_read"],
+                by_pillow=self._counts["by_pillow"],
+                pillow_reasons=dict(self._pillow_reasons),
+                consumer_waited_s=self._waited_s["consumer"],
+                makers_waited_s=self._waited_s["makers"],
+            )

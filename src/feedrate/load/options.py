@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user asked a loader for, checked: first on its own, then against the pack."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from feedrate.errors import BadSample, UsageError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.load.image import ImageOp, Size, View
+
+Output = Literal["torch", "numpy"]
+BadSamplePolicy = Literal["raise", "skip"] | Callable[[BadSample], None]
+INDEX_FIELDS = ("key", "number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments of `Loader`, except the pack."""
+
+    batch_size: int
+    shuffle: bool
+    seed: int
+    fields: Sequence[str | View] | None
+    image: ImageOp | None
+    flip: bool | float
+    order: Any
+    weights: Any
+    split: tuple[float, float] | None
+    drop_last: bool
+    pad: bool
+    rank: int | None
+    world_size: int | None
+    transform: Callable[[dict[str, Any]], Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    threads: int | None
+    prefetch: int | None
+    on_bad_sample: BadSamplePolicy
+    output: Output | None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "threads", "prefetch", "world_size"):
+            check_whole(name, getattr(self, name), least=1, optional=name != "batch_size")
+        check_whole("seed", self.seed, least=0)
+        for name in ("shuffle", "drop_last", "pad"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise UsageError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        check_image(self.image, self.flip)
+        self._check_ranks()
+        self._check_order()
+        for name in ("transform", "collate"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise UsageError(f"{name} must be a function, got {getattr(self, name)!r}")
+        if self.on_bad_sample not in ("raise", "skip") and not callable(self.on_bad_sample):
+            raise UsageError(
+                f'on_bad_sample must be "raise", "skip" or a function, got {self.on_bad_sample!r}'
+            )
+        if self.output not in (None, "torch", "numpy"):
+            raise UsageError(f'output must be "torch", "numpy" or None, got {self.output!r}')
+
+    def _check_ranks(self) -> None:
+        if (self.rank is None) != (self.world_size is None):
+            raise UsageError(
+                f"rank and world_size belong together, got rank={self.rank} and world_size={self.world_size}"
+            )
+        if self.rank is not None and self.world_size is not None:
+            check_whole("rank", self.rank, least=0)
+            if self.rank >= self.world_size:
+                raise UsageError(f"rank must be below world_size ({self.world_size}), got {self.rank}")
+        if self.drop_last and self.pad:
+            raise UsageError("drop_last drops the last incomplete batch and pad fills it up: choose one")
+
+    def _check_order(self) -> None:
+        if isinstance(self.order, str) and self.order != "windowed":
+            raise UsageError(
+                f'order must be "windowed", positions or a function of the epoch, got {self.order!r}',
+                hint="without order, shuffle=True gives a full shuffle and shuffle=False the stored order",
+            )
+        if self.order is not None and self.weights is not None:
+            raise UsageError("order says which samples come, and so does weights: give one of them")
+        if self.split is not None:
+            check_split(self.split)
+            if self.order is not None:
+                raise UsageError(
+                    "order and split cannot be combined: a split is scattered over the whole pack",
+                    hint="leave split out and give the positions you want as order",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One part of a batch. `field` is None for what the index itself holds: `key` and `number`."""
+
+    name: str
+    field: Field | None
+    out_size: Size | None = None
+
+
+def resolve_fields(
+    pack: Pack, names: Sequence[str | View] | None, image: ImageOp | None
+) -> tuple[Wanted, ...]:
+    """Return what each batch is made of.
+
+    Raises:
+        UsageError: the pack has no such field, or its images need an operation that gives them one size.
+    """
+    if names is None:
+        have = [f.name for f in pack.fields]
+        names = [name for name in ("image", "label") if name in have] or have
+    if isinstance(names, (str, View)) or not len(names):
+        raise UsageError(f'fields must be a tuple of names such as ("image", "label"), got {names!r}')
+    wanted = tuple(_resolve(pack, name, image) for name in names)
+    for name in [w.name for w in wanted]:
+        if sum(w.name == name for w in wanted) > 1:
+            raise UsageError(
+                f"fields names '{name}' twice", hint=f'for a second size: View("{name}", size=...)'
+            )
+    return wanted
+
+
+def _resolve(pack: Pack, name: str | View, image: ImageOp | None) -> Wanted:
+    if name in INDEX_FIELDS:
+        return Wanted(str(name), None)
+    field = find_field(pack, name.field if isinstance(name, View) else name)
+    if isinstance(name, View):
+        if not field.has_pixels:
+            raise UsageError(f"View shows images and masks; field '{field.name}' is {field.kind}")
+        return Wanted(name.name, field, name.out_size)
+    if not field.has_pixels:
+        return Wanted(field.name, field)
+    if image is not None:
+        return Wanted(field.name, field, image.out_size)
+    if field.shape is None:
+        raise UsageError(
+            f"the images of field '{field.name}' differ in size and a batch needs one size",
+            hint="pass image=RandomResizedCrop(224), or another image operation",
+        )
+    return Wanted(field.name, field, (field.shape[0], field.shape[1]))
+
+
+def find_field(pack: Pack, name: object) -> Field:
+    have = [*(f.name for f in pack.fields), *INDEX_FIELDS]
+    field = pack.manifest.field(name) if isinstance(name, str) else None
+    if field is None:
+        near = difflib.get_close_matches(str(name), have, n=1)
+        raise UsageError(
+            f"unknown field {name!r}: this pack has {', '.join(have)}",
+            hint=f"did you mean '{near[0]}'?" if near else None,
+        )
+    return field
+
+
+def find_reference(pack: Pack, image: ImageOp | None, flip: bool | float) -> Field | None:
+    """Return the field on which the crop is drawn: the pack's first image, else its first mask.
+
+    It does not depend on which fields are asked for, so two loaders with one seed cut the same part.
+    """
+    for kind in (Kind.IMAGE, Kind.MASK):
+        for field in pack.fields:
+            if field.kind is kind:
+                return field
+    if image is not None or flip:
+        raise UsageError(
+            f"image and flip need a field of images; this pack has {', '.join(f.name for f in pack.fields)}"
+        )
+    return None
+
+
+def check_whole(name: str, value: object, *, least: int, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise UsageError(f"{name} must be a whole number, got {value!r}")
+    if not least <= value < 2**63:
+        raise UsageError(
+            f"{name} must be at least {least}, got {value}"
+            if value < least
+            else f"{name} is too large: {value}"
+        )
+
+
+def check_image(image: object, flip: object) -> None:
+    if image is not None and not (hasattr(image, "place") and hasattr(image, "out_size")):
+        raise UsageError(
+            f"image must be an image operation, got {image!r}",
+            hint="RandomResizedCrop(224), RandomCrop(...), CenterCrop(...) or Resize(...)",
+        )
+    if not isinstance(flip, (bool, int, float, np.number)) or not 0 <= flip <= 1:
+        raise UsageError(f"flip must be True, False or a probability from 0 to 1, got {flip!r}")
+
+
+def check_split(split: Any) -> None:
+    try:
+        start, stop = split
+        fits = 0 <= start < stop <= 1 and math.isfinite(start)
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"split must be two fractions with 0 <= start < stop <= 1, got {split!r}", hint="split=(0, 0.9)"
+        )
+
+
+def flip_probability(flip: bool | float) -> float:
+    return 0.5 if flip is True else float(flip)

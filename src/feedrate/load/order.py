@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples, in which order: a pure function of (seed, epoch, kind), computed and never stored.
+
+An epoch has `length` slots; an order says which sample stands in which slot. Which rank takes which slot is
+ranks.py's business, so the global order cannot depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from feedrate.errors import UsageError
+from feedrate.load.draws import F64, I64, U64, Purpose, draw_uniforms, make_key, mix, mix_array
+
+# By counting permutations and pairs: 8 rounds are even from a few hundred values on, 24 for the smallest.
+ROUNDS, SMALL_ROUNDS, SMALL = 8, 24, 1024
+# 256 samples of 110 KB are one sequential read of 28 MB; 16 of them mix 4096 samples.
+BLOCK = 256
+WINDOW_BLOCKS = 16
+
+
+def permute(indices: I64, n: int, key: int | U64) -> I64:
+    """Return where a keyed bijection of 0 .. n-1 sends `indices`; `key` may differ from index to index.
+
+    A Feistel network over Z_a x Z_b with a*b just above n: the few values that fall outside are sent round
+    again (about one in sqrt(n)), which keeps it a bijection of exactly 0 .. n-1.
+    """
+    if n < 2:
+        return indices.astype(np.int64)
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+    out = _feistel(indices.astype(np.uint64), a, b, key)
+    outside = np.flatnonzero(out >= n)
+    while outside.size:
+        out[outside] = _feistel(out[outside], a, b, key if isinstance(key, int) else key[outside])
+        outside = outside[out[outside] >= n]
+    return out.astype(np.int64)
+
+
+def _feistel(values: U64, a: int, b: int, key: int | U64) -> U64:
+    left, right = np.divmod(values, np.uint64(b))
+    for r in range(ROUNDS if a * b >= SMALL else SMALL_ROUNDS):
+        round_key = np.uint64(mix(key + r)) if isinstance(key, int) else mix_array(key + np.uint64(r))
+        # One bit is given up so that the sum cannot wrap at 2**64: a wrap would break the bijection.
+        if r % 2 == 0:
+            left = (left + (mix_array(right + round_key) >> np.uint64(1))) % np.uint64(a)
+        else:
+            right = (right + (mix_array(left + round_key) >> np.uint64(1))) % np.uint64(b)
+    joined: U64 = left * np.uint64(b) + right
+    return joined
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOrder:
+    """One epoch's order: `indices(slots)` gives the sample in each slot."""
+
+    length: int
+    indices: Callable[[I64], I64]
+
+
+class Order(Protocol):
+    """A kind of order over `n` samples."""
+
+    kind: str
+    repeats: bool  # one sample may come several times in an epoch
+
+    def at(self, epoch: int) -> EpochOrder: ...
+
+    def identity(self) -> str:
+        """Return what distinguishes this order from others of its kind, for the saved state."""
+        ...
+
+
+class Sequential:
+    kind, repeats = "sequential", False
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def at(self, epoch: int) -> EpochOrder:
+        del epoch
+        return EpochOrder(self.n, lambda slots: slots)
+
+    def identity(self) -> str:
+        return ""
+
+
+class Shuffled:
+    kind, repeats = "shuffled", False
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.n, self.seed = n, seed
+
+    def at(self, epoch: int) -> EpochOrder:
+        key = make_key(self.seed, epoch, Purpose.ORDER)
+        return EpochOrder(self.n, lambda slots: permute(slots, self.n, key))
+
+    def identity(self) -> str:
+        return ""
+
+
+class Windowed:
+    """Blocks of neighbours in a random order, mixed inside windows of several blocks: large reads, still well
+    shuffled.
+
+    Blocks begin at another place in every epoch, so that neither their members nor the short block that
+    remains at the end are always the same.
+    """
+
+    kind, repeats = "windowed", False
+
+    def __init__(self, n: int, seed: int, block: int = BLOCK, window_blocks: int = WINDOW_BLOCKS) -> None:
+        self.n, self.seed, self.block, self.window = n, seed, block, block * window_blocks
+
+    def at(self, epoch: int) -> EpochOrder:
+        return EpochOrder(self.n, lambda slots: self._indices(epoch, slots))
+
+    def _indices(self, epoch: int, slots: I64) -> I64:
+        whole_blocks = self.n // self.block
+        window, inside = np.divmod(slots, self.window)
+        keys = mix_array(window.astype(np.uint64) + np.uint64(make_key(self.seed, epoch, Purpose.WINDOW)))
+        last = window == self.n // self.window
+        mixed = np.empty_like(slots)
+        for members, size in ((~last, self.window), (last, self.n % self.window)):
+            mixed[members] = permute(inside[members], size, keys[members])
+        block, rest = np.divmod(window * self.window + mixed, self.block)
+        is_whole = block < whole_blocks
+        block[is_whole] = permute(block[is_whole], whole_blocks, make_key(self.seed, epoch, Purpose.BLOCKS))
+        offset = make_key(self.seed, epoch, Purpose.OFFSET) % max(self.n, 1)
+        shifted: I64 = (block * self.block + rest + offset) % self.n
+        return shifted
+
+    def identity(self) -> str:
+        return f"{self.block}x{self.window // self.block}"
+
+
+class Given:
+    """Positions the user gave: an array for every epoch, or a function of the epoch."""
+
+    kind, repeats = "given", True
+
+    def __init__(self, given: Sequence[int] | I64 | Callable[[int], Sequence[int] | I64], n: int) -> None:
+        self.n = n
+        self._given = given
+        self._latest: tuple[int, I64] | None = None
+        if not callable(given):
+            self._latest = (-1, self._check(given))
+
+    def at(self, epoch: int) -> EpochOrder:
+        positions = self._positions(epoch)
+        return EpochOrder(len(positions), lambda slots: positions[slots])
+
+    def identity(self) -> str:
+        if callable(self._given):
+            return "callable"  # it may differ from epoch to epoch; its author answers for it
+        return _digest(self._positions(0))
+
+    def _positions(self, epoch: int) -> I64:
+        if not callable(self._given):
+            assert self._latest is not None
+            return self._latest[1]
+        if self._latest is None or self._latest[0] != epoch:
+            self._latest = (epoch, self._check(self._given(epoch)))
+        return self._latest[1]
+
+    def _check(self, given: Sequence[int] | I64) -> I64:
+        array = np.asarray(given)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise UsageError(
+                f"order must be a list of positions, got an array of {array.dtype} with shape {array.shape}"
+            )
+        positions = array.astype(np.int64)
+        if positions.size and (positions.min() < 0 or positions.max() >= self.n):
+            worst = positions.min() if positions.min() < 0 else positions.max()
+            raise UsageError(f"order holds position {worst}; this pack has positions 0 to {self.n - 1}")
+        return positions
+
+
+class Weighted:
+    """Sampling with replacement, in proportion to weights; an epoch is as long as the dataset."""
+
+    kind, repeats = "weighted", True
+
+    def __init__(self, weights: F64, seed: int) -> None:
+        self.seed = seed
+        self._sums = np.cumsum(weights)
+        self._identity = _digest(self._sums)
+
+    def at(self, epoch: int) -> EpochOrder:
+        key = make_key(self.seed, epoch, Purpose.WEIGHTS)
+        return EpochOrder(len(self._sums), lambda slots: self._indices(key, slots))
+
+    def _indices(self, key: int, slots: I64) -> I64:
+        points = draw_uniforms(key, slots, 1)[:, 0] * self._sums[-1]
+        # side="right" passes over samples of weight 0.
+        found: I64 = np.searchsorted(self._sums, points, side="right").astype(np.int64)
+        return found
+
+    def identity(self) -> str:
+        return self._identity
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """Positions of a split: a stretch of one fixed permutation, whatever the seed; exact counts."""
+
+    n: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def positions(self, indices: I64) -> I64:
+        if len(self) == self.n:
+            return indices
+        return permute(indices + self.start, self.n, make_key(self.n, Purpose.SPLIT))
+
+
+def cut(n: int, fractions: tuple[float, float] | None) -> Subset:
+    """Return the samples of a split `(start, stop)`; None: all of them."""
+    start, stop = fractions or (0.0, 1.0)
+    return Subset(n, round(start * n), round(stop * n))
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleQuality:
+    """How well an order is shuffled; a full permutation has 1, 1 and 0 (give or take chance).
+
+    Attributes:
+        displacement: how far samples move from where they are stored, relative to a full permutation.
+        batch_spread: how widely a batch draws from the dataset (standard deviation of its positions),
+            likewise.
+        neighbours: share of consecutive samples that are also stored next to each other.
+    """
+
+    displacement: float
+    batch_spread: float
+    neighbours: float
+
+
+def measure_shuffle(positions: I64, batch_size: int = 256) -> ShuffleQuality:
+    """Measure the shuffle quality of one epoch's order."""
+    n = len(positions)
+    batches = positions[: n // batch_size * batch_size].reshape(-1, batch_size)
+    return ShuffleQuality(
+        displacement=float(np.abs(positions - np.arange(n)).mean() / (n / 3)),
+        batch_spread=float(batches.std(axis=1).mean() / (n / math.sqrt(12))),
+        neighbours=float((np.abs(np.diff(positions)) == 1).mean()),
+    )
+
+
+def _digest(array: I64 | F64) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()

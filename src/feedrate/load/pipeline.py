@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that make batches ahead of the consumer, and hand them over in order.
+
+A step:  WAITING --a maker, when fewer than `prefetch` steps are ahead--> MAKING
+                 --that maker--> READY --the consumer--> TAKEN
+A feed:  NEW --start()--> RUNNING --stop()--> STOPPED
+
+- Makers are Python threads; each makes whole batches, so while one is in the kernel the next batch is already
+  queued there.
+- An error is a READY step too: the consumer gets the batches before it, then the error. No step begins after
+  it.
+- stop() may be called by anyone, any number of times. It waits for the makers to leave their current step
+  (unless a maker itself calls it); nothing of a stopped feed remains.
+- Makers know the feed and what it makes from, never the loader or its iterator, so those can be garbage
+  collected while makers run, and their finalisers stop the feed.
+- In a forked child the makers do not exist: a feed knows its process, and stop() there touches nothing.
+
+One condition variable guards all state; nobody polls and nobody sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from feedrate.load.meter import Meter
+
+T = TypeVar("T")
+
+# Native thread pools of feeds that were alive at a fork. Their threads are not in this process, so they
+# cannot be joined.
+_ABANDONED: list[object] = []
+
+
+class FeedStopped(Exception):
+    """The feed was stopped while somebody waited for it."""
+
+
+class Feed(Generic[T]):
+    """Makes `steps` results with `make(step)`, at most `prefetch` ahead of `take()`."""
+
+    def __init__(
+        self, make: Callable[[int], T], steps: int, *, prefetch: int, makers: int, meter: Meter,
+        on_stop: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.process = os.getpid()
+        self.steps = steps
+        self._make: Callable[[int], T] | None = make
+        self._prefetch = prefetch
+        self._meter = meter
+        self._on_stop = on_stop
+        self._changed = threading.Condition()
+        self._next = 0
+        self._taken = 0
+        self._ready: dict[int, tuple[T | None, BaseException | None]] = {}
+        self._stopped = False
+        self._makers = [
+            # Daemons: an interpreter that exits with a live iterator must not wait here; the iterator's
+            # finaliser does.
+            threading.Thread(target=self._run, name=f"feedrate-maker-{i}", daemon=True)
+            for i in range(min(makers, prefetch, steps))
+        ]
+
+    def start(self) -> None:
+        for maker in self._makers:
+            maker.start()
+
+    def take(self) -> T:
+        """Return the next result, waiting for it; raises what making it raised.
+
+        Raises:
+            FeedStopped: there will be no further result.
+        """
+        began = time.perf_counter()
+        with self._changed:
+            while self._taken not in self._ready and not self._stopped and self._taken < self.steps:
+                self._changed.wait()
+            if self._taken not in self._ready:
+                raise FeedStopped
+            result, error = self._ready.pop(self._taken)
+            self._taken += 1
+            self._changed.notify_all()
+        self._meter.add_wait("consumer", time.perf_counter() - began)
+        if error is not None:
+            self.stop()
+            raise error
+        return result  # type: ignore[return-value]
+
+    def stop(self) -> None:
+        if os.getpid() != self.process:
+            _ABANDONED.append(self)
+            return
+        with self._changed:
+            self._stopped = True
+            self._ready.clear()
+            self._changed.notify_all()
+        if threading.current_thread() in self._makers:
+            # A garbage collection inside a maker ended the iterator. Joining could wait for a lock held here.
+            return
+        for maker in self._makers:
+            if maker.ident is not None:
+                maker.join()
+        self._make = None
+        on_stop, self._on_stop = self._on_stop, None
+        if on_stop is not None:
+            on_stop()
+
+    def _run(self) -> None:
+        while (step := self._claim()) is not None:
+            self._finish(step, *self._try(step))
+
+    def _claim(self) -> int | None:
+        began = time.perf_counter()
+        with self._changed:
+            while (
+                not self._stopped and self._next < self.steps and self._next >= self._taken + self._prefetch
+            ):
+                self._changed.wait()
+            if self._stopped or self._next >= self.steps:
+                return None
+            step = self._next
+            self._next += 1
+        self._meter.add_wait("makers", time.perf_counter() - began)
+        return step
+
+    def _try(self, step: int) -> tuple[T | None, BaseException | None]:
+        make = self._make
+        assert make is not None
+        try:
+            return make(step), None
+        except BaseException as error:
+            # Whatever it is, it belongs to the consumer: a maker that died in silence would leave them
+            # waiting.
+            return None, error
+
+    def _finish(self, step: int, result: T | None, error: BaseException | None) -> None:
+        with self._changed:
+            if error is not None:
+                self._next = self.steps
+            if not self._stopped:
+                self._ready[step] = (result, error)
+                self._changed.notify_all()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fields of a sample that are not pixels: numbers, arrays, text, JSON, bytes and boxes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate import kernel
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack, Rows
+from feedrate.kernel import I64, U8, Status
+from feedrate.load.image import I32, Size
+
+STATUS_WORDS = {
+    Status.UNREADABLE: "the shard cannot be opened or read",
+    Status.CUT_SHORT: "the file ends before this sample does",
+    Status.CRC_MISMATCH: "the bytes are not those that were packed (checksum)",
+    Status.CORRUPT: "the image is damaged",
+    Status.BAD_BOX: "the crop is empty or not inside the image",
+    Status.BAD_ENTRIES: "the entry points in the index do not describe this image",
+}
+
+
+def explain_status(status: int) -> str:
+    return STATUS_WORDS.get(Status(status), f"status {status}")
+
+
+@dataclass(slots=True)
+class Values:
+    """One field of a batch: an array or a list, and why some of its samples are bad."""
+
+    data: Any
+    bad: dict[int, str] = field(default_factory=dict)
+    bytes_read: int = 0
+
+
+def read_field(pack: Pack, wanted: Field, rows: Rows, positions: I64, pool: kernel.Pool | None) -> Values:
+    """Read a field that is not pixels."""
+    if wanted.kind is Kind.NUMBER:
+        return Values(np.ascontiguousarray(rows[wanted.name]))
+    ranges = pack.ranges(wanted.name, rows, positions)
+    buffer, starts, statuses = kernel.read_ranges(pack.files, ranges, pool)
+    read = Values([], bytes_read=len(buffer))
+    if statuses.any():
+        read.bad = {int(i): explain_status(statuses[i]) for i in np.flatnonzero(statuses)}
+    elif wanted.kind is Kind.ARRAY and (stacked := _stack_arrays(wanted, buffer, starts)) is not None:
+        read.data = stacked
+        return read
+    _parse_each(wanted, buffer, starts, read)
+    return read
+
+
+def _parse_each(wanted: Field, buffer: U8, starts: I64, read: Values) -> None:
+    parse = _PARSERS[wanted.kind]
+    view = buffer.data
+    for i, (start, stop) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
+        value = None
+        if i not in read.bad:
+            try:
+                value = parse(bytes(view[start:stop]))
+            except Exception as error:  # numpy raises whatever it likes on a bad header
+                read.bad[i] = f"is not {wanted.kind} ({error})"
+        read.data.append(value)
+    arrays = read.data
+    if (
+        wanted.kind is Kind.ARRAY
+        and arrays
+        and not read.bad
+        and len({(a.dtype, a.shape) for a in arrays}) == 1
+    ):
+        read.data = np.stack(arrays)
+
+
+def _stack_arrays(wanted: Field, buffer: U8, starts: I64) -> npt.NDArray[Any] | None:
+    """Return arrays that share one .npy header without looking at each in Python; None when they do not."""
+    lengths = np.diff(starts)
+    if wanted.shape is None or wanted.dtype is None or not len(lengths) or (lengths != lengths[0]).any():
+        return None
+    dtype = np.dtype(wanted.dtype)
+    header = int(lengths[0]) - dtype.itemsize * int(np.prod(wanted.shape, dtype=np.int64))
+    table = buffer.reshape(len(lengths), -1)
+    if header < 10 or dtype.hasobject or (table[:, :header] != table[0, :header]).any():
+        return None
+    try:
+        first = _parse_array(table[0].tobytes())
+    except Exception:  # the slow way names the sample
+        return None
+    if first.dtype != dtype or first.shape != wanted.shape or not first.flags.c_contiguous:
+        return None
+    return np.ascontiguousarray(table[:, header:]).view(dtype).reshape(len(lengths), *wanted.shape)
+
+
+def _parse_array(data: bytes) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return array
+
+
+def _parse_boxes(data: bytes) -> npt.NDArray[np.float32]:
+    boxes = _parse_array(data).astype(np.float32)
+    if boxes.ndim != 2 or boxes.shape[1] < 4:
+        raise ValueError(f"a table of shape {boxes.shape}; rows of left, top, right, bottom are needed")
+    return boxes
+
+
+_PARSERS: dict[Kind, Callable[[bytes], Any]] = {
+    Kind.ARRAY: _parse_array,
+    Kind.TEXT: lambda data: data.decode("utf-8"),
+    Kind.JSON: json.loads,
+    Kind.BYTES: lambda data: data,
+    Kind.BOXES: _parse_boxes,
+}
+
+
+def move_boxes(boxes: npt.NDArray[np.float32], crop: I32, size: Size, flip: bool) -> npt.NDArray[np.float32]:
+    """Return boxes as they lie on the cropped, resized, flipped image: clipped, without those left empty."""
+    left, top, right, bottom = (float(edge) for edge in crop)
+    height, width = size
+    moved = boxes.copy()
+    moved[:, [0, 2]] = (boxes[:, [0, 2]] - left) * (width / (right - left))
+    moved[:, [1, 3]] = (boxes[:, [1, 3]] - top) * (height / (bottom - top))
+    if flip:
+        moved[:, [0, 2]] = width - moved[:, [2, 0]]
+    moved[:, :4] = np.clip(moved[:, :4], 0, np.array([width, height, width, height], np.float32))
+    left_over: npt.NDArray[np.float32] = moved[(moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])]
+    return left_over

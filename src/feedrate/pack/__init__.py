@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many small files -> a pack, and back. The functions return results and print nothing."""
+
+from feedrate.pack.describing import describe
+from feedrate.pack.options import FieldSpec, PackOptions
+from feedrate.pack.packing import pack
+from feedrate.pack.unpacking import unpack
+from feedrate.pack.verifying import verify
+
+__all__ = ["FieldSpec", "PackOptions", "describe", "pack", "unpack", "verify"]

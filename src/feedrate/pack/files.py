@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that appear whole or not at all, and the lock that keeps two packs out of one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from feedrate.errors import AlreadyExists, FeedrateError, StorageError
+from feedrate.units import format_bytes
+
+LOCK_NAME = "packing.lock"
+_TEMPORARY = re.compile(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp")
+
+
+@contextlib.contextmanager
+def appear(path: Path, *, expected_bytes: int = 0) -> Iterator[BinaryIO]:
+    """Yield a file to write; it appears as `path`, whole and fsynced, if the block ends well, and never else.
+
+    Raises:
+        StorageError: the disk is full, read-only or gone; no temporary file is left.
+    """
+    temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    try:
+        try:
+            with open(temporary, "xb", buffering=2**20) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+    except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
+        raise explain_write_error(error, path, expected_bytes) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable, not only the contents behind them."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network file systems cannot fsync a folder; there the rename is as durable as it gets.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)
+
+
+def explain_write_error(error: OSError, path: Path, expected_bytes: int = 0) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
+        needed = f"{path.name} needs about {format_bytes(expected_bytes)}, " if expected_bytes else ""
+        return StorageError(
+            f"{what} at {path.parent}: {needed}{format_bytes(free_bytes(path.parent))} free",
+            hint="make room, then run the same command again: it goes on where it stopped",
+        )
+    return StorageError(f"cannot write {path}: {error.strerror or error}")
+
+
+def free_bytes(folder: Path) -> int:
+    try:
+        stats = os.statvfs(folder)
+    except OSError:
+        return 0
+    return stats.f_bavail * stats.f_frsize
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed runs left. Only for the holder of the lock."""
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def is_temporary(name: str) -> bool:
+    return bool(_TEMPORARY.fullmatch(name))
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process; the lock dies with the process, however that ends.
+
+    Raises:
+        AlreadyExists: another process holds it.
+        StorageError: the lock cannot be made.
+    """
+    import fcntl
+
+    path = folder / LOCK_NAME
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise explain_write_error(error, path) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyExists(
+                f"another 'feedrate pack' is writing {folder} right now",
+                hint="wait for it, or choose another folder",
+            ) from None
+        except OSError as error:
+            raise StorageError(
+                f"{folder} lies on a file system without locks ({error.strerror})",
+                hint="pack to a local disk, then copy the pack there",
+            ) from error
+        if not _is_same_file(fd, path):
+            raise AlreadyExists(f"another 'feedrate pack' has just finished with {folder}")
+        try:
+            yield
+        finally:
+            # Still locked: whoever opens the name from now on gets a new file, or finds this one gone.
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(fd)
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write one shard and its index part. A task by itself: it needs its source, its target, and nobody else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import PackError, StorageError
+from feedrate.format.fields import Field, Kind, row_dtype
+from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
+from feedrate.format.keys import member_name, printable
+from feedrate.format.manifest import IndexPart, Shard, index_name, shard_name
+from feedrate.format.tar import END_OF_ARCHIVE, member_header, padding
+from feedrate.pack.files import appear
+from feedrate.pack.listing import SourceFile
+from feedrate.pack.plan import ShardTask
+from feedrate.pack.source import Sample, Value
+from feedrate.pack.values import UnusableValue, dump_number, inspect_array, inspect_image
+from feedrate.pack.workers import advance
+from feedrate.results import Rejection
+
+# One bad file is rejected and packing goes on. These say that the whole source is out of reach, or we are.
+_SOURCE_IS_GONE = frozenset(
+    (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV,
+     errno.ENXIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDone:
+    """A finished shard, and what its packing found."""
+
+    shard: Shard
+    source_bytes: int
+    rejected: tuple[Rejection, ...]
+    damaged: tuple[Rejection, ...]
+    by_kernel: int
+    by_pillow: dict[str, int]
+    uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
+
+
+def write_shard(task: ShardTask) -> None:
+    """Write a shard and its index part; each appears under its name only when whole.
+
+    Raises:
+        StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
+    """
+    target = Path(task.target)
+    shard_path = target / shard_name(task.number)
+    writer = _Writer(task.fields)
+    with appear(shard_path, expected_bytes=task.tar_bytes) as out:
+        for sample in task.samples:
+            writer.add(out, task.source, sample)
+            advance(1, sample.source_bytes)
+        writer.put(out, END_OF_ARCHIVE)
+    metadata = {
+        "plan": task.plan, "shard": shard_path.name, "bytes": writer.offset, "crc32c": f"{writer.crc32c:08x}",
+        "samples": len(writer.rows), "source_bytes": writer.source_bytes,
+        "rejected": writer.rejected, "damaged": writer.damaged,
+        "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
+    }  # fmt: skip
+    rows = np.array(writer.rows, row_dtype(task.fields))
+    fill_derived(rows, writer.variable)
+    data = dump_part(task.fields, Part(rows, writer.variable, metadata))
+    with appear(target / index_name(task.number), expected_bytes=len(data)) as out:
+        out.write(data)
+
+
+def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
+    """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
+    index_path, shard_path = target / index_name(number), target / shard_name(number)
+    try:
+        metadata = read_metadata(index_path)
+        if metadata.get("plan") != plan or os.stat(shard_path).st_size != metadata["bytes"]:
+            return None
+        data = index_path.read_bytes()
+        index = IndexPart(index_path.name, len(data), kernel.crc32c(data), locate_columns(data))
+        return ShardDone(
+            Shard(
+                shard_path.name, metadata["bytes"], int(metadata["crc32c"], 16), metadata["samples"], index
+            ),
+            metadata["source_bytes"],
+            tuple(Rejection(*r) for r in metadata["rejected"]),
+            tuple(Rejection(*r) for r in metadata["damaged"]),
+            metadata["by_kernel"],
+            metadata["by_pillow"],
+            metadata["uniform"],
+        )
+    except (PackError, OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """One field of one sample, ready to be written."""
+
+    data: bytes
+    path: bytes = b""
+    columns: tuple[Any, ...] = ()  # what the row has beside offset, length and crc32c
+    entries: bytes = b""
+    uniform: dict[str, Any] | None = None
+    pillow_reason: str | None = None
+    is_damaged: bool = False
+
+
+class _Writer:
+    """Counts along while a shard is written; holds rows of the index, never images."""
+
+    def __init__(self, fields: tuple[Field, ...]) -> None:
+        self.fields = fields
+        self.offset = self.crc32c = self.source_bytes = self.by_kernel = 0
+        self.rows: list[tuple[Any, ...]] = []
+        self.variable: dict[str, list[bytes]] = {"key": []}
+        for field in fields:
+            self.variable |= {name: [] for name in field.variable_columns()}
+        self.rejected: list[tuple[str, str, str]] = []
+        self.damaged: list[tuple[str, str, str]] = []
+        self.by_pillow: Counter[str] = Counter()
+        self.uniform: dict[str, Any] = {}
+
+    def put(self, out: BinaryIO, data: bytes) -> None:
+        out.write(data)
+        self.crc32c = kernel.crc32c(data, self.crc32c)
+        self.offset += len(data)
+
+    def add(self, out: BinaryIO, source: str, sample: Sample) -> None:
+        loaded = []
+        for field, value in zip(self.fields, sample.values, strict=True):
+            try:
+                loaded.append(_load(field, value, source))
+            except UnusableValue as error:
+                path = value.path if isinstance(value, SourceFile) else sample.key.encode()
+                self.rejected.append((printable(path), field.name, str(error)))
+                return
+        row: list[Any] = [sample.number]
+        self.variable["key"].append(sample.key.encode("ascii"))
+        for field, part in zip(self.fields, loaded, strict=True):
+            self.put(out, member_header(member_name(sample.key, field, part.path), len(part.data)))
+            if field.kind is not Kind.NUMBER:
+                row += [self.offset, len(part.data), kernel.crc32c(part.data)]
+                self.variable[f"{field.name}.path"].append(part.path)
+            row += part.columns
+            if field.kind is Kind.IMAGE:
+                self.variable[f"{field.name}.entries"].append(part.entries)
+                row.append((0, 0))  # follows from the entries of all rows
+            self.put(out, part.data)
+            self.put(out, padding(len(part.data)))
+            self._count(field, part)
+        self.rows.append((*row, 0))
+
+    def _count(self, field: Field, part: _Loaded) -> None:
+        self.source_bytes += len(part.data) if part.path else 0
+        for name, value in (part.uniform or {}).items():
+            if self.uniform.setdefault(f"{field.name}.{name}", value) != value:
+                self.uniform[f"{field.name}.{name}"] = None
+        if field.kind is not Kind.IMAGE:
+            return
+        if part.is_damaged:
+            self.damaged.append((printable(part.path), field.name, part.pillow_reason or ""))
+        if part.pillow_reason is None:
+            self.by_kernel += 1
+        else:
+            self.by_pillow[part.pillow_reason] += 1
+
+
+def _load(field: Field, value: Value, source: str) -> _Loaded:
+    if isinstance(value, bytes):
+        return _Loaded(value)
+    if not isinstance(value, SourceFile):
+        return _Loaded(dump_number(value), columns=(value,))
+    data = _read_source_file(source, value)
+    if field.has_pixels:
+        facts = inspect_image(data)
+        return _Loaded(
+            data, value.path, (facts.width, facts.height), facts.entries,
+            {"shape": [facts.height, facts.width]}, facts.pillow_reason, facts.is_damaged,
+        )  # fmt: skip
+    if field.kind is Kind.ARRAY:
+        shape, dtype = inspect_array(data)
+        return _Loaded(data, value.path, uniform={"shape": list(shape), "dtype": dtype})
+    return _Loaded(data, value.path)
+
+
+def _read_source_file(source: str, file: SourceFile) -> bytes:
+    path = os.path.join(os.fsencode(source), file.path)
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(file.size_bytes + 1)
+    except OSError as error:
+        if error.errno in _SOURCE_IS_GONE or not os.path.isdir(source):
+            raise StorageError(
+                f"cannot read {printable(path)}: {error.strerror}",
+                hint="when the source is back, run the same command again: it goes on where it stopped",
+            ) from error
+        raise UnusableValue(f"cannot be read: {error.strerror}") from error
+    if len(data) != file.size_bytes:
+        raise UnusableValue(f"changed while it was packed: {file.size_bytes} bytes when listed")
+    return data
+
+
+def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:
+    """Return rejected.jsonl."""
+    lines = [json.dumps({"path": r.path, "field": r.field, "reason": r.reason}) for r in rejected]
+    return "".join(line + "\n" for line in lines).encode()

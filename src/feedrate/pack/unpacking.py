@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate unpack`: pack -> the original files, bit for bit, under their original paths."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from feedrate import kernel
+from feedrate.errors import FeedrateError, PackError, UsageError
+from feedrate.format.fields import Field
+from feedrate.format.index import Part, read_part
+from feedrate.format.keys import printable
+from feedrate.format.manifest import Manifest, Shard, plain_name, read_manifest
+from feedrate.pack.tree import Tree, check_path
+from feedrate.pack.workers import advance, run_tasks
+from feedrate.results import Tick, UnpackResult
+
+
+@dataclass(frozen=True, slots=True)
+class ShardUnpack:
+    pack: str
+    target: str
+    shard: Shard
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    files: int = 0
+    kept: int = 0
+    size_bytes: int = 0
+
+
+def unpack(
+    pack: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    watch: Callable[[Tick], None] = lambda _: None,
+) -> UnpackResult:
+    """Restore the files of a pack in `target`. Files that are already there with the same bytes are kept.
+
+    Raises:
+        NotFound: there is no pack.
+        PackError: a checksum fails, or the pack names a path outside of `target`.
+        AlreadyExists: a file is there with other bytes; nothing is overwritten.
+        StorageError: the disk is full or failed.
+    """
+    begin = time.monotonic()
+    manifest = read_manifest(pack)
+    inner, outer = os.path.realpath(target), os.path.realpath(pack)
+    if os.path.commonpath([inner, outer]) == outer:
+        raise UsageError(f"{target} lies inside the pack", hint="name a folder outside of it")
+    tasks = [ShardUnpack(outer, inner, shard, manifest.fields) for shard in manifest.shards]
+    total_bytes = sum(s.size_bytes for s in manifest.shards)
+
+    def report(samples: int, size_bytes: int) -> None:
+        watch(Tick("unpacking", samples, manifest.samples, size_bytes, total_bytes))
+
+    report(0, 0)
+    written = [_unpack_table(Path(pack), Path(inner), manifest)]
+    written += run_tasks(unpack_shard, tasks, workers=workers, size_bytes=total_bytes, watch=report)
+    return UnpackResult(
+        pack=str(pack),
+        target=str(target),
+        files=sum(w.files for w in written),
+        kept=sum(w.kept for w in written),
+        size_bytes=sum(w.size_bytes for w in written),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def unpack_shard(task: ShardUnpack) -> Written:
+    """Restore the files of one shard; picklable, for any executor."""
+    folder = Path(task.pack)
+    try:
+        part = read_part(folder / task.shard.index.name, task.fields)
+        _check_paths(task, part)
+        with open(folder / task.shard.name, "rb") as shard, Tree(Path(task.target)) as tree:
+            return _restore_samples(task, part, shard.fileno(), tree)
+    except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
+        raise PackError(
+            f"cannot read {task.shard.name}: {error.strerror}", hint=_verify_hint(task.pack)
+        ) from error
+
+
+def _check_paths(task: ShardUnpack, part: Part) -> None:
+    for field in task.fields:
+        for path in part.variable.get(f"{field.name}.path", ()):
+            if path:
+                check_path(path)
+
+
+def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Written:
+    files = kept = size_bytes = 0
+    size_on_disk = os.fstat(fd).st_size
+    columns = [f.name for f in task.fields if f"{f.name}.path" in part.variable]
+    for number, row in enumerate(part.rows):
+        sample_bytes = 0
+        for name in columns:
+            path = part.variable[f"{name}.path"][number]
+            if not path:
+                continue  # a value from the table, which comes back as a whole
+            offset, length = int(row[f"{name}.offset"]), int(row[f"{name}.length"])
+            if length < 0 or not 0 <= offset <= size_on_disk - length:
+                raise PackError(
+                    f"'{printable(path)}' has no place in {task.shard.name}", hint=_verify_hint(task.pack)
+                )
+            data = os.pread(fd, length, offset)
+            if len(data) != length or kernel.crc32c(data) != row[f"{name}.crc32c"]:
+                raise PackError(
+                    f"'{printable(path)}' is damaged in {task.shard.name} at byte {offset}: checksum",
+                    hint=_verify_hint(task.pack),
+                )
+            kept += not tree.write(path, data)
+            files, sample_bytes = files + 1, sample_bytes + length
+        size_bytes += sample_bytes
+        advance(1, sample_bytes)
+    return Written(files, kept, size_bytes)
+
+
+def _unpack_table(pack: Path, target: Path, manifest: Manifest) -> Written:
+    table = manifest.settings.get("labels")
+    if table is None:
+        return Written()
+    try:
+        path, data = unquote_to_bytes(table["path"]), _read_table(pack, table)
+    except (TypeError, KeyError, AttributeError, OSError, ValueError) as error:
+        raise PackError(
+            f"the pack's table of labels cannot be restored: {error}", hint=_verify_hint(str(pack))
+        ) from error
+    with Tree(target) as tree:
+        is_new = tree.write(path, data)
+    return Written(1, int(not is_new), len(data))
+
+
+def _read_table(pack: Path, table: Mapping[str, Any]) -> bytes:
+    with open(os.open(pack / plain_name(table["name"]), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        data = file.read()
+    if f"{kernel.crc32c(data):08x}" != table["crc32c"]:
+        raise ValueError("checksum")
+    return data
+
+
+def _verify_hint(pack: str) -> str:
+    return f"feedrate verify {pack}"

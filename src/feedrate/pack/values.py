@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn values of fields into the bytes of tar members, and refuse, in words, what nobody could load."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.format.fields import Kind
+
+# What the accepted suffixes stand for. Pillow knows more, some of which would start other programs (EPS).
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "GIF", "PPM")
+
+
+class UnusableValue(Exception):
+    """The reason, in words, why an input cannot be packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    width: int
+    height: int
+    entries: bytes
+    pillow_reason: str | None  # why the kernel leaves it to Pillow; None: it does not
+    is_damaged: bool  # the kernel says so, Pillow does not mind
+
+
+def dump_value(kind: Kind, value: object) -> bytes:
+    """Return the tar member of a value that stands in a table.
+
+    Raises:
+        UnusableValue: the value is not of this kind.
+    """
+    if kind is Kind.TEXT:
+        if isinstance(value, (list, dict)):
+            raise UnusableValue("is not a text")
+        return str(value).encode("utf-8", "surrogateescape")
+    if kind is Kind.JSON:
+        return json.dumps(_parse_json(value), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    assert kind is Kind.BOXES, kind
+    return _dump_boxes(_parse_json(value))
+
+
+def dump_number(value: int | float) -> bytes:
+    return json.dumps(value).encode()
+
+
+def inspect_image(data: bytes) -> ImageFacts:
+    """Look at an image file. What the kernel does not take, or finds damaged, Pillow has decoded in full.
+
+    Raises:
+        UnusableValue: neither of them decodes it.
+    """
+    if not data:
+        raise UnusableValue("the file is empty")
+    scan = kernel.scan(data)
+    if not scan.damaged:
+        return ImageFacts(scan.width, scan.height, scan.entries, scan.reason, is_damaged=False)
+    try:
+        width, height = _decode_with_pillow(data)
+    except UnusableValue as error:
+        raise UnusableValue(scan.reason or str(error)) from error
+    return ImageFacts(width, height, b"", scan.reason, is_damaged=True)
+
+
+def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
+    """Return shape and dtype of a .npy file.
+
+    Raises:
+        UnusableValue: it is not one, or holds pickled objects.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            array = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, OSError, EOFError, SyntaxError, MemoryError) as error:
+        raise UnusableValue(f"is not a .npy file: {_words(error)}") from error
+    if not isinstance(array, np.ndarray):
+        raise UnusableValue("is a .npz archive; a field holds one array")
+    if array.dtype.fields:
+        return array.shape, None
+    return array.shape, array.dtype.name if array.dtype.isnative else array.dtype.str
+
+
+def _decode_with_pillow(data: bytes) -> tuple[int, int]:
+    from PIL import Image, UnidentifiedImageError
+
+    Image.init()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=[f for f in _FORMATS if f in Image.OPEN]) as image:
+                image.load()
+                size: tuple[int, int] = image.size
+                return size
+    except UnidentifiedImageError as error:
+        raise UnusableValue("is not an image") from error
+    except Exception as error:
+        # Pillow's readers raise whatever damage leads them into: struct.error, SyntaxError, IndexError ...
+        raise UnusableValue(_words(error)) from error
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split()).rstrip(".")
+    return text if text and "0x" not in text else type(error).__name__
+
+
+def _parse_json(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise UnusableValue(f"is not JSON: {error}") from error
+
+
+def _dump_boxes(rows: object) -> bytes:
+    try:
+        boxes = np.asarray(rows if rows else np.zeros((0, 4)), np.float32)
+    except (ValueError, TypeError) as error:
+        raise UnusableValue("boxes must be rows of equally many numbers") from error
+    if boxes.ndim != 2 or boxes.shape[1] < 4 or not np.isfinite(boxes).all():
+        raise UnusableValue(f"boxes must be rows of at least 4 finite numbers, got shape {boxes.shape}")
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, boxes, version=(1, 0), allow_pickle=False)
+    return buffer.getvalue()

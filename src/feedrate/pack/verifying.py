@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate verify`: is every byte of a pack what it was when it was packed, and do its parts agree?"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import PackError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.index import Part, locate_columns, parse_part, row_checks
+from feedrate.format.keys import member_name
+from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
+from feedrate.format.tar import Member, read_members
+from feedrate.pack.packing import REJECTED_NAME
+from feedrate.pack.values import UnusableValue, dump_number, inspect_image
+from feedrate.pack.workers import advance, run_tasks
+from feedrate.results import Problem, Tick, VerifyResult
+
+_CHUNK_BYTES = 2**20
+# A shard that is rotten through and through need not be listed sample by sample.
+_MOST_PROBLEMS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCheck:
+    pack: str
+    shard: Shard
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFindings:
+    shard: str
+    problems: tuple[Problem, ...]
+    keys: tuple[bytes, ...]
+    numbers: tuple[int, ...]
+
+
+def verify(
+    pack: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    watch: Callable[[Tick], None] = lambda _: None,
+) -> VerifyResult:
+    """Check all checksums of a pack, and that its manifest, index and tars say the same.
+
+    Raises:
+        NotFound: there is no pack.
+        PackError: its manifest is so damaged that nothing can be checked.
+    """
+    begin = time.monotonic()
+    folder = Path(pack)
+    manifest = read_manifest(folder)
+    total_bytes = sum(s.size_bytes for s in manifest.shards)
+    checks = [ShardCheck(os.path.abspath(folder), shard, manifest.fields) for shard in manifest.shards]
+
+    def report(samples: int, size_bytes: int) -> None:
+        watch(Tick("verifying", samples, manifest.samples, size_bytes, total_bytes))
+
+    report(0, 0)
+    found = run_tasks(verify_shard, checks, workers=workers, size_bytes=total_bytes, watch=report)
+    findings = sorted(found, key=lambda f: f.shard)
+    problems = [problem for one in findings for problem in one.problems]
+    problems += _find_duplicates(findings)
+    problems += _check_table(folder, manifest)
+    return VerifyResult(
+        pack=str(pack),
+        samples=manifest.samples,
+        shards=len(manifest.shards),
+        size_bytes=sum(s.size_bytes + s.index.size_bytes for s in manifest.shards),
+        seconds=time.monotonic() - begin,
+        problems=tuple(problems),
+        extra_files=_find_extra(folder, manifest),
+    )
+
+
+def verify_shard(check: ShardCheck) -> ShardFindings:
+    """Check one shard and its index part; picklable, for any executor."""
+    problems = list(itertools.islice(_check_index(check), _MOST_PROBLEMS))
+    part = _read_part(check)
+    problems += itertools.islice(_check_shard(check, part), _MOST_PROBLEMS)
+    if part is None:
+        return ShardFindings(check.shard.name, tuple(problems), (), ())
+    keys, numbers = tuple(part.variable["key"]), tuple(int(n) for n in part.rows["number"])
+    return ShardFindings(check.shard.name, tuple(problems), keys, numbers)
+
+
+def _read_part(check: ShardCheck) -> Part | None:
+    try:
+        data = (Path(check.pack) / check.shard.index.name).read_bytes()
+        return parse_part(data, check.fields, name=check.shard.index.name)
+    except (OSError, PackError):
+        return None
+
+
+def _check_index(check: ShardCheck) -> Iterator[Problem]:
+    index, shard = check.shard.index, check.shard
+    try:
+        data = (Path(check.pack) / index.name).read_bytes()
+    except OSError as error:
+        yield Problem(index.name, f"cannot be read: {error.strerror}")
+        return
+    if len(data) != index.size_bytes:
+        yield Problem(index.name, f"has {len(data)} bytes, pack.json says {index.size_bytes}")
+    elif kernel.crc32c(data) != index.crc32c:
+        yield Problem(index.name, "its bytes are not those that were packed (checksum of the file)")
+    try:
+        part = parse_part(data, check.fields, name=index.name)
+    except PackError as error:
+        yield Problem(index.name, f"is not an index part of this pack: {error.__cause__ or error}")
+        return
+    if dict(index.columns) != locate_columns(data):
+        yield Problem(index.name, "its columns do not begin where pack.json says")
+    if len(part.rows) != shard.samples:
+        yield Problem(index.name, f"has {len(part.rows)} samples, pack.json says {shard.samples}")
+    said = tuple(part.metadata.get(name) for name in ("shard", "bytes", "crc32c"))
+    if said != (shard.name, shard.size_bytes, f"{shard.crc32c:08x}"):
+        yield Problem(index.name, "names another shard, or other bytes of it, than pack.json")
+    for number in np.flatnonzero(part.rows["check"] != np.array(row_checks(part.rows), np.uint32)).tolist():
+        key = part.variable["key"][number].decode("ascii")
+        yield Problem(index.name, f"row {number} fails its checksum", key=key)
+
+
+def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
+    shard = check.shard
+    path = Path(check.pack) / shard.name
+    try:
+        size_bytes, crc32c = _measure(path)
+    except OSError as error:
+        yield Problem(shard.name, f"cannot be read: {error.strerror}")
+        return
+    if size_bytes != shard.size_bytes:
+        yield Problem(shard.name, f"has {size_bytes} bytes, pack.json says {shard.size_bytes}")
+    elif crc32c != shard.crc32c:
+        yield Problem(shard.name, "its bytes are not those that were packed (checksum of the file)")
+    if part is not None:
+        yield from _check_samples(check, part, path)
+
+
+def _measure(path: Path) -> tuple[int, int]:
+    size_bytes = crc32c = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            size_bytes += len(chunk)
+            crc32c = kernel.crc32c(chunk, crc32c)
+    return size_bytes, crc32c
+
+
+def _check_samples(check: ShardCheck, part: Part, path: Path) -> Iterator[Problem]:
+    name = check.shard.name
+    members = read_members(path)
+    with open(path, "rb") as file:
+        try:
+            for number, row in enumerate(part.rows):
+                sample_bytes = 0
+                for field in check.fields:
+                    expected = _expected_member(field, part, number, row)
+                    member = next(members, None)
+                    yield from _check_field(name, field, (part, number), expected, member, file.fileno())
+                    sample_bytes += expected.size_bytes
+                advance(1, sample_bytes)
+            extra = next(members, None)
+            if extra is not None:
+                yield Problem(
+                    name, f"holds '{extra.name}', which the index does not know", offset=extra.offset
+                )
+        except PackError as error:
+            yield Problem(name, str(error).removeprefix(f"{name}: ").removeprefix(f"{name} "))
+
+
+def _expected_member(field: Field, part: Part, number: int, row: Any) -> Member:
+    key = part.variable["key"][number].decode("ascii")
+    if field.kind is Kind.NUMBER:
+        # Its value lies in the index; where the tar holds it again is known to the tar alone.
+        return Member(member_name(key, field, b""), -1, len(dump_number(row[field.name].item())))
+    path = part.variable[f"{field.name}.path"][number]
+    return Member(
+        member_name(key, field, path), int(row[f"{field.name}.offset"]), int(row[f"{field.name}.length"])
+    )
+
+
+def _check_field(
+    shard: str, field: Field, at: tuple[Part, int], expected: Member, member: Member | None, fd: int
+) -> Iterator[Problem]:
+    part, number = at
+    row, key = part.rows[number], part.variable["key"][number].decode("ascii")
+
+    def problem(text: str) -> Problem:
+        offset = expected.offset if expected.offset >= 0 else (member.offset if member else None)
+        return Problem(shard, f"field '{field.name}' {text}", key=key, offset=offset)
+
+    if member is None:
+        yield problem("is in the index but not in the tar")
+        return
+    if member.name != expected.name or (expected.offset >= 0 and member.offset != expected.offset):
+        yield problem(f"should be '{expected.name}'; the tar has '{member.name}' at byte {member.offset}")
+        return
+    if member.size_bytes != expected.size_bytes:
+        yield problem(f"has {member.size_bytes} bytes in the tar, {expected.size_bytes} in the index")
+        return
+    if member.offset + member.size_bytes > os.fstat(fd).st_size:
+        yield problem("goes on after the end of the file")
+        return
+    data = os.pread(fd, member.size_bytes, member.offset)
+    if field.kind is Kind.NUMBER:
+        if data != dump_number(row[field.name].item()):
+            yield problem("has one value in the tar and another in the index")
+    elif kernel.crc32c(data) != row[f"{field.name}.crc32c"]:
+        yield problem("its bytes are not those that were packed (checksum)")
+    elif field.has_pixels:
+        yield from (problem(text) for text in _check_image(field, part, number, data))
+
+
+def _check_image(field: Field, part: Part, number: int, data: bytes) -> Iterator[str]:
+    row = part.rows[number]
+    try:
+        facts = inspect_image(data)
+    except UnusableValue as error:
+        yield f"cannot be decoded: {error}"
+        return
+    size = (int(row[f"{field.name}.width"]), int(row[f"{field.name}.height"]))
+    if size != (facts.width, facts.height):
+        yield f"is {facts.width} x {facts.height} pixels, the index says {size[0]} x {size[1]}"
+    if field.kind is Kind.IMAGE and part.variable[f"{field.name}.entries"][number] != facts.entries:
+        yield "has other entry points than the index says"
+
+
+def _find_duplicates(findings: list[ShardFindings]) -> Iterator[Problem]:
+    keys: dict[bytes, str] = {}
+    numbers: dict[int, str] = {}
+    for found in findings:
+        for key, number in zip(found.keys, found.numbers, strict=True):
+            text = key.decode("ascii")
+            if key in keys:
+                yield Problem(found.shard, f"its key also stands in {keys[key]}", key=text)
+            if number in numbers:
+                yield Problem(found.shard, f"its number {number} also stands in {numbers[number]}", key=text)
+            keys[key] = numbers[number] = found.shard
+
+
+def _check_table(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    table = manifest.settings.get("labels")
+    if not isinstance(table, dict):
+        return
+    name = str(table.get("name"))
+    try:
+        size_bytes, crc32c = _measure(folder / os.path.basename(name))
+    except OSError as error:
+        yield Problem(name, f"cannot be read: {error.strerror}")
+        return
+    if (size_bytes, f"{crc32c:08x}") != (table.get("bytes"), table.get("crc32c")):
+        yield Problem(name, "its bytes are not those of the table that was packed")
+
+
+def _find_extra(folder: Path, manifest: Manifest) -> tuple[str, ...]:
+    known = {FILE_NAME, REJECTED_NAME}
+    known |= {name for s in manifest.shards for name in (s.name, s.index.name)}
+    table = manifest.settings.get("labels")
+    if isinstance(table, dict):
+        known.add(str(table.get("name")))
+    return tuple(sorted(name for name in os.listdir(folder) if name not in known))

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run independent tasks on processes of this machine.
+
+The parent owns a small shared array: slot 0 asks everybody to stop, and each worker has two slots of its own
+where it counts samples and bytes. Nothing is locked while work is going on, so that a worker which is killed
+blocks nobody. Workers watch their parent and end when it is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait as wait_for_end
+from typing import Any, TypeVar
+
+from feedrate.errors import FeedrateError
+from feedrate.probe.cpu import count_usable_cores
+
+Task = TypeVar("Task")
+Done = TypeVar("Done")
+Watch = Callable[[int, int], None]  # samples and bytes so far
+
+_POLL_S = 0.2
+# A new process imports numpy, pyarrow and Pillow for about a second; a core packs 50 to 100 MB in that time.
+_WORTH_A_WORKER_BYTES = 100_000_000
+
+
+class Stopped(Exception):
+    """The parent wants no more."""
+
+
+class _Counter:
+    """Where `advance` counts in this process; replaced when the process becomes a worker."""
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        self.samples = self.size_bytes = 0
+        self.watch = watch
+
+    def add(self, samples: int, size_bytes: int) -> None:
+        self.samples += samples
+        self.size_bytes += size_bytes
+        if self.watch:
+            self.watch(self.samples, self.size_bytes)
+
+
+class _SharedCounter(_Counter):
+    def __init__(self, shared: Any, slot: int) -> None:
+        super().__init__()
+        self.shared, self.slot = shared, slot
+
+    def add(self, samples: int, size_bytes: int) -> None:
+        if self.shared[0]:
+            raise Stopped
+        self.shared[self.slot] += samples
+        self.shared[self.slot + 1] += size_bytes
+
+
+_counter = _Counter()
+
+
+def advance(samples: int, size_bytes: int) -> None:
+    """Count finished work; called by tasks, often. Raises `Stopped` when the work is no longer wanted."""
+    _counter.add(samples, size_bytes)
+
+
+def run_tasks(
+    function: Callable[[Task], Done],
+    tasks: Sequence[Task],
+    *,
+    workers: int | None,
+    size_bytes: int,
+    watch: Watch,
+) -> Iterator[Done]:
+    """Yield what `function` returns for each task, as they finish, in any order.
+
+    With one worker everything happens in this process. `workers` is None: as many as there are cores, but not
+    more than `size_bytes` of images are worth starting.
+
+    Raises:
+        FeedrateError: a worker died. Errors of the function come through as they are.
+    """
+    worth = max(1, size_bytes // _WORTH_A_WORKER_BYTES)
+    workers = min(workers or min(count_usable_cores(), worth), len(tasks))
+    return _run_here(function, tasks, watch) if workers <= 1 else _run_pool(function, tasks, workers, watch)
+
+
+def _run_here(function: Callable[[Task], Done], tasks: Sequence[Task], watch: Watch) -> Iterator[Done]:
+    global _counter
+    before, _counter = _counter, _Counter(watch)
+    try:
+        for task in tasks:
+            yield function(task)
+    finally:
+        _counter = before
+
+
+def _run_pool(
+    function: Callable[[Task], Done], tasks: Sequence[Task], workers: int, watch: Watch
+) -> Iterator[Done]:
+    # Spawn, not fork: the parent may have threads (rich, pyarrow), and a forked lock may be held by nobody.
+    context = multiprocessing.get_context("spawn")
+    shared = context.RawArray("q", 1 + 2 * workers)
+    executor = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_become_worker, initargs=(shared, context.Value("i", 0))
+    )
+    waiting = iter(tasks)
+    running: set[Future[Done]] = set()
+    try:
+        while True:
+            # A few more than can run, so that no worker waits for us; not all, since tasks are large.
+            for task in waiting:
+                running.add(executor.submit(function, task))
+                if len(running) >= workers + 2:
+                    break
+            if not running:
+                break
+            finished, running = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+            watch(sum(shared[1::2]), sum(shared[2::2]))
+            for future in finished:
+                yield future.result()
+    except BrokenProcessPool as error:
+        raise FeedrateError(
+            "a worker process died; was it killed for want of memory?",
+            hint="run the same command again, perhaps with fewer --workers; "
+            "in a script, call feedrate under 'if __name__ == \"__main__\":'",
+        ) from error
+    finally:
+        shared[0] = 1
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _become_worker(shared: Any, next_slot: Any) -> None:
+    global _counter
+    # Ctrl-C reaches the whole group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with next_slot.get_lock():
+        slot = 1 + 2 * next_slot.value
+        next_slot.value += 1
+    _counter = _SharedCounter(shared, slot)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait_for_end([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a measurement must say about where it was made: machine, versions, commit, command line."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from feedrate.probe.cpu import count_usable_cores
+from feedrate.probe.memory import count_usable_memory_bytes
+from feedrate.results import Machine
+
+PACKAGES = ("feedrate", "numpy", "pillow", "pyarrow", "torch")
+
+
+def describe_machine(command_line: Sequence[str] | None = None) -> Machine:
+    """Return the facts about this machine; nothing that names a person, a host or a folder of theirs."""
+    return Machine(
+        cpu_model=read_cpu_model(),
+        usable_cores=count_usable_cores(),
+        memory_bytes=count_usable_memory_bytes(),
+        kernel=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        versions={name: found for name in PACKAGES if (found := _find_version(name)) is not None},
+        commit=find_commit(Path(__file__).parent),
+        command_line=tuple(sys.argv[1:] if command_line is None else command_line),
+    )
+
+
+def read_cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def find_commit(folder: Path) -> str | None:
+    """Return the commit of the checkout around `folder`, with a `+` when files were changed; or None."""
+    if not any((above / ".git").exists() for above in folder.parents[:3]):
+        return None
+    commit = _ask_git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changed = _ask_git(folder, "status", "--porcelain", "--untracked-files=no")
+    return commit + "+" if changed else commit
+
+
+def _ask_git(folder: Path, *words: str) -> str | None:
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            env=environment,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _find_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory may this process use, and how much does a tree of processes use?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+_NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of a page
+
+
+def count_usable_memory_bytes() -> int:
+    """Return the machine's memory, or what the tightest cgroup above this process leaves of it."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    limit = read_memory_limit()
+    return total if limit is None else min(total, limit)
+
+
+def read_memory_limit(
+    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Return the tightest memory limit of the cgroups above this process; None when none limits it."""
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return None
+    limits: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            limits += _limits_upwards(root, path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits_upwards(root / "memory", path, "memory.limit_in_bytes")
+    return min(limits, default=None)
+
+
+def _limits_upwards(root: Path, path: str, name: str) -> list[int]:
+    # In a Slurm job the leaf says "unlimited"; the step or the job above it has the limit.
+    folder = root / path.lstrip("/")
+    limits = []
+    for above in (folder, *folder.parents):
+        if above == root or root in above.parents:
+            try:
+                text = (above / name).read_text().strip()
+            except OSError:
+                continue
+            if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
+                limits.append(int(text))
+    return limits
+
+
+def measure_tree_memory(pid: int) -> int:
+    """Return the bytes that a process and its descendants use together, pages that they share counted once.
+
+    That is the sum of their proportional set sizes (PSS); on systems that do not tell it, of their resident
+    set sizes, which counts shared pages in every process.
+    """
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        tree = [pid, *(child.pid for child in root.children(recursive=True))]
+    except psutil.Error:
+        return 0
+    return sum_memory(tree, read_pss)
+
+
+def sum_memory(pids: Iterable[int], read: Callable[[int], int | None]) -> int:
+    """Return the sum of `read(pid)`; processes that have ended meanwhile (None) count as nothing."""
+    return sum(read(pid) or 0 for pid in pids)
+
+
+def read_pss(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Return the proportional set size of one process in bytes; None when it has ended or is not ours."""
+    try:
+        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
+    except FileNotFoundError:
+        return None if (proc / "self").exists() else _read_rss(pid)
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)
+
+
+def read_private(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Return the bytes that only this process uses: what would be free again if it ended."""
+    try:
+        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def _read_rss(pid: int) -> int | None:
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None

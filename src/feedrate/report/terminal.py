@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of `pack`, `unpack`, `verify` and `ls` as plain lines: the same in a terminal, a log and a mail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from feedrate.results import (
+    FieldSummary,
+    PackDescription,
+    PackResult,
+    Problem,
+    Rejection,
+    UnpackResult,
+    VerifyResult,
+)
+from feedrate.units import format_bytes, format_count, format_seconds
+
+_FEW = 5
+
+
+def draw_pack(result: PackResult) -> str:
+    classes = "no labels" if "label" not in result.fields else "labels are numbers"
+    if result.classes is not None:
+        classes = format_count(result.classes, "class", "classes")
+    lines = [
+        f"packed {format_count(result.samples, 'sample')} ({classes}) into {result.target}",
+        *_table(
+            [
+                ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
+                ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
+                         f"from {format_bytes(result.source_bytes)} of files"),
+                ("time", _time_words(result)),
+                ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+                ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
+                ("left out", _if(result.unlisted, "image", "that the table does not name")),
+            ]
+        ),
+    ]  # fmt: skip
+    lines += _rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
+    lines += _rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
+
+
+def draw_unpack(result: UnpackResult) -> str:
+    kept = f", {result.kept:,} of them were there already" if result.kept else ""
+    files, time = format_count(result.files, "file"), format_seconds(result.seconds)
+    return f"restored {files} ({format_bytes(result.size_bytes)}) in {result.target}{kept}, in {time}\n"
+
+
+def draw_verify(result: VerifyResult) -> str:
+    samples, shards = format_count(result.samples, "sample"), format_count(result.shards, "shard")
+    size, time = format_bytes(result.size_bytes), format_seconds(result.seconds)
+    lines = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
+    lines += [f"extra file, no part of the pack: {name}" for name in result.extra_files]
+    lines += [_problem_line(problem) for problem in result.problems]
+    lines.append(
+        format_count(len(result.problems), "problem")
+        if result.problems
+        else "good: every byte is as it was packed"
+    )
+    if result.problems:
+        lines += ["", "next: restore the named files from a copy, or pack the source again"]
+    return "\n".join([*lines, ""])
+
+
+def draw_description(description: PackDescription) -> str:
+    classes = description.class_counts
+    lines = [
+        f"{description.pack}: {format_count(description.samples, 'sample')}",
+        *_table(
+            [
+                *(("field", _summary_words(field)) for field in description.fields),
+                ("classes", f"{len(classes):,}: {_most(classes)}" if classes else ""),
+                ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
+                           f"and {format_bytes(description.index_bytes)} of index"),
+                ("rejected", _if(description.rejected, "input", "(named in rejected.jsonl)")),
+            ]
+        ),
+    ]  # fmt: skip
+    if description.first_samples:
+        rows = [("key", "path", "bytes", "label")]
+        rows += [(s.key, s.path, f"{s.size_bytes:,}", s.label or "") for s in description.first_samples]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines += [
+            "",
+            *("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows),
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"  {name:<9}{text}" for name, text in rows if text]
+
+
+def _if(count: int, noun: str, rest: str) -> str:
+    return f"{format_count(count, noun)} {rest}" if count else ""
+
+
+def _field_words(name: str, kind: str) -> str:
+    return name if name == kind else f"{name} ({kind})"
+
+
+def _time_words(result: PackResult) -> str:
+    text = format_seconds(result.seconds)
+    if result.resumed_shards:
+        return f"{text}; {format_count(result.resumed_shards, 'shard')} had been made before"
+    return f"{text}, {format_bytes(result.source_bytes / max(result.seconds, 1e-9))}/s"
+
+
+def _decoder_words(by_kernel: int, by_pillow: Mapping[str, int]) -> str:
+    through_pillow = sum(by_pillow.values())
+    if not through_pillow:
+        return f"all {format_count(by_kernel, 'image')} by the kernel"
+    why = _count_words(by_pillow, None)
+    images = format_count(by_kernel, "image")
+    return f"{images} by the kernel, {through_pillow:,} through Pillow, which is slower ({why})"
+
+
+def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
+    most = Counter(counts).most_common(_FEW)
+    words = [f"{count:,} {name or 'without suffix'}" for name, count in most]
+    rest = sum(counts.values()) - sum(count for _, count in most)
+    if rest:
+        words.append(f"{rest:,} others")
+    return ", ".join(words) + (f" {noun}" if noun else "")
+
+
+def _rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
+    if not rejections:
+        return []
+    lines = ["", f"{title}: {len(rejections):,}"]
+    reasons = Counter(r.reason for r in rejections)
+    for reason, count in reasons.most_common(_FEW):
+        paths = [r.path for r in rejections if r.reason == reason][:3]
+        more = ", ..." if count > len(paths) else ""
+        lines.append(f"  {count:>7,}  {reason}: {', '.join(paths)}{more}")
+    if len(reasons) > _FEW:
+        lines.append(f"  {len(reasons) - _FEW:,} more reasons")
+    return [*lines, *([f"  {footer}"] if footer else [])]
+
+
+def _problem_line(problem: Problem) -> str:
+    where = [
+        f"sample '{problem.key}'" if problem.key else "",
+        f"byte {problem.offset}" if problem.offset is not None else "",
+    ]
+    place = ", ".join(w for w in where if w)
+    return f"{problem.file}{f' ({place})' if place else ''}: {problem.text}"
+
+
+def _summary_words(field: FieldSummary) -> str:
+    words = [_field_words(field.name, field.kind)]
+    if field.dtype:
+        words.append(field.dtype)
+    if field.shape is not None:
+        words.append("all " + " x ".join(str(n) for n in field.shape))
+    elif field.mean_width is not None and field.mean_height is not None:
+        words.append(f"{field.mean_height:.0f} x {field.mean_width:.0f} pixels on average (height x width)")
+    words.append(format_bytes(field.size_bytes))
+    if field.kernel_share is not None:
+        words.append(f"{field.kernel_share:.1%} decoded by the kernel")
+    return ", ".join(words)
+
+
+def _most(counts: Mapping[str, int]) -> str:
+    most = Counter(counts).most_common(_FEW)
+    return ", ".join(f"{name} {count:,}" for name, count in most) + (
+        ", ..." if len(counts) > len(most) else ""
+    )

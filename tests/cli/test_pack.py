@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from feedrate.cli import main
+from images import read_tree
+
+
+def shown(text: str, tmp_path: Path) -> str:
+    """Return output with what differs from run to run put away: the folder, times, rates."""
+    text = text.replace(str(tmp_path), "TMP")
+    text = re.sub(r"[\d.,]+ (µs|ms|s)\b", "TIME", text)
+    return re.sub(r"[\d.,]+ [KMG]?B/s", "RATE", text)
+
+
+def test_pack_says_what_it_did_and_what_to_type_next(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (jpeg_folder / "cat" / "bad.jpg").write_text("")
+    code = main(["pack", str(jpeg_folder), str(tmp_path / "p"), "--workers", "1"])
+    out, err = capsys.readouterr()
+    assert code == 0
+    lines = shown(out, tmp_path).splitlines()
+    assert lines[0] == "packed 16 samples (2 classes) into TMP/p"
+    assert lines[1] == "  fields   image, label (number)"
+    assert re.fullmatch(r"  size     [\d.]+ KB in 1 shard, from [\d.]+ KB of files", lines[2])
+    assert lines[3] == "  time     TIME, RATE"
+    assert lines[4].startswith("  decoder  14 images by the kernel, 2 through Pillow, which is slower (")
+    assert lines[5:] == [
+        "  ignored  1 .txt files",
+        "",
+        "rejected: 1",
+        "        1  the file is empty: cat/bad.jpg",
+        "  all of them: rejected.jsonl in the pack",
+        "",
+        "next: feedrate verify TMP/p",
+    ]
+    talk = shown(err, tmp_path).splitlines()
+    assert talk[0] == "packing TMP/photos into TMP/p"
+    assert re.fullmatch(r"packing 17 samples \([\d.]+ KB\)", talk[1])
+    assert talk[2:] == ["packing: done in TIME"]
+
+
+def test_json_to_standard_output_is_all_that_stands_there(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["pack", str(jpeg_folder), str(tmp_path / "p"), "--workers", "1", "--json", "-"])
+    document = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (document["command"], document["schema_version"], document["samples"]) == ("pack", 1, 16)
+
+
+def test_json_goes_to_a_file_beside_the_text(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(
+        ["pack", str(jpeg_folder), str(tmp_path / "p"), "--workers", "1", "--json", str(tmp_path / "r.json")]
+    )
+    assert capsys.readouterr().out.startswith("packed 16 samples")
+    assert json.loads((tmp_path / "r.json").read_text())["shards"] == 1
+
+
+def test_json_file_that_exists_is_refused_before_the_work(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.json").write_text("mine")
+    code = main(["pack", str(jpeg_folder), str(tmp_path / "p"), "--json", str(tmp_path / "r.json")])
+    assert code == 1
+    assert "is already there" in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
+
+
+def test_options_reach_the_pack(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("which,what,note\ncat/0.jpg,a,hello\ndog/1.JPEG,b,you\n")
+    code = main(
+        ["pack", str(jpeg_folder), str(tmp_path / "p"), "--labels", str(table), "--path-column", "which",
+         "--label-column", "what", "--field", "caption:text=note", "--seed", "5", "--shard-size", "1KB",
+         "--workers", "1"]
+    )  # fmt: skip
+    assert code == 0, capsys.readouterr().err
+    settings = json.loads((tmp_path / "p" / "pack.json").read_text())["settings"]
+    assert (settings["seed"], settings["shard_bytes"], settings["fields"]) == (5, 1000, ["caption:text=note"])
+    assert len(list((tmp_path / "p").glob("*.tar"))) == 2
+    assert "left out 14 images that the table does not name" in capsys.readouterr().out
+
+
+def test_known_failure_is_a_sentence_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["pack", str(tmp_path / "nowhere"), str(tmp_path / "p")])
+    out, err = capsys.readouterr()
+    assert (code, out) == (1, "")
+    assert shown(err, tmp_path) == (
+        "packing TMP/nowhere into TMP/p\nerror: no dataset at TMP/nowhere (No such file or directory)\n"
+    )
+    assert read_tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--shard-size", "many"], "'many' is not a size; write it like 256MB"),
+        (["--workers", "0"], "must be at least 1, got 0"),
+        (["--seed", "-1"], "must be at least 0, got -1"),
+        (["--seed", "x"], "'x' is not a whole number"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(
+    option: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["pack", "a", "b", *option])
+    assert words in capsys.readouterr().err

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures that many tests share. Their data is small, seeded and made here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from images import save_image
+
+# No time limit per example: the machine may be busy with something else.
+settings.register_profile("feedrate", deadline=None)
+settings.load_profile("feedrate")
+
+
+@pytest.fixture(autouse=True)
+def clean_environ() -> Iterator[None]:
+    """Undo what a test does to the environment."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def jpeg_folder(tmp_path: Path) -> Path:
+    """Two class folders: JPEGs in 4:2:0, 4:4:4, gray and progressive, a PNG, one deeper down, a text."""
+    root = tmp_path / "photos"
+    for number in range(6):
+        save_image(root / "cat" / f"{number}.jpg", number, subsampling=2)
+        save_image(root / "dog" / f"{number}.JPEG", 10 + number, subsampling=0)
+    save_image(root / "cat" / "gray.jpg", 20, mode="L")
+    save_image(root / "cat" / "progressive.jpg", 21, progressive=True)
+    save_image(root / "dog" / "deeper" / "still" / "one.jpg", 22, width=97, height=61)
+    save_image(root / "dog" / "picture.png", 23)
+    (root / "dog" / "notes.txt").write_text("not an image")
+    return root

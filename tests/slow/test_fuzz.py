@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A minute of coverage-guided fuzzing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fuzz_corpus import build, write_corpus
+
+CLANG = shutil.which("clang++")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CLANG is None, reason="needs clang++ with libFuzzer")
+def test_a_minute_of_fuzzing_finds_no_crash(tmp_path: Path) -> None:
+    assert CLANG is not None
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    write_corpus(corpus, spoilt_per_file=0)
+    program = tmp_path / "decode_fuzzer"
+    build(program, CLANG, "-fsanitize=fuzzer,address,undefined", driver=False)
+    limits = ["-max_total_time=60", "-max_len=20000", "-timeout=20", "-rss_limit_mb=2048"]
+    result = subprocess.run([program, *limits, corpus], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-4000:]

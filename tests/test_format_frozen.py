@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packs that released versions have written are still read. The files under data/ are never written again."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feedrate import kernel
+from feedrate.format.pack import Pack
+from feedrate.pack import unpack, verify
+from images import read_tree
+
+DATA = Path(__file__).parent / "data"
+NUMBERS = [1, 2, 0]
+
+
+@pytest.fixture
+def opened() -> Pack:
+    return Pack(DATA / "pack-v1")
+
+
+def test_version_1_has_its_fields(opened: Pack) -> None:
+    assert [(f.name, f.kind.value, f.dtype, f.shape, f.classes) for f in opened.fields] == [
+        ("image", "image", None, None, None),
+        ("label", "number", "int64", None, ("cat", "dog")),
+        ("caption", "text", None, None, None),
+        ("features", "array", "float32", (2,), None),
+    ]
+
+
+def test_version_1_has_its_rows(opened: Pack) -> None:
+    positions = np.arange(len(opened))
+    rows, statuses = opened.rows(positions)
+    assert statuses.tolist() == [0, 0, 0]
+    assert rows["number"].tolist() == NUMBERS
+    assert rows["label"].tolist() == [n % 2 for n in NUMBERS]
+    assert opened.texts("key", positions) == [b"images/%d" % n for n in NUMBERS]
+    assert rows["image.width"].tolist() == [24 + n for n in NUMBERS]
+
+
+def test_version_1_has_its_values(opened: Pack) -> None:
+    positions = np.arange(len(opened))
+    rows, _ = opened.rows(positions)
+    buffer, starts, statuses = kernel.read_ranges(opened.files, opened.ranges("caption", rows, positions))
+    assert statuses.tolist() == [0, 0, 0]
+    texts = [buffer[a:b].tobytes().decode() for a, b in itertools.pairwise(starts)]
+    assert texts == [f"número {n}" for n in NUMBERS]
+
+
+def test_version_1_is_decoded_from_its_entry_points(opened: Pack) -> None:
+    positions = np.arange(len(opened))
+    rows, _ = opened.rows(positions)
+    images, entries = opened.ranges("image", rows, positions), opened.entries("image", rows, positions)
+    assert [bool(n) for n in entries.length] == [n != 2 for n in NUMBERS]  # number 2 is a PNG
+    boxes = np.tile(np.array([3, 9, 20, 17], np.int32), (3, 1))
+    pixels = []
+    for where in (entries, None):
+        out = np.zeros((3, 8, 16, 3), np.uint8)
+        report = kernel.decode_batch(
+            opened.files, images, out, boxes=boxes, flips=np.zeros(3, bool), entries=where
+        )
+        assert report.statuses.tolist() == [0, 0, 0]
+        pixels.append(out)
+    assert pixels[0].any()
+    assert (pixels[0] == pixels[1]).all()
+
+
+def test_version_1_is_good() -> None:
+    assert verify(DATA / "pack-v1", workers=1).problems == ()
+
+
+def test_version_1_gives_its_files_back(tmp_path: Path) -> None:
+    unpack(DATA / "pack-v1", tmp_path, workers=1)
+    digests = {name: hashlib.sha256(data).hexdigest()[:12] for name, data in read_tree(tmp_path).items()}
+    assert digests == DIGESTS
+
+
+DIGESTS = {
+    "0.npy": "95b1fc3071e0",
+    "1.npy": "5d6317fc3c1b",
+    "2.npy": "3104eb982a15",
+    "images/0.jpg": "3381be01c41a",
+    "images/1.jpg": "14cdd1198559",
+    "images/2.png": "109da9e8081f",
+    "labels.csv": "1f41a1486c2a",
+}

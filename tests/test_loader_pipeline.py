@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The feed alone: order, bounds, errors and stopping, with plain functions in the place of batches."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedrate.load.meter import Meter
+from feedrate.load.pipeline import Feed, FeedStopped
+from feedrate.load.tensors import make_collate
+
+
+def start(make, steps: int, prefetch: int = 3, makers: int = 2, **options) -> Feed:
+    feed = Feed(make, steps, prefetch=prefetch, makers=makers, meter=Meter(), **options)
+    feed.start()
+    return feed
+
+
+@given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_results_come_in_order_and_end(steps: int, prefetch: int, makers: int):
+    feed = start(lambda step: step, steps, prefetch, makers)
+    assert [feed.take() for _ in range(steps)] == list(range(steps))
+    with pytest.raises(FeedStopped):
+        feed.take()
+    feed.stop()
+
+
+def test_order_holds_when_a_later_step_is_ready_first():
+    second_is_done = threading.Event()
+
+    def make(step: int) -> int:
+        if step == 0:
+            second_is_done.wait()
+        if step == 1:
+            second_is_done.set()
+        return step
+
+    feed = start(make, 3)
+    assert [feed.take() for _ in range(3)] == [0, 1, 2]
+    feed.stop()
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
+def test_no_more_than_prefetch_steps_are_ahead(prefetch: int):
+    began: list[int] = []
+    lock = threading.Lock()
+
+    def make(step: int) -> int:
+        with lock:
+            began.append(step)
+        return step
+
+    feed = start(make, 50, prefetch, makers=4)
+    for taken in range(50):
+        feed.take()
+        with lock:
+            assert max(began) <= taken + prefetch
+    feed.stop()
+
+
+def test_an_error_comes_after_the_results_before_it_and_nothing_begins_behind_it():
+    began = []
+
+    def make(step: int) -> int:
+        began.append(step)
+        if step == 2:
+            raise KeyError("two")
+        return step
+
+    feed = start(make, 100, prefetch=3, makers=1)
+    assert [feed.take(), feed.take()] == [0, 1]
+    with pytest.raises(KeyError, match="two"):
+        feed.take()
+    with pytest.raises(FeedStopped):
+        feed.take()
+    assert began == [0, 1, 2]
+
+
+def test_even_an_exit_inside_a_maker_reaches_the_consumer():
+    def make(step: int) -> int:
+        raise SystemExit(step)
+
+    feed = start(make, 3)
+    with pytest.raises(SystemExit):
+        feed.take()
+
+
+def test_stop_waits_for_makers_then_closes_what_they_used():
+    inside, may_go = threading.Event(), threading.Event()
+    events = []
+
+    def make(step: int) -> int:
+        inside.set()
+        may_go.wait()
+        events.append("made")
+        return step
+
+    feed = start(make, 1, on_stop=lambda: events.append("closed"))
+    inside.wait()
+    stopper = threading.Thread(target=feed.stop)
+    stopper.start()
+    may_go.set()
+    stopper.join()
+    feed.stop()
+    assert events == ["made", "closed"]
+
+
+def test_a_maker_may_stop_its_own_feed_whatever_it_holds():
+    # What a garbage collection inside a maker does when it ends an abandoned iterator.
+    feeds: list[Feed] = []
+    both = threading.Barrier(2)
+
+    def make(step: int) -> int:
+        both.wait()
+        with feeds[0]._changed:
+            feeds[0].stop()
+        return step
+
+    feeds.append(Feed(make, 9, prefetch=2, makers=2, meter=Meter()))
+    feeds[0].start()
+    for maker in feeds[0]._makers:
+        maker.join()
+    with pytest.raises(FeedStopped):
+        feeds[0].take()
+
+
+def test_default_collate_stacks_what_stacks():
+    samples = [{"x": np.full(2, i), "y": (i, f"s{i}"), "z": [1.5, np.zeros(i)], "n": None} for i in range(3)]
+    batch = make_collate("numpy")(samples)
+    assert batch["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert batch["y"][0].tolist() == [0, 1, 2]
+    assert batch["y"][1] == ["s0", "s1", "s2"]
+    assert batch["z"][0].tolist() == [1.5] * 3
+    assert [len(z) for z in batch["z"][1]] == [0, 1, 2]
+    assert batch["n"] == [None] * 3
+
+
+def test_default_collate_makes_tensors_for_torch():
+    batch = make_collate("torch")([(torch.ones(2), np.zeros(3), 1, True, "a")] * 2)
+    tensors, arrays, numbers, flags, words = batch
+    assert tensors.shape == (2, 2)
+    assert arrays.shape == (2, 3)
+    assert numbers.dtype == torch.int64
+    assert flags.dtype == torch.bool
+    assert words == ["a", "a"]
+
+
+def test_default_collate_leaves_mixed_samples_a_list():
+    assert make_collate("numpy")([1, "a"]) == [1, "a"]
+    assert make_collate("numpy")([{"a": 1}, {"b": 1}]) == [{"a": 1}, {"b": 1}]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about the machine, read from folders that tests make up, and once from the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from feedrate.probe.cpu import count_usable_cores, read_cpu_quota
+from feedrate.probe.machine import describe_machine, find_commit, read_cpu_model
+from feedrate.probe.memory import (
+    count_usable_memory_bytes,
+    measure_tree_memory,
+    read_memory_limit,
+    read_private,
+    read_pss,
+    sum_memory,
+)
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_the_memory_limit_of_a_job_above_an_unlimited_leaf_counts(tmp_path: Path) -> None:
+    proc = write(tmp_path / "cgroup", "0::/slurm/job/step\n")
+    write(tmp_path / "root/slurm/job/step/memory.max", "max\n")
+    write(tmp_path / "root/slurm/job/memory.max", "4000000\n")
+    write(tmp_path / "root/slurm/memory.max", "9000000\n")
+    assert read_memory_limit(proc, tmp_path / "root") == 4_000_000
+
+
+def test_the_memory_limit_of_a_version_1_cgroup_counts_and_its_word_for_unlimited_does_not(
+    tmp_path: Path,
+) -> None:
+    proc = write(tmp_path / "cgroup", "9:memory:/job\n4:cpu,cpuacct:/job\n")
+    write(tmp_path / "root/memory/memory.limit_in_bytes", "9223372036854771712\n")
+    assert read_memory_limit(proc, tmp_path / "root") is None
+    write(tmp_path / "root/memory/job/memory.limit_in_bytes", "123456789\n")
+    assert read_memory_limit(proc, tmp_path / "root") == 123_456_789
+
+
+def test_no_cgroups_mean_no_limit(tmp_path: Path) -> None:
+    assert read_memory_limit(tmp_path / "none", tmp_path) is None
+    assert read_cpu_quota(tmp_path / "none", tmp_path) is None
+
+
+def test_the_tightest_cpu_quota_counts(tmp_path: Path) -> None:
+    proc = write(tmp_path / "cgroup", "0::/job/leaf\n")
+    write(tmp_path / "root/job/leaf/cpu.max", "max 100000\n")
+    write(tmp_path / "root/job/cpu.max", "150000 100000\n")
+    assert read_cpu_quota(proc, tmp_path / "root") == 1.5
+
+
+def test_proportional_and_private_memory_are_read_from_the_rollup(tmp_path: Path) -> None:
+    rollup = (
+        "header\nRss: 900 kB\nPss: 500 kB\nPss_Anon: 400 kB\nPrivate_Clean: 30 kB\nPrivate_Dirty: 70 kB\n"
+    )
+    write(tmp_path / "7/smaps_rollup", rollup)
+    (tmp_path / "self").mkdir()
+    assert read_pss(7, tmp_path) == 500 * 1024
+    assert read_private(7, tmp_path) == 100 * 1024
+
+
+def test_a_process_that_has_ended_counts_as_nothing(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    assert read_pss(7, tmp_path) is None
+    assert sum_memory([1, 2, 3], {1: 10, 2: None, 3: 5}.get) == 15
+    assert measure_tree_memory(2**22 + 1) == 0
+
+
+def test_this_process_has_memory_and_cores() -> None:
+    assert measure_tree_memory(os.getpid()) > 1_000_000
+    assert count_usable_memory_bytes() > 1_000_000
+    assert count_usable_cores() >= 1
+
+
+def test_the_name_of_the_processor_is_read(tmp_path: Path) -> None:
+    cpuinfo = write(tmp_path / "cpuinfo", "processor : 0\nmodel name\t: Fast 9000\nmodel name\t: Fast 9000\n")
+    assert read_cpu_model(cpuinfo) == "Fast 9000"
+    assert read_cpu_model(tmp_path / "none")
+
+
+def test_the_commit_says_whether_files_were_changed(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    file = write(tmp_path / "src/package/file", "1")
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+    commit = find_commit(file.parent)
+    assert commit is not None
+    assert len(commit) == 40
+    file.write_text("2")
+    assert find_commit(file.parent) == commit + "+"
+
+
+def test_without_a_checkout_there_is_no_commit(tmp_path: Path) -> None:
+    assert find_commit(tmp_path / "a/b/c") is None
+
+
+def test_the_machine_is_described_in_json_without_naming_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/some/where/feedrate", "demo", "--images", "10"])
+    text = json.dumps(asdict(describe_machine()))
+    assert "/some/where" not in text
+    assert json.loads(text)["command_line"] == ["demo", "--images", "10"]
+    assert "numpy" in json.loads(text)["versions"]
