@@ -16,13 +16,13 @@ test-slow: .venv/ready-to-test   ## sanitizers, fuzzing, kill loops, real server
 	$(PY) -m pytest -q -m slow
 
 check: .venv/ready-to-test   ## format, lint, types
-	$(PY) -m ruff format --check src tests benchmarks
-	$(PY) -m ruff check src tests benchmarks
+	$(PY) -m ruff format --check src tests benchmarks examples
+	$(PY) -m ruff check src tests benchmarks examples
 	$(PY) -m mypy
 
 format: .venv/ready-to-test  ## format and fix what can be fixed
-	$(PY) -m ruff format src tests benchmarks
-	$(PY) -m ruff check --fix src tests benchmarks
+	$(PY) -m ruff format src tests benchmarks examples
+	$(PY) -m ruff check --fix src tests benchmarks examples
 
 build: .venv/ready-to-run    ## build the kernel and install feedrate into .venv
 

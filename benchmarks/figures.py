@@ -27,8 +27,7 @@ def render(text: str) -> str:
 def _demo(result: dict[str, Any]) -> str:
     before, after = result["before"], result["after"]
     lines = [
-        f"| {result['images']:,} images, {result['threads']} cores | {before['contestant']} | {after['contestant']} | ratio |",
-        "|---|---|---|---|",
+        _head(f"{result['images']:,} images, {result['threads']} cores", before, after),
         _row("images per second", before, after, "images_per_s", lambda v: f"{v:,.0f}", result["ratio"]),
         _row("share of time waiting for data", before, after, "wait_share", lambda v: f"{v:.0%}"),
         _row("CPU time per image", before, after, "cpu_s_per_image", format_seconds),
@@ -41,14 +40,17 @@ def _demo(result: dict[str, Any]) -> str:
 def _loader(result: dict[str, Any]) -> str:
     before, after = result["before"], result["after"]
     lines = [
-        f"| loading only, {result['threads']} cores | {before['contestant']} | {after['contestant']} | ratio |",
-        "|---|---|---|---|",
+        _head(f"loading only, {result['threads']} cores", before, after),
         _row("images per second", before, after, "images_per_s", lambda v: f"{v:,.0f}", result["ratio"]),
         _row("CPU time per image", before, after, "cpu_s_per_image", format_seconds),
         _row("peak memory", before, after, "peak_memory_bytes", format_bytes),
         _row("first batch after", before, after, "first_batch_s", format_seconds),
     ]
     return "\n".join(lines) + f"\n\n{_where(result['machine'], 'loader')}\n"
+
+
+def _head(name: str, before: Any, after: Any) -> str:
+    return f"| {name} | {before['contestant']} | {after['contestant']} | ratio |\n|---|---|---|---|"
 
 
 def _row(name: str, before: Any, after: Any, key: str, show: Any, ratio: float | None = None) -> str:

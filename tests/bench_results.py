@@ -41,7 +41,7 @@ def make_bench_result() -> BenchResult:
         before=BEFORE,
         after=AFTER,
         ratio=4.0,
-        pixels=PixelCheck(24, 56.0, 1, True),
+        pixels=PixelCheck(24, 56.0, 1, True, 0),
         runs=RUNS,
         machine=MACHINE,
     )

@@ -100,6 +100,7 @@ def test_crops_through_the_kernel_are_those_of_pillow(files_and_pack: tuple[str,
     state = random.getstate()
     check = check_pixels(files_and_pack[1], side=224)
     assert check.images == 20
+    assert check.by_pillow == 0
     assert check.is_same
     assert random.getstate() == state
 

@@ -44,7 +44,12 @@ def test_every_command_has_a_page_that_shows_it() -> None:
 
 
 def test_no_open_end_is_left_in_the_sources() -> None:
-    files = [p for folder in ("src", "native", "tests") for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".cpp", ".h")]
+    files = [
+        p
+        for folder in ("src", "native", "tests")
+        for p in (ROOT / folder).rglob("*")
+        if p.suffix in (".py", ".cpp", ".h")
+    ]
     words = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")))
     assert [str(p.relative_to(ROOT)) for p in files if words.search(p.read_text())] == []
 

@@ -9,7 +9,11 @@ import pytest
 from feedrate import errors
 from feedrate.errors import BadSample, FeedrateError
 
-TREE = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, FeedrateError) and c is not FeedrateError]
+TREE = [
+    c
+    for _, c in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(c, FeedrateError) and c is not FeedrateError
+]
 
 
 @pytest.mark.parametrize("error", TREE, ids=lambda c: c.__name__)
@@ -25,7 +29,9 @@ def test_an_os_error_prints_its_sentence_not_its_errno() -> None:
 
 
 def test_a_bad_sample_names_key_shard_and_offset_and_survives_pickling() -> None:
-    error = BadSample(key="cat/7", shard="shard-00003.tar", offset=512, field="image", reason="JPEG ends early")
+    error = BadSample(
+        key="cat/7", shard="shard-00003.tar", offset=512, field="image", reason="JPEG ends early"
+    )
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == "sample 'cat/7', field 'image' (shard-00003.tar at byte 512): JPEG ends early"
     assert (again.key, again.shard, again.offset) == ("cat/7", "shard-00003.tar", 512)

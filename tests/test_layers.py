@@ -12,7 +12,8 @@ ROOT = Path(__file__).parent.parent / "src" / "feedrate"
 
 # From the top down. Names on one line never import each other.
 LAYERS = [
-    {"cli", "__main__"},
+    {"__main__"},
+    {"cli"},
     {"demo"},
     {"pack", "bench"},
     {"load"},
@@ -38,7 +39,10 @@ def imported_layers(path: Path) -> set[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the layer"
-            names += [f"{node.module}.{a.name}" if node.module == "feedrate" else str(node.module) for a in node.names]
+            names += [
+                f"{node.module}.{a.name}" if node.module == "feedrate" else str(node.module)
+                for a in node.names
+            ]
     return {name.split(".")[1] for name in names if name.startswith("feedrate.")}
 
 
@@ -66,4 +70,6 @@ def test_every_module_belongs_to_a_layer() -> None:
 def test_every_source_file_carries_the_licence_line() -> None:
     native = ROOT.parent.parent / "native"
     files = [*MODULES, ROOT / "__init__.py", *native.rglob("*.cpp"), *native.rglob("*.h")]
-    assert [p.name for p in files if "SPDX-License-Identifier: Apache-2.0" not in p.read_text().splitlines()[0]] == []
+    assert [
+        p.name for p in files if "SPDX-License-Identifier: Apache-2.0" not in p.read_text().splitlines()[0]
+    ] == []

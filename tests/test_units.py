@@ -11,7 +11,14 @@ from feedrate.units import format_bytes, format_count, format_rate, format_ratio
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
-    [("4096", 4096), ("256MB", 256_000_000), ("1.5 GiB", 3 * 2**29), ("2k", 2000), ("1tb", 10**12), ("7 B", 7)],
+    [
+        ("4096", 4096),
+        ("256MB", 256_000_000),
+        ("1.5 GiB", 3 * 2**29),
+        ("2k", 2000),
+        ("1tb", 10**12),
+        ("7 B", 7),
+    ],
 )
 def test_sizes_are_read_in_the_ways_people_write_them(text: str, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
@@ -34,7 +41,8 @@ def test_a_printed_size_reads_back_to_within_its_three_digits(size_bytes: int) -
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "text"), [(0, "0 B"), (999, "999 B"), (999_600, "1.00 MB"), (109_576, "110 KB"), (2.4e9, "2.40 GB")]
+    ("size_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (999_600, "1.00 MB"), (109_576, "110 KB"), (2.4e9, "2.40 GB")],
 )
 def test_sizes_print_with_three_digits(size_bytes: float, text: str) -> None:
     assert format_bytes(size_bytes) == text
@@ -42,7 +50,14 @@ def test_sizes_print_with_three_digits(size_bytes: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0000021, "2.10 µs"), (0.0123, "12.3 ms"), (3.0, "3.00 s"), (61.4, "61.4 s"), (125, "2 min 05 s"), (7260, "2 h 01 min")],
+    [
+        (0.0000021, "2.10 µs"),
+        (0.0123, "12.3 ms"),
+        (3.0, "3.00 s"),
+        (61.4, "61.4 s"),
+        (125, "2 min 05 s"),
+        (7260, "2 h 01 min"),
+    ],
 )
 def test_durations_print_in_the_unit_people_expect(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text

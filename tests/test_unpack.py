@@ -66,6 +66,14 @@ def test_damaged_image_gets_no_name(packed: Path, tmp_path: Path) -> None:
     assert read_tree(tmp_path / "out") == {}
 
 
+def test_damaged_index_restores_nothing_under_a_wrong_name(packed: Path, tmp_path: Path) -> None:
+    at = (packed / "shard-00000.arrow").read_bytes().index(b".jpg")
+    flip_byte(packed / "shard-00000.arrow", at + 1)
+    with pytest.raises(PackError, match=r"shard-00000\.arrow is damaged: checksum"):
+        unpack(packed, tmp_path / "out", workers=1)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     "path",
     [

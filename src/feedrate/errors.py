@@ -62,8 +62,18 @@ class BadSample(FeedrateError, ValueError):
     Attributes say where it lies, so that a policy can log it or skip it.
     """
 
-    def __init__(self, *, key: str, shard: str, offset: int, field: str, reason: str) -> None:
-        super().__init__(f"sample '{key}', field '{field}' ({shard} at byte {offset}): {reason}")
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        key: str = "",
+        shard: str = "",
+        offset: int = 0,
+        field: str = "",
+        reason: str = "",
+    ) -> None:
+        # A message alone: torch's DataLoader makes a worker's exception again as `type(error)(text)`.
+        super().__init__(message or f"sample '{key}', field '{field}' ({shard} at byte {offset}): {reason}")
         self.key = key
         self.shard = shard
         self.offset = offset

@@ -76,6 +76,7 @@ class PixelCheck:
     lowest_psnr_db: float | None  # None: every pixel is equal
     largest_difference: int
     is_same: bool  # within what two exact decoders may differ by
+    by_pillow: int  # of the images: left to Pillow by the kernel, so equal without proving anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An input that was left out, or one that deserves a look. Paths are relative to the source, made printable."""
+    """An input that was left out, or deserves a look. Paths are relative to the source, made printable."""
 
     path: str
     field: str

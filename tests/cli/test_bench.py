@@ -76,6 +76,15 @@ def test_a_pack_is_unpacked_for_the_run_and_nothing_is_left(
     assert list((images.parent / "temporary").iterdir()) == []
 
 
+def test_files_that_cannot_be_packed_are_kept_from_the_other_loader(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (images / "cold-disc" / "broken.jpg").write_bytes(b"no image")
+    bench = FakeBench()
+    assert run(monkeypatch, bench, str(images)) == 0
+    assert bench.files == [10]
+
+
 def test_ctrl_c_leaves_nothing(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -29,22 +29,22 @@ def check_pixels(pack_path: str, *, side: int, images: int = 24, seed: int = 0) 
     pack = Pack(pack_path)
     try:
         positions = np.unique(np.linspace(0, len(pack) - 1, min(images, len(pack))).astype(np.int64))
-        ours, theirs = _decode_both(pack, positions, side, seed)
+        ours, theirs, by_pillow = _decode_both(pack, positions, side, seed)
     finally:
         pack.close()
-    return judge_pixels(ours, theirs)
+    return judge_pixels(ours, theirs, by_pillow)
 
 
-def judge_pixels(ours: U8, theirs: U8) -> PixelCheck:
+def judge_pixels(ours: U8, theirs: U8, by_pillow: int = 0) -> PixelCheck:
     difference = ours.astype(np.int16) - theirs.astype(np.int16)
     errors = (difference.astype(np.float64) ** 2).mean(axis=(1, 2, 3))
     largest = int(np.abs(difference).max())
     psnr = 10 * math.log10(255**2 / float(errors.max())) if largest else None
     is_same = psnr is None or (psnr >= LOWEST_PSNR_DB and largest <= LARGEST_DIFFERENCE)
-    return PixelCheck(len(ours), psnr, largest, is_same)
+    return PixelCheck(len(ours), psnr, largest, is_same, by_pillow)
 
 
-def _decode_both(pack: Pack, positions: kernel.I64, side: int, seed: int) -> tuple[U8, U8]:
+def _decode_both(pack: Pack, positions: kernel.I64, side: int, seed: int) -> tuple[U8, U8, int]:
     rows, statuses = pack.rows(positions)
     if statuses.any():
         bad = int(np.flatnonzero(statuses)[0])
@@ -65,7 +65,7 @@ def _decode_both(pack: Pack, positions: kernel.I64, side: int, seed: int) -> tup
     buffer, starts, _ = kernel.read_ranges(pack.files, images)
     files = [buffer[start:stop].tobytes() for start, stop in pairwise(starts)]
     theirs = [_decode_with_pillow(file, box, side) for file, box in zip(files, boxes, strict=True)]
-    return ours, np.stack(theirs)
+    return ours, np.stack(theirs), report.by_pillow
 
 
 def _decode_with_pillow(file: bytes, box: kernel.I32, side: int) -> U8:

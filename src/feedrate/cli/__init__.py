@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: a list of commands, one parser, and one place where known errors become sentences.
 
-A command is a module here with a docstring (its help), `add_arguments(parser)` and `run(arguments) -> exit code`.
-It imports what it needs inside `run`, so that `feedrate --help` stays quick.
+A command is a module here with a docstring (its help), `add_arguments(parser)` and `run(arguments)`, which
+returns the exit code. It imports what it needs inside `run`, so that `feedrate --help` stays quick.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say_error("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output (`| head`) has seen enough. Python would complain again while flushing at exit.
+        # The reader of our output (`| head`) has seen enough; Python would complain again while flushing.
         sys.stdout = None
         return EXIT_OK
     return exit_code

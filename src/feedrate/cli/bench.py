@@ -5,8 +5,7 @@
 torch's DataLoader with Pillow and through feedrate.Loader, in turn and each time in
 a fresh process: random crops, flips, batches of uint8. It says images per second,
 CPU time per image, memory, the time to the first batch, and whether the pixels agree.
-A folder is packed into a temporary folder first, a pack is unpacked into one; that
-folder is removed at the end.
+For it a folder is packed, and a pack unpacked, into a temporary folder.
 """
 
 from __future__ import annotations
@@ -81,16 +80,21 @@ def run(arguments: argparse.Namespace) -> int:
 def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
     """Give the same images as a folder and as a pack; what is missing is made, and removed at the end."""
     from feedrate.pack import PackOptions, pack, unpack
+    from feedrate.report.progress import ProgressBar
 
     if not source.exists():
         raise NotFound(f"no folder or pack at {source}")
-    is_pack = (source / "pack.json").exists()
     with tempfile.TemporaryDirectory(prefix="feedrate-bench-") as temporary:
-        target = Path(temporary) / ("files" if is_pack else "pack")
-        say(f"{'unpacking' if is_pack else 'packing'} {source} into {target} (removed at the end)")
-        if is_pack:
-            unpack(source, target)
-            yield target, source
-        else:
-            pack(source, target, PackOptions())
-            yield source, target
+        packed, files = source, source
+        if not (source / "pack.json").exists():
+            packed = Path(temporary) / "pack"
+            say(f"packing {source} into {packed} (removed at the end)")
+            with ProgressBar() as bar:
+                rejected = pack(source, packed, PackOptions(), watch=bar.update).rejected
+        if packed is source or rejected:
+            # Files that were left out would end the other loader.
+            files = Path(temporary) / "files"
+            say(f"unpacking {packed} into {files} (removed at the end)")
+            with ProgressBar() as bar:
+                unpack(packed, files, watch=bar.update)
+        yield files, packed

@@ -52,13 +52,14 @@ def split_into_shards(samples: Sequence[Sample], options: PackOptions) -> list[t
     room = 0
     for position in order_samples(len(samples), options.seed):
         sample = samples[position]
-        if shard and sample.tar_bytes > room:
+        size_bytes = sample.tar_bytes
+        if shard and size_bytes > room:
             shards.append(tuple(shard))
             shard = []
         if not shard:
             room = options.shard_bytes - len(END_OF_ARCHIVE)
         shard.append(sample)
-        room -= sample.tar_bytes
+        room -= size_bytes
     return [*shards, tuple(shard)] if shard else shards
 
 

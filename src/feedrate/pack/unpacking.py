@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, UsageError
 from feedrate.format.fields import Field
-from feedrate.format.index import Part, read_part
+from feedrate.format.index import Part, parse_part
 from feedrate.format.keys import printable
 from feedrate.format.manifest import Manifest, Shard, plain_name, read_manifest
 from feedrate.pack.tree import Tree, check_path
@@ -80,7 +80,7 @@ def unpack_shard(task: ShardUnpack) -> Written:
     """Restore the files of one shard; picklable, for any executor."""
     folder = Path(task.pack)
     try:
-        part = read_part(folder / task.shard.index.name, task.fields)
+        part = _read_index(task, folder)
         _check_paths(task, part)
         with open(folder / task.shard.name, "rb") as shard, Tree(Path(task.target)) as tree:
             return _restore_samples(task, part, shard.fileno(), tree)
@@ -90,6 +90,15 @@ def unpack_shard(task: ShardUnpack) -> Written:
         raise PackError(
             f"cannot read {task.shard.name}: {error.strerror}", hint=_verify_hint(task.pack)
         ) from error
+
+
+def _read_index(task: ShardUnpack, folder: Path) -> Part:
+    index = task.shard.index
+    data = (folder / index.name).read_bytes()
+    # Original paths stand in the index alone: a changed byte there would give a file another name.
+    if kernel.crc32c(data) != index.crc32c:
+        raise PackError(f"{index.name} is damaged: checksum", hint=_verify_hint(task.pack))
+    return parse_part(data, task.fields, name=index.name)
 
 
 def _check_paths(task: ShardUnpack, part: Part) -> None:

@@ -19,7 +19,9 @@ def count_usable_cores() -> int:
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
-def read_cpu_quota(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float | None:
+def read_cpu_quota(
+    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> float | None:
     """Return the cores that the tightest cgroup above this process grants; None when none limits it."""
     try:
         lines = proc.read_text().splitlines()
@@ -58,4 +60,3 @@ def _read_v1(folder: Path) -> float | None:
     except (OSError, ValueError):
         return None
     return None if quota <= 0 else quota / period
-

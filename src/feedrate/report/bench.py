@@ -52,6 +52,8 @@ def draw_bench(result: BenchResult, console: Console) -> None:
 
 def describe_pixels(pixels: PixelCheck) -> str:
     crops = format_count(pixels.images, "random crop")
+    if pixels.by_pillow:
+        crops += f" ({pixels.by_pillow} by Pillow both times: not for the kernel)"
     if pixels.lowest_psnr_db is None:
         return f"Pixels: {crops} are equal to Pillow's in every pixel."
     differ = f"differ by at most {format_count(pixels.largest_difference, 'level')} of 255"
