@@ -19,6 +19,7 @@ LAYERS = [
     {"load"},
     {"format"},
     {"kernel", "probe", "stats"},
+    {"pillow"},
     {"results"},
     {"units"},
     {"errors"},

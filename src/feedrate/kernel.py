@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only door to the C++ kernel: typed, and everything is checked before a pointer crosses.
 
-What the kernel does not decode goes through Pillow here, and is counted. Pillow is imported when needed.
+What the kernel does not decode goes through Pillow (pillow.py) in the same call, and is counted.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import io
 import os
-import threading
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from feedrate import pillow
+from feedrate.pillow import Box
 
 try:
     from feedrate import _native
@@ -28,14 +27,10 @@ except ImportError as error:
         f"feedrate's C++ kernel cannot be loaded ({error}); build it with `make build` or `pip install .`"
     ) from error
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 U8 = npt.NDArray[np.uint8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
-Box = tuple[int, int, int, int]
 
 MAX_CROP_PIXELS = 512 << 20  # as in native/jpeg.h
 _NONE = np.empty(0, np.uint8)
@@ -159,11 +154,9 @@ def scan(data: bytes) -> Scan:
     if status != Status.NOT_TAKEN:
         return Scan(width, height, "", words, True, b"")
     try:
-        with _quiet(), _open(data) as image:
-            width, height = image.size
-            image.load()
-    except Exception as error:
-        return Scan(width, height, "", f"{words}; {_say(error)}", True, b"")
+        width, height = pillow.check(data)
+    except pillow.Undecodable as error:
+        return Scan(width, height, "", f"{words}; {error}", True, b"")
     return Scan(width, height, "", words, False, b"")
 
 
@@ -291,8 +284,9 @@ def decode_one(
     flip: bool = False,
     mode: str = "RGB",
     nearest: bool = False,
+    entries: bytes = b"",
 ) -> U8:
-    """Decode one image in memory to H x W x C (`size` is height, width); `nearest` as in `decode_batch`.
+    """Decode one image in memory to H x W x C (`size` is height, width); the rest as in `decode_batch`.
 
     Raises:
         ValueError: the image is damaged, or the box is not inside it; in words.
@@ -306,21 +300,22 @@ def decode_one(
     channels = 3 if mode == "RGB" and not nearest else 1
     if nearest or width == 0 or status == Status.CORRUPT:
         try:
-            with _quiet(), _open(data) as image:
-                width, height = image.size
-                channels = 3 if nearest and image.mode == "RGB" else channels
-        except Exception as error:
-            raise ValueError(words if status == Status.CORRUPT else _say(error)) from error
+            width, height, stored_mode = pillow.measure(data)
+        except pillow.Undecodable as error:
+            raise ValueError(words if status == Status.CORRUPT else str(error)) from error
+        channels = 3 if nearest and stored_mode == "RGB" else channels
     left, top, right, bottom = box or (0, 0, width, height)
     _check_box((left, top, right, bottom), width, height)
     rows, columns = size or (bottom - top, right - left)
     out = np.empty((rows, columns, channels), np.uint8)
     if not nearest and status == Status.OK:
         status, words = _native.decode_one(
-            array, _NONE, (left, top, right, bottom), out.reshape(-1), out.shape, flip
+            array, _as_bytes(entries), (left, top, right, bottom), out.reshape(-1), out.shape, flip
         )
         if status == Status.OK:
             return out
+        if status == Status.BAD_ENTRIES:
+            raise ValueError(words)
     filled, said = _fill_by_pillow(data, out, (left, top, right, bottom), flip, nearest)
     if filled != Status.OK:
         raise ValueError(words if status == Status.CORRUPT else said)
@@ -400,87 +395,17 @@ def _read_one(files: Files, ranges: Ranges, i: int) -> tuple[bytes, I64]:
     return buffer.tobytes(), details[0]
 
 
-# What follows is the way through Pillow.
-
-_quiet_lock = threading.Lock()
-_quiet_depth = 0
-_quiet_state = contextlib.ExitStack()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Ignore Pillow's warnings (large images, odd metadata): what matters ends in a status.
-
-    `warnings.catch_warnings` swaps global state, so threads must not interleave it: the first one in sets the
-    filter, the last one out takes it away.
-    """
-    global _quiet_depth
-    with _quiet_lock:
-        if _quiet_depth == 0:
-            _quiet_state.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", module=r"PIL\.|feedrate\.kernel")
-        _quiet_depth += 1
-    try:
-        yield
-    finally:
-        with _quiet_lock:
-            _quiet_depth -= 1
-            if _quiet_depth == 0:
-                _quiet_state.close()
-
-
-def _open(data: bytes) -> Image.Image:
-    from PIL import Image
-
-    return Image.open(io.BytesIO(data))
-
-
-def _say(error: Exception) -> str:
-    words = str(error) or type(error).__name__
-    return "Pillow does not know this kind of file" if "cannot identify image file" in words else words
-
-
 def _fill_by_pillow(data: bytes, out: U8, box: Box, flip: bool, nearest: bool) -> tuple[Status, str]:
     """Decode with Pillow into `out` (H x W x C); zeroes it when that fails."""
+    out[:] = 0
     try:
-        with _quiet(), _open(data) as image:
-            try:
-                _check_box(box, *image.size)
-            except ValueError as error:
-                out[:] = 0
-                return Status.BAD_BOX, str(error)
-            pixels = _mask_pixels(image, box, out) if nearest else _image_pixels(image, box, out)
-    except Exception as error:
-        out[:] = 0
-        return Status.CORRUPT, _say(error)
+        width, height, _ = pillow.measure(data)
+        try:
+            _check_box(box, width, height)
+        except ValueError as error:
+            return Status.BAD_BOX, str(error)
+        pixels = (pillow.decode_mask if nearest else pillow.decode)(data, box, out.shape)
+    except pillow.Undecodable as error:
+        return Status.CORRUPT, str(error)
     out[:] = pixels[:, ::-1] if flip else pixels
     return Status.OK, ""
-
-
-def _image_pixels(image: Image.Image, box: Box, out: U8) -> U8:
-    from PIL import Image
-
-    height, width, channels = out.shape
-    cropped = image.convert("RGB" if channels == 3 else "L").crop(box)
-    return np.asarray(cropped.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
-
-
-def _mask_pixels(image: Image.Image, box: Box, out: U8) -> U8:
-    from PIL import Image
-
-    height, width, channels = out.shape
-    cropped = image.crop(box)
-    if cropped.mode == "1":
-        cropped = cropped.convert("L").point(lambda value: value // 255)
-    values = np.asarray(cropped.resize((width, height), Image.Resampling.NEAREST))
-    if values.dtype != np.uint8:
-        if values.dtype.kind == "f":
-            raise ValueError("mask has floating-point values")
-        if values.min() < 0 or values.max() > 255:
-            bits = "16-bit values" if "16" in cropped.mode else "values beyond 8 bits"
-            raise ValueError(f"mask has {bits}")
-        values = values.astype(np.uint8)
-    values = values.reshape(height, width, -1)
-    if values.shape[2] != channels:
-        raise ValueError(f"mask has {values.shape[2]} channels ({cropped.mode}), {channels} wanted")
-    return values

@@ -164,15 +164,6 @@ def test_a_bad_file_among_good_ones_leaves_the_others_alone(tmp_path: Path) -> N
     np.testing.assert_array_equal(out[0], out[4])
 
 
-def test_an_image_that_pillow_warns_about_is_decoded_without_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    data = encode(make_pixels(40, 30), "PNG")  # more than the limit, less than twice the limit
-    _, report = Store(tmp_path, [data] * 4).decode([(0, 0, 40, 30)] * 4, pool=Pool(2))
-    assert report.reasons == {}
-
-
 def test_an_image_that_pillow_refuses_for_its_size_ends_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

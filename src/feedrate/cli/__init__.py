@@ -11,6 +11,7 @@ import argparse
 import difflib
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
@@ -26,6 +27,8 @@ EXIT_INTERRUPTED = 130  # what a shell reports for a process that ended by SIGIN
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Known errors are printed, others are bugs and propagate."""
     arguments = make_parser().parse_args(argv)
+    # Pillow's (large images, odd metadata): what matters of them ends in a command's report.
+    warnings.filterwarnings("ignore", module="PIL")
     try:
         exit_code: int = arguments.run(arguments)
     except FeedrateError as error:

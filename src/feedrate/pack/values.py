@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import io
 import json
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 
-from feedrate import kernel
+from feedrate import kernel, pillow
 from feedrate.format.fields import Kind
-
-# What the accepted suffixes stand for. Pillow knows more, some of which would start other programs (EPS).
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "GIF", "PPM")
 
 
 class UnusableValue(Exception):
@@ -62,8 +58,8 @@ def inspect_image(data: bytes) -> ImageFacts:
     if not scan.damaged:
         return ImageFacts(scan.width, scan.height, scan.entries, scan.reason, is_damaged=False)
     try:
-        width, height = _decode_with_pillow(data)
-    except UnusableValue as error:
+        width, height = pillow.check(data)
+    except pillow.Undecodable as error:
         raise UnusableValue(scan.reason or str(error)) from error
     return ImageFacts(width, height, b"", scan.reason, is_damaged=True)
 
@@ -75,39 +71,14 @@ def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
         UnusableValue: it is not one, or holds pickled objects.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            array = np.load(io.BytesIO(data), allow_pickle=False)
+        array = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, OSError, EOFError, SyntaxError, MemoryError) as error:
-        raise UnusableValue(f"is not a .npy file: {_words(error)}") from error
+        raise UnusableValue(f"is not a .npy file: {error}") from error
     if not isinstance(array, np.ndarray):
         raise UnusableValue("is a .npz archive; a field holds one array")
     if array.dtype.fields:
         return array.shape, None
     return array.shape, array.dtype.name if array.dtype.isnative else array.dtype.str
-
-
-def _decode_with_pillow(data: bytes) -> tuple[int, int]:
-    from PIL import Image, UnidentifiedImageError
-
-    Image.init()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=[f for f in _FORMATS if f in Image.OPEN]) as image:
-                image.load()
-                size: tuple[int, int] = image.size
-                return size
-    except UnidentifiedImageError as error:
-        raise UnusableValue("is not an image") from error
-    except Exception as error:
-        # Pillow's readers raise whatever damage leads them into: struct.error, SyntaxError, IndexError ...
-        raise UnusableValue(_words(error)) from error
-
-
-def _words(error: Exception) -> str:
-    text = " ".join(str(error).split()).rstrip(".")
-    return text if text and "0x" not in text else type(error).__name__
 
 
 def _parse_json(value: object) -> object:

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -26,7 +27,7 @@ Done = TypeVar("Done")
 Watch = Callable[[int, int], None]  # samples and bytes so far
 
 _POLL_S = 0.2
-# 64 MB of photographs took one process 1.8 s and two processes 3.5 s on a busy 2-core machine: starting costs.
+# 64 MB of photographs took one process 1.8 s, two processes 3.5 s (busy 2-core machine): starting costs.
 _WORTH_A_WORKER_BYTES = 100_000_000
 
 
@@ -138,6 +139,7 @@ def _become_worker(shared: Any, next_slot: Any) -> None:
     global _counter
     # Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")  # Pillow's: what matters of them ends in the report
     with next_slot.get_lock():
         slot = 1 + 2 * next_slot.value
         next_slot.value += 1

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way through Pillow, for what the kernel leaves to it. Every failure is an `Undecodable`, in words.
+
+Pillow's warnings (large images, odd metadata) are not silenced here: Python's filters belong to the whole
+process, and threads must not swap them.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+U8 = npt.NDArray[np.uint8]
+Box = tuple[int, int, int, int]
+
+
+# Pillow knows more formats; some would start other programs (EPS), others nobody trains on.
+FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "GIF", "PPM")
+
+
+class Undecodable(ValueError):
+    """Pillow cannot make pixels of this."""
+
+
+def measure(data: bytes) -> tuple[int, int, str]:
+    """Return width, height and mode of an image; looks at its headers only."""
+    with _open(data) as image:
+        return (*image.size, image.mode)
+
+
+def check(data: bytes) -> tuple[int, int]:
+    """Decode an image to see whether that works; returns its width and height."""
+    with _open(data) as image:
+        _load(image)
+        size: tuple[int, int] = image.size
+        return size
+
+
+def decode(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
+    """Return the crop `box`, resized to `shape` (height, width, channels) with the antialiased triangle."""
+    from PIL import Image
+
+    height, width, channels = shape
+    with _open(data) as image:
+        _load(image)
+        cropped = image.convert("RGB" if channels == 3 else "L").crop(box)
+    return np.asarray(cropped.resize((width, height), Image.Resampling.BILINEAR)).reshape(shape)
+
+
+def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
+    """Return the crop `box`, resized to `shape` by nearest neighbour; values stay as they are."""
+    from PIL import Image
+
+    height, width, channels = shape
+    with _open(data) as image:
+        _load(image)
+        cropped = image.crop(box)
+    if cropped.mode == "1":
+        cropped = cropped.convert("L").point(lambda value: value // 255)
+    values = np.asarray(cropped.resize((width, height), Image.Resampling.NEAREST))
+    if values.dtype != np.uint8:
+        values = _to_8_bits(values, cropped.mode)
+    values = values.reshape(height, width, -1)
+    if values.shape[2] != channels:
+        raise Undecodable(f"mask has {values.shape[2]} channels ({cropped.mode}), {channels} wanted")
+    return values
+
+
+def _to_8_bits(values: npt.NDArray[Any], mode: str) -> U8:
+    if values.dtype.kind == "f":
+        raise Undecodable("mask has floating-point values")
+    if values.min() < 0 or values.max() > 255:
+        raise Undecodable(f"mask has {'16-bit values' if '16' in mode else 'values beyond 8 bits'}")
+    return values.astype(np.uint8)
+
+
+def _open(data: bytes) -> Image.Image:
+    from PIL import Image, UnidentifiedImageError
+
+    Image.init()
+    try:
+        return Image.open(io.BytesIO(data), formats=[f for f in FORMATS if f in Image.OPEN])
+    except UnidentifiedImageError:
+        raise Undecodable("not an image that feedrate knows") from None
+    except Exception as error:
+        raise Undecodable(_words(error)) from error
+
+
+def _load(image: Image.Image) -> None:
+    # Pillow's readers raise whatever damage leads them into: OSError, SyntaxError, struct.error ...
+    try:
+        image.load()
+    except Exception as error:
+        raise Undecodable(_words(error)) from error
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split()).rstrip(".")
+    # An address in memory says nothing to anybody.
+    return text if text and "0x" not in text else type(error).__name__
