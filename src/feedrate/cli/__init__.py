@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from feedrate.errors import FeedrateError
 
@@ -71,10 +71,26 @@ def make_parser() -> argparse.ArgumentParser:
 class Parser(argparse.ArgumentParser):
     """Says `error:` and `hint:` as the rest of feedrate does, and guesses what a mistyped word meant."""
 
+    _typed: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._typed = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        words = list(COMMANDS) + [option for action in self._actions for option in action.option_strings]
-        typed = next((w.strip("'\",()") for w in message.split() if w.strip("'\",()") in sys.argv[1:]), None)
-        # argparse quotes the wrong value, or names it last in 'unrecognized arguments: --x'.
-        near = difflib.get_close_matches(typed or message.split()[-1], words, n=1)
+        known = self._known_words()
+        # The words that argparse complains about are those of its message that were typed, and mean nothing.
+        said = {word.strip("'\",()") for word in message.split()}
+        wrong = [word.split("=")[0] for word in self._typed if word in said and word not in known]
+        near = [match for word in wrong for match in difflib.get_close_matches(word, known, n=1)]
         say_error(message, f"did you mean '{near[0]}'?" if near else f"see '{self.prog} --help'")
         raise SystemExit(EXIT_USAGE)
+
+    def _known_words(self) -> list[str]:
+        words: list[str] = []
+        for action in self._actions:
+            words += action.option_strings
+            if isinstance(action.choices, dict):  # the commands, each with a parser of its own
+                for name, command in action.choices.items():
+                    words += [name, *command._known_words()]
+        return words

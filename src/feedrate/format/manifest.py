@@ -13,6 +13,7 @@ from typing import Any
 
 from feedrate.errors import NotFound, PackError
 from feedrate.format.fields import Field, Kind
+from feedrate.probe.paths import suggest_path
 
 FORMAT = "feedrate-pack"
 VERSION = 1
@@ -85,7 +86,8 @@ def read_manifest(pack: str | os.PathLike[str]) -> Manifest:
     """
     folder = Path(pack)
     if not folder.exists():
-        raise NotFound(f"no pack at {folder}", hint=f"make one: feedrate pack SOURCE {folder}")
+        hint = suggest_path(folder) or f"make one: feedrate pack SOURCE {folder}"
+        raise NotFound(f"no pack at {folder}", hint=hint)
     if not folder.is_dir():
         raise NotFound(f"{folder} is a file; a pack is a folder with {FILE_NAME} in it")
     path = folder / FILE_NAME

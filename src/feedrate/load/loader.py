@@ -43,8 +43,8 @@ from feedrate.load.tensors import choose_output, make_collate
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.results import LoaderStats
 
-# One batch in the kernel, one queued there, one ready to be taken.
-DEFAULT_PREFETCH = 3
+# One batch in the kernel, one queued there; with the one that the loop holds, three buffers are in use.
+DEFAULT_PREFETCH = 2
 PREFETCH_BYTES = 2**30
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from feedrate.errors import NotFound, StorageError
+from feedrate.probe.paths import suggest_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def list_source(root: str, count: Callable[[int], None] = lambda _: None) -> Lis
     try:
         top = os.stat(root)
     except OSError as error:
-        raise NotFound(f"no dataset at {root} ({error.strerror})") from None
+        raise NotFound(f"no dataset at {root} ({error.strerror})", hint=suggest_path(root)) from None
     if not stat.S_ISDIR(top.st_mode):
         raise NotFound(
             f"{root} is a file; a dataset is a folder",

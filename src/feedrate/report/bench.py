@@ -90,26 +90,23 @@ def draw_demo(result: DemoResult, console: Console) -> None:
         _ratio(after.cpu_s_per_image, before.cpu_s_per_image))  # fmt: skip
     add("peak memory", format_bytes(before.peak_memory_bytes), format_bytes(after.peak_memory_bytes),
         _ratio(after.peak_memory_bytes, before.peak_memory_bytes))  # fmt: skip
-    accuracies = ""
     if before.accuracy is not None and after.accuracy is not None:
-        points = f"{100 * (after.accuracy - before.accuracy):+.1f} points"
-        add("accuracy, held out", f"{before.accuracy:.1%}", f"{after.accuracy:.1%}", points)
-        accuracies = describe_accuracies(before.accuracy, after.accuracy, result.held_out_images)
+        compared = compare_accuracies(before.accuracy, after.accuracy, result.held_out_images)
+        add("accuracy, held out", f"{before.accuracy:.1%}", f"{after.accuracy:.1%}", compared)
     console.print(table)
     console.print(describe_ratio(result.ratio, before, after), style="bold", highlight=False)
     packing = f"Packing {format_count(result.images, 'image')} took {format_seconds(result.pack_s)}, once."
-    console.print(f"{packing} {accuracies}".rstrip(), highlight=False)
+    console.print(packing, highlight=False)
     console.print(_describe_next(result), highlight=False, markup=False)
 
 
-def describe_accuracies(before: float, after: float, images: int) -> str:
+def compare_accuracies(before: float, after: float, images: int) -> str:
     """Say whether so many held-out images can tell the two accuracies from chance."""
     # Two standard errors of a difference of two shares; that crops are random adds to it.
     mean = (before + after) / 2
     if abs(after - before) <= 2 * math.sqrt(2 * mean * (1 - mean) / images):
-        held_out = format_count(images, "held-out image")
-        return f"The accuracies differ by no more than {held_out} can tell from chance."
-    return "The accuracies differ by more than chance explains: look again with more --images and --epochs."
+        return "within chance"
+    return f"{100 * (after - before):+.1f} points"
 
 
 def _describe_wait(one: Standing) -> str:
