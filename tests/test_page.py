@@ -102,7 +102,7 @@ def test_a_browser_draws_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     pixels = np.asarray(Image.open(shot).convert("RGB"))
     assert (pixels[2, 2] < 60).all() if dark else (pixels[2, 2] > 200).all()
     greens, reds = (np.argwhere((pixels == colour).all(axis=-1)) for colour in (GREEN, RED))
-    # Both pictures stand side by side, pixel by pixel where there is room, and nothing is cut off at the right.
+    # Side by side, pixel by pixel where there is room, and nothing is cut off at the right.
     for found in (greens, reds):
         columns = np.ptp(found[:, 1]) + 1
         assert columns == 224 if width > 1000 else columns > 140

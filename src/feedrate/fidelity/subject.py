@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from feedrate.errors import NotFound, UsageError
-from feedrate.format.folder import find_images
-from feedrate.format.manifest import FILE_NAME, read_manifest
+from feedrate.format.folder import find_images, is_pack
 from feedrate.format.pack import Pack
 from feedrate.load.samples import Samples, open_files, open_pack, pick
+from feedrate.probe.paths import suggest_path
 
 # Settings in pack.json that change pixels: such a pack is compared with its originals, too.
 LOSSY_SETTINGS = ("resize", "quality", "encode")
@@ -51,23 +50,9 @@ def open_subject(sources: Sequence[str], images: int, seed: int, originals: Path
             f"{sources[0]} is not a pack: --originals compares a pack with the files that it was made of"
         )
     if originals is not None and not originals.is_dir():
-        raise NotFound(f"no folder of originals at {originals}")
+        raise NotFound(f"no folder of originals at {originals}", hint=suggest_path(originals))
     with _open_pack(packs[0], images, seed) if packs else _open_files(sources, images, seed) as subject:
         yield subject
-
-
-def is_pack(source: str | os.PathLike[str]) -> bool:
-    """Return whether this is a pack.
-
-    Raises:
-        NotFound: it is one that was never finished.
-    """
-    folder = Path(source)
-    if (folder / FILE_NAME).exists():
-        return True
-    if folder.is_dir() and any(folder.glob("shard-*.tar")):
-        read_manifest(folder)
-    return False
 
 
 @contextmanager

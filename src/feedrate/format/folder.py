@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image files as people keep them: a folder of them, or their names one by one."""
+"""What a user may name as a source of images: a pack, a folder of image files, or files one by one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 from feedrate.errors import NotFound, SourceError
 from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
+from feedrate.format.manifest import FILE_NAME, read_manifest
+from feedrate.probe.paths import suggest_path
 
 
 def find_images(sources: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -26,12 +28,26 @@ def find_images(sources: Sequence[str | os.PathLike[str]]) -> list[str]:
         elif path.exists():
             found.append(str(path))
         else:
-            raise NotFound(f"no folder, file or pack at {path}")
+            raise NotFound(f"no folder, file or pack at {path}", hint=suggest_path(path))
     if not found:
         where = ", ".join(str(source) for source in sources)
         hint = f"feedrate looks for files ending in {', '.join(sorted(IMAGE_SUFFIXES))}"
         raise SourceError(f"no images in {where}", hint=hint)
     return found
+
+
+def is_pack(source: str | os.PathLike[str]) -> bool:
+    """Return whether this is a pack.
+
+    Raises:
+        NotFound: it is one that was never finished.
+    """
+    folder = Path(source)
+    if (folder / FILE_NAME).exists():
+        return True
+    if folder.is_dir() and any(folder.glob("shard-*.tar")):
+        read_manifest(folder)
+    return False
 
 
 def _walk(top: Path) -> list[str]:

@@ -132,8 +132,8 @@ def open_files(paths: Sequence[str], numbers: I64 | None = None) -> Iterator[Sam
 
         def decode(chosen: I64, geometry: Geometry, out: U8) -> DecodeReport:
             return kernel.decode_batch(
-                files, _take(images, chosen), out, boxes=geometry.boxes, flips=geometry.flips,
-                entries=_take(places, chosen),
+                files, take_ranges(images, chosen), out, boxes=geometry.boxes, flips=geometry.flips,
+                entries=take_ranges(places, chosen),
             )  # fmt: skip
 
         try:
@@ -164,7 +164,7 @@ def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
     yield Samples(names, rows, pack.files, pack.ranges(IMAGE.name, rows, positions), decode)
 
 
-def _take(ranges: Ranges, chosen: I64) -> Ranges:
+def take_ranges(ranges: Ranges, chosen: I64) -> Ranges:
     crc = None if ranges.crc32c is None else ranges.crc32c[chosen]
     return Ranges(ranges.file[chosen], ranges.offset[chosen], ranges.length[chosen], crc)
 
