@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feedrate import kernel
 from feedrate.bench.camera import make_camera_picture
 from feedrate.bench.decoders import DECODERS, Decoder, Part, Task, on_one_thread
 from feedrate.bench.kernel import KernelOptions, bench_made, bench_set, bench_source
@@ -138,13 +139,29 @@ def test_a_reduced_picture_keeps_enough_pixels_for_the_crop() -> None:
 
 
 def test_steps_add_up_to_the_whole_job(samples: Samples) -> None:
-    clock = itertools.count(0.0, 2.0)
+    ticks = itertools.count(0.0, 2.0)
     task = Task(samples, samples.draw(16, 0), 16)
-    stages = measure_stages(task, np.arange(4), rounds=3, clock=lambda: next(clock))
+    stages = measure_stages(task, np.arange(4), rounds=3, clock=lambda: next(ticks), profile=None)
     steps = {stage.name: stage.cpu_s_per_image for stage in stages}
     assert steps["whole job"] == 0.5
     assert sum(list(steps.values())[:3]) == pytest.approx(steps["whole job"])
     assert all(stage.what for stage in stages)
+
+
+def test_the_kernel_s_own_profile_is_asked_for_every_crop(samples: Samples) -> None:
+    task = Task(samples, samples.draw(16, 0), 16)
+    asked = []
+
+    def profile(file: bytes, entries: bytes, *, box: object, size: object, repeats: int) -> dict[str, float]:
+        assert entries == kernel.scan(file).entries
+        asked.append((box, size, repeats))
+        return {"huffman": 2.0, "idct": 1.0}
+
+    stages = measure_stages(task, np.array([1, 3]), rounds=3, clock=FakeClock(), profile=profile)
+    assert asked == [(tuple(task.geometry.boxes[i].tolist()), (16, 16), 3) for i in (1, 3)]
+    steps = {stage.name: stage.cpu_s_per_image for stage in stages}
+    assert list(steps) == ["read", "huffman", "idct", "whole job", "Huffman of all"]
+    assert (steps["huffman"], steps["idct"]) == (2.0, 1.0)
 
 
 def test_images_that_go_through_pillow_have_no_steps(jpeg_folder: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,15 @@ def test_the_reference_is_crop_then_resize_then_flip(tmp_path: Path) -> None:
     crop = np.asarray(Image.fromarray(pixels[5:25, 10:30]).resize((8, 8), Image.Resampling.BILINEAR))
     assert np.array_equal(decode_as_torchvision(path.read_bytes(), (10, 5, 30, 25), 8, False), crop)
     assert np.array_equal(decode_as_torchvision(path.read_bytes(), (10, 5, 30, 25), 8, True), crop[:, ::-1])
+
+
+def test_rows_of_pixels_are_taken_like_an_image_file(tmp_path: Path) -> None:
+    path = save_image(tmp_path / "one.png", 3, width=60, height=40)
+    rows = io.BytesIO()
+    np.save(rows, np.asarray(Image.open(path)))
+    box = (10, 5, 30, 25)
+    by_rows = decode_as_torchvision(rows.getvalue(), box, 8, True)
+    assert np.array_equal(by_rows, decode_as_torchvision(path.read_bytes(), box, 8, True))
 
 
 def test_a_part_may_begin_between_pixels(tmp_path: Path) -> None:

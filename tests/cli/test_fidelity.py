@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_the_page_is_written_and_named(
 ) -> None:
     assert run(jpeg_folder, "--html", tmp_path / "page.html") == 0
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    assert capsys.readouterr().err == f"wrote {tmp_path}/page.html\n"
+    assert capsys.readouterr().err.endswith(f"\nwrote {tmp_path}/page.html\n")
 
 
 def test_a_page_that_is_there_is_not_overwritten_without_force(
@@ -104,6 +105,16 @@ def test_bad_input_is_answered_in_a_sentence(
     names = {"empty": tmp_path / "empty", "photos": jpeg_folder}
     assert run(*(word.format(**names) for word in words)) == 1
     assert capsys.readouterr().err.startswith(said.format(**names))
+
+
+def test_a_name_that_is_no_text_is_written_with_escapes(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n<b>")
+    os.rename(jpeg_folder, odd)
+    assert main(["fidelity", odd, "--size", "32", "--html", str(tmp_path / "page.html")]) == 0
+    assert r"/\xff\n<b>: all 16 images" in capsys.readouterr().out
+    assert r"\xff\n&lt;b&gt;" in (tmp_path / "page.html").read_text()
 
 
 def test_everything_there_is_to_say_fits_on_a_screen() -> None:

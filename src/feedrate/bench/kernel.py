@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections import Counter
@@ -15,9 +16,10 @@ import numpy as np
 from feedrate.bench.decoders import DECODERS, FEEDRATE, PILLOW, Decoder, Task, on_one_thread
 from feedrate.bench.harness import Say
 from feedrate.bench.sets import SETS, write_set
-from feedrate.bench.stages import Clock, measure_stages
+from feedrate.bench.stages import Clock, find_profile, measure_stages
 from feedrate.errors import SourceError, UsageError
 from feedrate.format.folder import find_images, is_pack
+from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, U8
 from feedrate.load.pixels import compare_pixels
@@ -26,6 +28,7 @@ from feedrate.probe.machine import describe_machine
 from feedrate.results import KernelResult, KernelSet, KernelStanding
 from feedrate.stats import median, median_ratio, spread
 
+_JPEG = b"\xff\xd8"
 SOURCE_IMAGES = 100  # of a folder or a pack, unless the user says otherwise
 
 
@@ -52,18 +55,19 @@ def bench_source(source: str, options: KernelOptions, *, say: Say) -> KernelResu
         NotFound: there is nothing of that name.
         SourceError: it holds no image that can be decoded.
     """
+    name = printable(os.fsencode(source))
     wanted = SOURCE_IMAGES if options.images is None else options.images
     if is_pack(source):
         pack = Pack(source)
         try:
             with open_pack(pack, pick(len(pack), wanted, options.seed)) as samples:
-                return _finish([bench_set(source, samples, options, say=say)], options)
+                return _finish([bench_set(name, samples, options, say=say)], options)
         finally:
             pack.close()
     paths = find_images([source])
     numbers = pick(len(paths), wanted, options.seed)
     with open_files([paths[i] for i in numbers], numbers) as samples:
-        return _finish([bench_set(source, samples, options, say=say)], options)
+        return _finish([bench_set(name, samples, options, say=say)], options)
 
 
 def bench_made(names: Sequence[str], options: KernelOptions, *, say: Say) -> KernelResult:
@@ -97,7 +101,7 @@ def bench_set(
         running = [decoder for decoder in decoders if decoder.name in pictures]
         seconds = _run_rounds(name, task, running, options.rounds, say=say, clock=clock)
         by_pillow, taken = _find_taken(task)
-        stages = measure_stages(task, taken, rounds=options.rounds, clock=clock)
+        stages = measure_stages(task, taken, rounds=options.rounds, clock=clock, profile=find_profile())
     widths, heights = task.geometry.sides
     return KernelSet(
         name=name,
@@ -152,13 +156,13 @@ def _run_rounds(
 
 
 def _find_taken(task: Task) -> tuple[dict[str, int], I64]:
-    """Return why images go through Pillow and how many, and the numbers of those that do not."""
+    """Return why images go through Pillow and how many, and the numbers of the JPEGs that do not."""
     reasons: Counter[str] = Counter()
     taken = []
     for number in range(len(task.samples)):
         _, report = task.samples.decode_one(number, task.geometry, (1, 1))
         reasons.update(report.pillow_reasons or {})
-        if not report.by_pillow:
+        if not report.by_pillow and task.samples.read(number).startswith(_JPEG):
             taken.append(number)
     return dict(reasons.most_common()), np.array(taken, np.int64)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from feedrate.bench.camera import make_camera_picture
 from feedrate.bench.photographs import make_photograph
-from feedrate.errors import UsageError
+from feedrate.errors import StorageError, UsageError
 
 
 def _make_png(number: int) -> bytes:
@@ -44,6 +44,7 @@ def write_set(name: str, folder: Path, images: int | None) -> list[str]:
 
     Raises:
         UsageError: there is no such set.
+        StorageError: the disk said no.
     """
     if name not in SETS:
         raise UsageError(f"there is no set '{name}'", hint=f"there are: {', '.join(SETS)}")
@@ -51,6 +52,11 @@ def write_set(name: str, folder: Path, images: int | None) -> list[str]:
     paths = []
     for number in range(made.images if images is None else images):
         path = folder / f"{name}-{number:04d}{made.suffix}"
-        path.write_bytes(made.make(number))
+        try:
+            path.write_bytes(made.make(number))
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {path}: {error.strerror}", hint="set TMPDIR to a folder with more room"
+            ) from error
         paths.append(str(path))
     return paths

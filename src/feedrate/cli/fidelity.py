@@ -24,6 +24,7 @@ from feedrate.cli.output import (
     write_json,
     write_text,
 )
+from feedrate.cli.signals import ended_like_an_interrupt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.report.document import dump_document
     from feedrate.report.fidelity import draw_fidelity
     from feedrate.report.page import draw_page
+    from feedrate.report.progress import ProgressBar
 
     check_json_target(arguments)
     if arguments.html is not None:
         check_target(arguments.html, force=arguments.force)
     options = FidelityOptions(arguments.images, arguments.seed, arguments.size, arguments.originals)
-    result, pictures = measure_fidelity(arguments.sources, options)
+    with ended_like_an_interrupt(), ProgressBar() as bar:
+        result, pictures = measure_fidelity(arguments.sources, options, watch=bar.update)
     if arguments.json != "-":
         sys.stdout.write(draw_fidelity(result))
     write_json(arguments, dump_document("fidelity", result))

@@ -42,7 +42,8 @@ def write_json(arguments: argparse.Namespace, text: str) -> None:
 
 def write_text(target: Path, text: str) -> None:
     try:
-        target.write_text(text, encoding="utf-8")
+        # A path on the command line need not be text.
+        target.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise StorageError(f"cannot write {target}: {error.strerror}") from error
 

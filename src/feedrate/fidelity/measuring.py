@@ -26,11 +26,11 @@ from feedrate.load.pixels import (
     decode_part,
 )
 from feedrate.probe.machine import describe_machine
-from feedrate.results import Comparison, Fidelity, ImageDifference, Pictures, Rejection
+from feedrate.results import Comparison, Fidelity, ImageDifference, Pictures, Rejection, Tick
 
 _WORST = 6  # named in the result and shown on the page
 
-Watch = Callable[[int, int], None]
+Watch = Callable[[Tick], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,22 @@ class FidelityOptions:
 
 
 def measure_fidelity(
-    sources: Sequence[str], options: FidelityOptions, *, watch: Watch = lambda *_: None
+    sources: Sequence[str], options: FidelityOptions, *, watch: Watch = lambda _: None
 ) -> tuple[Fidelity, Pictures]:
     """Compare a sample of a pack, or of folders and files.
 
     Args:
-        watch: told how many of how many images are done.
+        watch: told how far it is.
 
     Raises:
         NotFound, SourceError, UsageError, PackError: as `open_subject`.
     """
     with open_subject(sources, options.images, options.seed, options.originals) as subject:
         look = _Look(subject, options)
-        for number in range(len(subject.samples)):
+        total, total_bytes = len(subject.samples), int(subject.samples.images.length.sum())
+        for number in range(total):
+            watch(Tick("comparing", number, total, total_bytes=total_bytes))
             look.at(number)
-            watch(number + 1, len(subject.samples))
     result = Fidelity(
         source=subject.source,
         dataset_images=subject.dataset_images,

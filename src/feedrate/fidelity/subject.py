@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,12 +11,13 @@ from pathlib import Path
 
 from feedrate.errors import NotFound, UsageError
 from feedrate.format.folder import find_images, is_pack
+from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.load.samples import Samples, open_files, open_pack, pick
 from feedrate.probe.paths import suggest_path
 
 # Settings in pack.json that change pixels: such a pack is compared with its originals, too.
-LOSSY_SETTINGS = ("resize", "quality", "encode")
+LOSSY_SETTINGS = ("resize", "max_side", "quality")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ def _open_files(sources: Sequence[str], images: int, seed: int) -> Iterator[Subj
     paths = find_images(sources)
     numbers = pick(len(paths), images, seed)
     with open_files([paths[i] for i in numbers], numbers) as samples:
-        name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
-        yield Subject(str(name), len(paths), samples)
+        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        yield Subject(printable(os.fsencode(sources[0])) + more, len(paths), samples)
 
 
 @contextmanager
@@ -73,6 +75,6 @@ def _open_pack(source: str, images: int, seed: int) -> Iterator[Subject]:
             settings = pack.manifest.settings
             lossy = {name: settings[name] for name in LOSSY_SETTINGS if settings.get(name)}
             paths = tuple(pack.texts("image.path", positions))
-            yield Subject(str(source), len(pack), samples, lossy, paths)
+            yield Subject(printable(os.fsencode(source)), len(pack), samples, lossy, paths)
     finally:
         pack.close()

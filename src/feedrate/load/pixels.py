@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,15 @@ from feedrate.load.samples import open_pack
 from feedrate.pillow import Box
 from feedrate.results import PixelCheck
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 # Two exact decoders differ in how they round, by a level or two in places. Half a level everywhere: 54 dB.
 LOWEST_PSNR_DB = 54.0
 LARGEST_DIFFERENCE = 2
+
+# Rows of pixels, as a pack may hold them in place of an image file.
+_NPY = b"\x93NUMPY"
 
 FloatBox = tuple[float, float, float, float]
 
@@ -47,8 +54,7 @@ def decode_as_torchvision(file: bytes, box: Box, side: int, flip: bool) -> U8:
     """
     from PIL import Image
 
-    with Image.open(io.BytesIO(file)) as image:
-        crop = image.convert("RGB").crop(box)
+    crop = _open(file).crop(box)
     return _finish(crop.resize((side, side), Image.Resampling.BILINEAR), flip)
 
 
@@ -56,8 +62,7 @@ def decode_part(file: bytes, box: FloatBox, side: int, flip: bool) -> U8:
     """Return the same of a part whose edges lie between pixels; `resize` alone can cut there."""
     from PIL import Image
 
-    with Image.open(io.BytesIO(file)) as image:
-        part = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=box)
+    part = _open(file).resize((side, side), Image.Resampling.BILINEAR, box=box)
     return _finish(part, flip)
 
 
@@ -104,6 +109,19 @@ def judge_pixels(ours: U8, theirs: U8, by_pillow: int = 0) -> PixelCheck:
         is_same=all(one.is_rounding for one in found),
         by_pillow=by_pillow,
     )
+
+
+def _open(file: bytes) -> Image.Image:
+    from PIL import Image
+
+    if file.startswith(_NPY):
+        rows: U8 = np.load(io.BytesIO(file), allow_pickle=False)
+        image: Image.Image = Image.fromarray(rows)
+    else:
+        image = Image.open(io.BytesIO(file))
+    with image:
+        pixels: Image.Image = image.convert("RGB")
+    return pixels
 
 
 def _finish(image: object, flip: bool) -> U8:

@@ -118,8 +118,11 @@ def open_files(paths: Sequence[str], numbers: I64 | None = None) -> Iterator[Sam
         names.append((name, path))
     count = len(names)
     with tempfile.NamedTemporaryFile(prefix="feedrate-entries-") as sidecar:
-        sidecar.write(b"".join(entries))
-        sidecar.flush()
+        try:
+            sidecar.write(b"".join(entries))
+            sidecar.flush()
+        except OSError as error:
+            raise StorageError(f"cannot write {sidecar.name}: {error.strerror}") from error
         files = kernel.Files([*(path for _, path in names), sidecar.name])
         images = Ranges(
             file=np.arange(count, dtype=np.int32),
