@@ -146,6 +146,17 @@ def test_the_terminal_says_all_that_was_found() -> None:
     )
 
 
+def test_a_lossy_pack_is_told_apart_from_its_originals() -> None:
+    found = dataclasses.replace(make_result().pillow, lossy=True, mean_psnr_db=34.0, outside=190)
+    result = make_result(settings={"resize": 256, "quality": 90})
+    assert "what resize 256, quality 90 cost: --originals DIR" in draw_fidelity(result)
+    compared = dataclasses.replace(result, originals=found, originals_folder="photos")
+    text = draw_fidelity(compared)
+    assert "against the originals in photos, through Pillow: 190 images" in text
+    assert text.endswith(" of what the pack holds (resize 256, quality 90); 34.0 dB from the originals.\n")
+    assert compared.is_good
+
+
 @pytest.mark.parametrize(
     ("share", "text"), [(0, "0%"), (1, "100%"), (1e-9, "<0.01%"), (1 - 1e-9, ">99.99%"), (0.5, "50.00%")]
 )

@@ -106,9 +106,9 @@ def describe_verdict(result: Fidelity) -> str:
     else:
         verdict = f"good: Pillow's pixels but for rounding (limits: {limits})"
     if result.settings:
-        verdict += f" of the files in the pack, which was made with {_settings(result.settings)}"
+        verdict += f" of what the pack holds ({_settings(result.settings)})"
         if result.originals is not None and result.originals.mean_psnr_db is not None:
-            verdict += f": {result.originals.mean_psnr_db:.1f} dB from the originals"
+            verdict += f"; {result.originals.mean_psnr_db:.1f} dB from the originals"
     return verdict + "."
 
 
