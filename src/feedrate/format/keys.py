@@ -55,7 +55,7 @@ def make_key(path: bytes) -> str:
 def member_name(key: str, field: Field, path: bytes, content: bytes = b"") -> str:
     """Return the name of a field's tar member.
 
-    `path` is the original file's, empty for a table's value; `content` the stored bytes (their first will do).
+    `path` is the original file's, empty for a table's value; `content` the stored bytes, or the first few.
     """
     if field.name == "label" and field.dtype == "int64":
         return f"{key}.cls"
@@ -64,7 +64,7 @@ def member_name(key: str, field: Field, path: bytes, content: bytes = b"") -> st
 
 
 def new_suffix(field: Field, path: bytes, content: bytes) -> str | None:
-    """Return the suffix that stored pixels have now, when the original file's no longer tells what they are."""
+    """Return the suffix of what is stored now; None: the original file's still says what it is."""
     if field.coding is Coding.RAW:
         return "npy"
     if field.coding is Coding.RECODED:
@@ -75,7 +75,7 @@ def new_suffix(field: Field, path: bytes, content: bytes) -> str | None:
 
 
 def restored_path(field: Field, path: bytes, content: bytes) -> bytes:
-    """Return where `unpack` writes a file: the original path, with what it is now behind it if that changed."""
+    """Return where `unpack` writes a file: the original path, and behind it what it is now, if another."""
     suffix = new_suffix(field, path, content)
     return path if suffix is None else path + b"." + suffix.encode()
 
