@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import json
 import tarfile
@@ -203,6 +204,39 @@ def test_raw_pixels_lose_nothing_and_have_no_psnr(jpeg_folder: Path, tmp_path: P
     for name in ("cat/0.jpg", "dog/deeper/still/one.jpg", "cat/progressive.jpg", "dog/picture.png"):
         key = name.rpartition(".")[0]
         assert np.array_equal(np.load(io.BytesIO(stored[f"{key}.npy"])), decode_original(jpeg_folder / name))
+
+
+@pytest.mark.parametrize("recode", [Recode(raw=True), Recode(quality=100)], ids=["raw", "quality"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
+def test_images_of_any_mode_become_gray_or_rgb_as_pillow_converts_them(
+    tmp_path: Path, mode: str, recode: Recode
+) -> None:
+    suffix = "tif" if mode == "CMYK" else "png"
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 56, 3), np.uint8))
+    (tmp_path / "s").mkdir()
+    image.convert(mode).save(tmp_path / "s" / f"a.{suffix}")
+    assert pack(tmp_path / "s", tmp_path / "p", options(recode)).rejected == ()
+    (data,) = members(tmp_path / "p").values()
+    is_gray = mode in ("1", "L", "LA")
+    expected = decode_original(tmp_path / "s" / f"a.{suffix}")
+    if recode.raw:
+        pixels = np.load(io.BytesIO(data))
+        assert pixels.shape == ((40, 56) if is_gray else (40, 56, 3))
+        assert np.array_equal(pixels if is_gray else pixels[..., 0], expected[..., 0])
+        assert np.array_equal(Dataset(tmp_path / "p", fields=["image"], output="numpy")[0], expected)
+    else:
+        assert open_image(data).mode == ("L" if is_gray else "RGB")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_webdataset_decodes_raw_pixels_to_arrays(jpeg_folder: Path, tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    pack(jpeg_folder, tmp_path / "p", options(Recode(raw=True)))
+    shards = [str(path) for path in sorted((tmp_path / "p").glob("*.tar"))]
+    samples = list(webdataset.WebDataset(shards, shardshuffle=False, empty_check=False).decode())
+    assert len(samples) == 16
+    assert {sample["npy"].shape for sample in samples} == {(48, 64, 3), (48, 64), (61, 97, 3)}
+    gc.collect()  # it leaves files open, which must not be laid at the next test's door
 
 
 @pytest.fixture
