@@ -6,6 +6,7 @@
 #include <new>
 
 #include "crc32c.h"
+#include "raw.h"
 
 namespace feedrate {
 
@@ -15,6 +16,7 @@ constexpr size_t kBufferLimit = size_t{64} << 20;  // a thread gives back what i
 
 struct Worker {
     Decoder decoder;
+    Resizer resizer;  // of raw images; the decoder has its own
     Buffer image, entries;
 };
 
@@ -50,17 +52,44 @@ Outcome read_checked(Files& files, const Ranges& ranges, int64_t i, bool wanted,
     return {};
 }
 
+// Reads the rows under the crop, and no others.
+Outcome crop_raw(Files& files, const DecodeRequest& r, int64_t i, const Target& target) {
+    Worker& mine = worker();
+    uint32_t unused = 0;
+    if (!r.entries.file) return {Status::bad_entries, Why::entries_short, 0, 0};
+    Outcome outcome = read_checked(files, r.entries, i, false, mine.entries, unused);
+    if (!outcome.ok()) return outcome;
+    r.bytes_read[i] += r.entries.length[i];
+    const int32_t* b = r.boxes + 4 * i;
+    RawCrop crop;
+    outcome = crop.open({mine.entries.data(), static_cast<size_t>(r.entries.length[i])}, r.images.length[i], {b[0], b[1], b[2], b[3]});
+    if (!outcome.ok()) return outcome;
+    int64_t offset = 0;
+    if (__builtin_add_overflow(r.images.offset[i], crop.offset(), &offset)) return {Status::unreadable, Why::bad_range, r.images.offset[i], crop.size()};
+    outcome = files.read(r.images.file[i], offset, crop.size(), [&](size_t size) { return mine.image.make_room(size); });
+    if (!outcome.ok()) return outcome;
+    r.bytes_read[i] += crop.size();
+    outcome = crop.decode(mine.image.data(), target, mine.resizer);
+    mine.resizer.trim(kBufferLimit);
+    mine.image.trim(kBufferLimit);
+    mine.entries.trim(kBufferLimit);
+    return outcome;
+}
+
 Outcome decode_sample(Files& files, const DecodeRequest& r, int64_t i, uint8_t* out) {
     Worker& mine = worker();
+    const Target target{out, r.height, r.width, r.channels, r.flips[i] != 0};
+    if (r.raw) return crop_raw(files, r, i, target);
     const bool enters = r.entries.file && r.entries.length[i] != 0;
     uint32_t crc = 0, entries_crc = 0;
     Outcome outcome = read_checked(files, r.images, i, enters, mine.image, crc);
     if (outcome.ok() && enters) outcome = read_checked(files, r.entries, i, false, mine.entries, entries_crc);
     if (!outcome.ok()) return outcome;
+    r.bytes_read[i] = r.images.length[i] + (enters ? r.entries.length[i] : 0);
     const Bytes image{mine.image.data(), static_cast<size_t>(r.images.length[i])};
     const Bytes entries = enters ? Bytes{mine.entries.data(), static_cast<size_t>(r.entries.length[i])} : Bytes{};
     const int32_t* b = r.boxes + 4 * i;
-    outcome = mine.decoder.decode(image, crc, entries, {b[0], b[1], b[2], b[3]}, {out, r.height, r.width, r.channels, r.flips[i] != 0});
+    outcome = mine.decoder.decode(image, crc, entries, {b[0], b[1], b[2], b[3]}, target);
     mine.decoder.trim();
     mine.image.trim(kBufferLimit);
     mine.entries.trim(kBufferLimit);

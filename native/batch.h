@@ -27,6 +27,8 @@ struct DecodeRequest {
     const uint8_t* flips;
     uint8_t* out;  // count x height x width x channels
     int height, width, channels;
+    bool raw;             // images are raw rows, and `entries` their tables (raw.h); else image files
+    int64_t* bytes_read;  // per sample, whatever its outcome
 };
 
 // One outcome per sample; a sample that is not ok leaves its part of `out` zeroed. False: the pool is closed.

@@ -61,7 +61,7 @@ nb::tuple as_tuple(const Outcome& o) {
 }
 
 void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array<const int32_t> boxes, Array<const uint8_t> flips,
-                       Array<uint8_t> out, nb::tuple shape, Pool* pool, Details details) {
+                       Array<uint8_t> out, nb::tuple shape, bool raw, Pool* pool, Array<int64_t> bytes_read, Details details) {
     const size_t count = flips.shape(0);
     const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]), channels = nb::cast<int>(shape[2]);
     const RangeArrays image_arrays = arrays_of(images);
@@ -80,6 +80,9 @@ void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array
     request.flips = flips.data();
     request.out = out.data();
     request.height = height, request.width = width, request.channels = channels;
+    need(bytes_read.shape(0) == count, "bytes_read needs one number per sample");
+    request.raw = raw;
+    request.bytes_read = bytes_read.data();
     std::vector<Outcome> outcomes(count);
     bool open;
     {
@@ -195,7 +198,7 @@ NB_MODULE(_native, m) {
     m.def("scan", &scan_door);
     m.def("decode_one", &decode_one_door);
     m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
-          nb::arg("out"), nb::arg("shape"), nb::arg("pool").none(), nb::arg("details"));
+          nb::arg("out"), nb::arg("shape"), nb::arg("raw"), nb::arg("pool").none(), nb::arg("bytes_read"), nb::arg("details"));
     m.def("read_ranges", &read_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("starts"), nb::arg("buffer"), nb::arg("pool").none(),
           nb::arg("details"));
     m.def("gather_rows", &gather_rows_door);

@@ -72,6 +72,10 @@ enum class Why : int32_t {
     entries_geometry,
     entries_offsets,  // a: number of the entry
     entries_wrong,    // a: number of the entry
+    // Raw rows.
+    raw_version,      // a: first byte, b: version
+    raw_length,       // a: bytes in the stored file, b: bytes that the table speaks of
+    rows_differ,      // a: first row, b: last row of the block
 };
 
 struct Outcome {

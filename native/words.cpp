@@ -58,6 +58,9 @@ const char* format_of(Why why) {
         case Why::entries_geometry: return "entry points do not fit the size of the image";
         case Why::entries_offsets: return "entry point %lld lies outside the image data or before its predecessor";
         case Why::entries_wrong: return "decoding does not arrive at entry point %lld";
+        case Why::raw_version: return "the index has no table of raw rows that this kernel reads (kind %lld, version %lld)";
+        case Why::raw_length: return "raw image of %lld bytes, the index speaks of %lld";
+        case Why::rows_differ: return "rows %lld to %lld are not those that were packed (checksum)";
     }
     return "unknown reason";
 }

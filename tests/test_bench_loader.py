@@ -15,9 +15,9 @@ from feedrate.bench.feeds import FeedOptions, drain, make_feed
 from feedrate.bench.files import draw_crop, list_images
 from feedrate.bench.loader import BenchOptions, bench_loader
 from feedrate.demo.dataset import write_photographs
-from feedrate.errors import SourceError, UsageError
+from feedrate.errors import PackError, SourceError, UsageError
 from feedrate.load.pixels import check_pixels
-from feedrate.pack import PackOptions, pack
+from feedrate.pack import PackOptions, Recode, pack
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,13 @@ def test_the_same_images_go_through_both_loaders(files_and_pack: tuple[str, str]
     assert result.dataset_images == 20
     assert [run.contestant for run in result.runs] == ["DataLoader + Pillow", "feedrate"] * 2
     assert result.pixels.is_same
+
+
+def test_raw_pixels_are_nothing_to_compare_with(files_and_pack: tuple[str, str], tmp_path: Path) -> None:
+    files, _ = files_and_pack
+    pack(files, tmp_path / "raw", PackOptions(recode=Recode(raw=True, resize=32)))
+    with pytest.raises(PackError, match="x holds raw pixels, and no files that DataLoader"):
+        bench_loader(files, str(tmp_path / "raw"), BenchOptions(), source="x", say=lambda _: None)
 
 
 def test_a_small_dataset_is_repeated_until_an_epoch_can_be_timed(files_and_pack: tuple[str, str]) -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from contracts import Load, LoaderContract, spoil
 from feedrate import Dataset, Loader, RandomResizedCrop, Resize
 from feedrate.errors import BadSample, UsageError
 from packs import write_everything, write_images
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+DataLoader = torch.utils.data.DataLoader
 
 
 class TestDatasetInDataLoader(LoaderContract):

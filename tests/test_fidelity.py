@@ -18,7 +18,7 @@ from feedrate.fidelity.measuring import FidelityOptions, measure_fidelity
 from feedrate.fidelity.pictures import Pair, choose_gain, draw_pictures
 from feedrate.kernel import U8
 from feedrate.load.samples import Samples
-from feedrate.pack import PackOptions, pack
+from feedrate.pack import PackOptions, Recode, pack
 from feedrate.results import Fidelity, ImageDifference
 from images import save_image
 
@@ -128,6 +128,25 @@ def test_a_pack_that_was_made_smaller_is_compared_with_the_same_part_of_its_orig
     # Smooth pictures: a part that lay half a pixel beside the right one would be far from 40 dB.
     assert result.originals.lowest_psnr_db is not None
     assert result.originals.lowest_psnr_db > 45
+
+
+def test_packs_of_raw_pixels_are_compared_like_files(tmp_path: Path) -> None:
+    for number in range(4):
+        save_image(tmp_path / "photos" / f"{number}.jpg", number, width=160, height=120)
+    pack(tmp_path / "photos", tmp_path / "raw", PackOptions(workers=1, recode=Recode(raw=True)))
+    small = Recode(raw=True, resize=60)
+    pack(tmp_path / "photos", tmp_path / "small", PackOptions(workers=1, recode=small))
+    options = FidelityOptions(side=32, originals=tmp_path / "photos")
+    whole, resized = (measure(tmp_path / name, options=options) for name in ("raw", "small"))
+    for result in (whole, resized):
+        assert result.is_good
+        assert result.pillow is not None
+        assert (result.pillow.images, result.pillow.outside) == (4, 0)
+    assert whole.originals is not None
+    assert (whole.originals.lossy, whole.originals.outside) == (False, 0)
+    assert resized.settings == {"resize": 60}
+    assert resized.originals is not None
+    assert resized.originals.lossy
 
 
 def test_originals_that_are_not_there_are_named(jpeg_folder: Path, packed: Path) -> None:

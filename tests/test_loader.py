@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from contracts import Load, LoaderContract, plain
@@ -110,6 +109,8 @@ def test_types_of_the_columns_are_stable(everything: Path):
 
 def test_torch_batches_are_channels_last_views_of_one_buffer(everything: Path):
     fields = ("image", "mask", "label", "points", "boxes", "ragged", "caption")
+    import torch
+
     with Loader(everything, fields=fields, image=Resize((6, 8)), output="torch") as loader:
         image, mask, label, points, boxes, ragged, caption = next(iter(loader))
     assert image.shape == (12, 3, 6, 8)
@@ -206,6 +207,7 @@ def test_the_share_of_flips_is_the_one_asked_for(tmp_path: Path):
 
 
 def test_images_of_one_size_need_no_operation(tmp_path: Path):
+    pytest.importorskip("torch", reason="torch is not installed")
     with Loader(write_images(tmp_path / "pack", side=16), batch_size=4) as loader:
         assert loader.classes == ["cat", "dog", "emu"]
         image, label = next(iter(loader))
@@ -295,6 +297,8 @@ def test_transform_sees_one_sample_and_collate_all_of_them(tmp_path: Path):
         return sample["image"].mean(), int(sample["label"]), sample["key"]
 
     fields = ("image", "label", "key")
+    import torch
+
     with Loader(pack, fields=fields, shuffle=False, transform=transform, output="torch") as loader:
         mean, label, keys = next(iter(loader))
     assert mean.dtype == torch.float64
@@ -402,6 +406,7 @@ def test_an_opened_pack_may_be_given_and_stays_open(tmp_path: Path):
 
 
 def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("torch", reason="torch is not installed")
     page = (Path(__file__).parent.parent / "docs" / "loader.md").read_text()
     examples = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
     assert len(examples) == 7

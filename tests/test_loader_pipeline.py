@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,6 +142,8 @@ def test_default_collate_stacks_what_stacks():
 
 
 def test_default_collate_makes_tensors_for_torch():
+    import torch
+
     batch = make_collate("torch")([(torch.ones(2), np.zeros(3), 1, True, "a")] * 2)
     tensors, arrays, numbers, flags, words = batch
     assert tensors.shape == (2, 2)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate import Loader
 from feedrate.load.ring import Ring
 from packs import write_images
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 KEEPERS = {
     "slice": lambda array: array[1:3, :2],

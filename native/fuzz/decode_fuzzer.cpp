@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // One input of the fuzzer: how to decode (8 bytes), then a JPEG. Decodes it from the top, with its own entry points and with
-// spoilt ones; beyond "no crash" it demands that entry points change no pixel and that a sound scan decodes.
+// spoilt ones; beyond "no crash" it demands that entry points change no pixel and that a sound scan decodes. Then the same bytes
+// once more as rows of a raw image, with a right table and a spoilt one, and as a table themselves.
 //
 //   0  what the entries are: bit 0, spoil them; bits 1 to 7, where
 //   1  spoiling value
 //   2  box: left, top, right, bottom, as parts of 256 of the size
 //   6  output height and channels: low 5 bits height - 1, top bit gray
 //   7  output width: low 5 bits width - 1, top bit flip
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +19,7 @@
 
 #include "../crc32c.h"
 #include "../jpeg.h"
+#include "../raw.h"
 
 using namespace feedrate;
 
@@ -40,6 +43,54 @@ std::string spoil(std::string entries, uint8_t where, uint8_t value) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(entries.data());
     put_u32(entries, 20, crc32c(bytes + 24, entries.size() - 24, crc32c(bytes, 20, 0)));
     return entries;
+}
+
+// A table (raw.h) that fits `file`, whatever that is.
+std::string make_table(Bytes file, int channels, uint32_t width, uint32_t block_rows) {
+    const uint32_t row_bytes = width * static_cast<uint32_t>(channels), height = static_cast<uint32_t>(file.size) / row_bytes;
+    const uint32_t rows = std::min(block_rows, height);
+    const size_t start = file.size - static_cast<size_t>(height) * row_bytes;
+    std::string table(24, '\0');
+    table[0] = 'R', table[1] = 1, table[2] = static_cast<char>(channels);
+    put_u32(table, 4, rows), put_u32(table, 8, width), put_u32(table, 12, height), put_u32(table, 16, static_cast<uint32_t>(start));
+    for (size_t at = start; at < file.size; at += static_cast<size_t>(rows) * row_bytes) {
+        table.append(4, '\0');
+        put_u32(table, table.size() - 4, crc32c(file.data + at, std::min(static_cast<size_t>(rows) * row_bytes, file.size - at), 0));
+    }
+    return table;
+}
+
+Outcome crop_raw(Bytes file, std::string table, const Box& box, const Target& target) {
+    static Resizer resizer;
+    const std::unique_ptr<uint8_t[]> exact(new uint8_t[table.size()]);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(table.data());
+    if (table.size() >= 24) put_u32(table, 20, crc32c(bytes + 24, table.size() - 24, crc32c(bytes, 20, 0)));
+    std::memcpy(exact.get(), table.data(), table.size());
+    RawCrop crop;
+    const Outcome opened = crop.open({exact.get(), table.size()}, static_cast<int64_t>(file.size), box);
+    demand(opened.ok() || !words(opened).empty(), "every failure has words");
+    if (!opened.ok()) return opened;
+    demand(crop.offset() >= 0 && crop.size() > 0 && crop.offset() + crop.size() <= static_cast<int64_t>(file.size), "reads lie inside the file");
+    const std::unique_ptr<uint8_t[]> read(new uint8_t[static_cast<size_t>(crop.size())]);
+    std::memcpy(read.get(), file.data + crop.offset(), static_cast<size_t>(crop.size()));
+    return crop.decode(read.get(), target, resizer);
+}
+
+void try_raw(const uint8_t* input, Bytes file, const Target& target) {
+    const int channels = input[0] & 2 ? 1 : 3;
+    const uint32_t width = input[1] + 1u;
+    const auto height = static_cast<int>(file.size / (width * static_cast<uint32_t>(channels)));
+    const auto part = [&](int byte, int whole) { return whole * input[byte] / 256; };
+    const Box box{part(2, static_cast<int>(width)), part(3, height), part(4, static_cast<int>(width)) + 1, part(5, height) + 1};
+    if (height > 0) {
+        std::string table = make_table(file, channels, width, (input[0] >> 2) + 1u);
+        const Outcome right = crop_raw(file, table, box, target);
+        demand(right.ok() || right.status == Status::bad_box, "rows with a right table are taken");
+        const size_t at = static_cast<size_t>(input[6]) * 37 % table.size();
+        table[at] = static_cast<char>(table[at] ^ (input[7] | 1));
+        crop_raw(file, table, box, target);
+    }
+    crop_raw(file, std::string(reinterpret_cast<const char*>(file.data), file.size), box, target);
 }
 
 Bytes view(const std::string& text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
@@ -69,6 +120,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     const std::unique_ptr<uint8_t[]> from_top(new uint8_t[out_size]()), entered(new uint8_t[out_size]());
     const auto target = [&](uint8_t* pixels) { return Target{pixels, height, width, channels, (input[7] & 128) != 0}; };
     const uint32_t crc = crc32c(file.data, file.size, 0);
+
+    try_raw(input, file, target(entered.get()));
+    fuzz_checksum = crc32c(entered.get(), out_size, fuzz_checksum);
 
     static Decoder decoder;
     const Outcome top = decoder.decode(file, 0, {}, box, target(from_top.get()));

@@ -41,7 +41,9 @@ def decode_batch(
     flips: _U8,
     out: _U8,
     shape: tuple[int, int, int],
+    raw: bool,
     pool: Pool | None,
+    bytes_read: _I64,
     details: _I64,
 ) -> None: ...
 def read_ranges(

@@ -82,6 +82,7 @@ class DecodeReport:
     reasons: dict[int, str]
     by_pillow: int
     pillow_reasons: dict[str, int] | None = None  # why, in words -> how many
+    bytes_read: int = 0
 
 
 class Files:
@@ -201,18 +202,21 @@ def decode_batch(
     flips: npt.NDArray[np.bool_],
     entries: Ranges | None = None,
     nearest: bool = False,
+    raw: bool = False,
     pool: Pool | None = None,
 ) -> DecodeReport:
     """Read, check, decode, crop, resize and flip images into `out`.
 
     Args:
         files: the files that `images` and `entries` count.
-        images: where the image files lie.
+        images: where the image files lie. Of raw images only the rows under the crop are read: their blocks
+            have checksums of their own, and that of the whole file is not looked at.
         out: uint8, C-contiguous, N x H x W x C; C is 3 (RGB) or 1 (gray, as Pillow's "L").
         boxes: N x 4: left, top, right, bottom in pixels of the image, inside it, not empty.
         flips: mirror left to right, after the resize.
         entries: where the entry points lie (length 0: none); None: decode from the top.
         nearest: nearest neighbour and stored values as they are (palette indices, 8-bit), for masks.
+        raw: the images are stored as rows of pixels, and `entries` are their tables (native/raw.h).
         pool: threads to use; None: the calling thread.
 
     Pixels are those of Pillow: `convert(mode).crop(box).resize((W, H), BILINEAR)`. A sample whose status is
@@ -226,7 +230,9 @@ def decode_batch(
         raise ValueError("the pool is closed")
     boxes = _checked(boxes, np.int32, (n, 4), "boxes")
     flips = _checked(flips, np.bool_, (n,), "flips")
-    details = np.zeros((n, 4), np.int64)
+    details, bytes_read = np.zeros((n, 4), np.int64), np.zeros(n, np.int64)
+    if raw and (nearest or entries is None):
+        raise ValueError("raw images need entries, and are not masks")
     if nearest:
         by_pillow = dict.fromkeys(range(n), "mask")
     else:
@@ -238,11 +244,13 @@ def decode_batch(
             flips=flips.view(np.uint8),
             out=out.reshape(-1),
             shape=(height, width, channels),
+            raw=raw,
             pool=None if pool is None else pool._native,
+            bytes_read=bytes_read,
             details=details.reshape(-1),
         )
         # Pillow is asked about damage too: what it decodes without complaint is what users get today.
-        left_over = np.flatnonzero(np.isin(details[:, 0], (Status.NOT_TAKEN, Status.CORRUPT)))
+        left_over = np.flatnonzero(np.isin(details[:, 0], (Status.NOT_TAKEN, Status.CORRUPT)) & (not raw))
         by_pillow = {int(i): _native.words(*map(int, details[i])) for i in left_over}
     statuses = details[:, 0].astype(np.int32)
     reasons = {
@@ -251,7 +259,7 @@ def decode_batch(
         if int(i) not in by_pillow
     }
     if not by_pillow:
-        return DecodeReport(statuses, reasons, 0, {})
+        return DecodeReport(statuses, reasons, 0, {}, int(bytes_read.sum()))
     decoded: list[str] = []  # why each went through Pillow; append() is safe in threads, counting is not
 
     def decode(i: int) -> None:
@@ -260,6 +268,7 @@ def decode_batch(
         if found[0]:
             statuses[i], reasons[i] = int(found[0]), _say_outcome(files, images, i, found)
             return
+        bytes_read[i] += len(data)
         damaged = statuses[i] == Status.CORRUPT
         box: Box = tuple(boxes[i].tolist())
         statuses[i], words = _fill_by_pillow(data, out[i], box, bool(flips[i]), nearest)
@@ -273,7 +282,8 @@ def decode_batch(
             decode(i)
     else:
         pool._map(decode, list(by_pillow))
-    return DecodeReport(statuses, dict(sorted(reasons.items())), len(decoded), dict(Counter(decoded)))
+    counts = dict(Counter(decoded))
+    return DecodeReport(statuses, dict(sorted(reasons.items())), len(decoded), counts, int(bytes_read.sum()))
 
 
 def decode_one(

@@ -135,6 +135,29 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
+class Recoded:
+    """What a pack's choice of size, quality or raw pixels did to its images.
+
+    Attributes:
+        words: the choice: "lossy: shorter side 256, quality 90".
+        images: stored as something else than their file; `kept` are stored as they were.
+        resized: of `images`: those that lost pixels. `masks` were resized too.
+        before_bytes, after_bytes: of those `images`.
+        mean_psnr_db: of the stored images against what was encoded, on `psnr_images` of them.
+    """
+
+    words: str
+    images: int
+    resized: int
+    masks: int
+    kept: int
+    before_bytes: int
+    after_bytes: int
+    mean_psnr_db: float | None
+    psnr_images: int
+
+
+@dataclass(frozen=True, slots=True)
 class PackResult:
     """`feedrate pack`.
 
@@ -145,6 +168,7 @@ class PackResult:
         by_pillow: why images are not for the kernel -> how many.
         ignored: suffix -> files that are no images.
         unlisted: images that no row of the table names.
+        recoded: what changed pixels or files on request; None: nothing was asked for.
     """
 
     source: str
@@ -163,6 +187,7 @@ class PackResult:
     by_pillow: Mapping[str, int]
     ignored: Mapping[str, int]
     unlisted: int
+    recoded: Recoded | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +200,7 @@ class UnpackResult:
     kept: int
     size_bytes: int
     seconds: float
+    pixels: str = ""  # what packing did to them, so that these are not the original files
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +224,7 @@ class VerifyResult:
     seconds: float
     problems: tuple[Problem, ...]
     extra_files: tuple[str, ...]
+    pixels: str = ""  # what packing did to them
 
     @property
     def is_good(self) -> bool:
@@ -216,6 +243,7 @@ class FieldSummary:
     mean_width: float | None = None
     mean_height: float | None = None
     kernel_share: float | None = None  # of the images: those that the kernel decodes
+    coding: str = "file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +269,7 @@ class PackDescription:
     rejected: int
     settings: Mapping[str, object]
     first_samples: tuple[SampleLine, ...]
+    pixels: str = ""  # what packing did to them
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from feedrate.cli import main
 from feedrate.demo.dataset import write_photographs
 from feedrate.results import BenchResult
 
+pytest.importorskip("torch", reason="torch is not installed")
+
 
 @pytest.fixture
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

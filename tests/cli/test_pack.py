@@ -119,3 +119,61 @@ def test_wrong_usage_is_exit_code_2(
     with pytest.raises(SystemExit, match="2"):
         main(["pack", "a", "b", *option])
     assert words in capsys.readouterr().err
+
+
+def test_a_lossy_pack_says_what_changed_and_what_it_cost(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["pack", str(jpeg_folder), str(tmp_path / "p"), "--workers", "1", "--resize", "32"])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert lines[3] == (
+        "  pixels   lossy: shorter side 32, quality 90; 'feedrate unpack' cannot give the original files back"
+    )
+    assert re.fullmatch(
+        r"           16 images stored anew \(16 of them resized\), [\d.]+ KB became [\d.]+ KB", lines[4]
+    )
+    assert re.fullmatch(
+        r"           encoding left \d\d\.\d dB PSNR \(mean of 1 image, after the resize\)", lines[5]
+    )
+    main(["verify", str(tmp_path / "p"), "--workers", "1"])
+    assert "\npixels are lossy: shorter side 32, quality 90\n" in capsys.readouterr().out
+    main(["ls", str(tmp_path / "p")])
+    out = capsys.readouterr().out
+    assert ", encoded anew where asked for, " in out
+    assert "\n  pixels   lossy: shorter side 32, quality 90\n" in out
+    main(["unpack", str(tmp_path / "p"), str(tmp_path / "u"), "--workers", "1"])
+    assert capsys.readouterr().out.endswith(
+        "these are not all the original files; packing changed images (lossy: shorter side 32, quality 90)\n"
+    )
+
+
+def test_a_raw_pack_says_so(jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(
+        ["pack", str(jpeg_folder), str(tmp_path / "p"), "--workers", "1", "--raw", "--max-side", "40"]
+    )
+    assert code == 0
+    assert "  pixels   raw, lossy: longer side 40; " in capsys.readouterr().out
+    main(["ls", str(tmp_path / "p")])
+    out = capsys.readouterr().out
+    assert ", raw rows, " in out
+    assert "100.0% read by the kernel" in out
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--resize", "0"], "must be at least 1, got 0"),
+        (["--max-side", "x"], "'x' is not a whole number"),
+        (["--quality", "101"], "must be at most 100, got 101"),
+        (["--quality", "0"], "must be at least 1, got 0"),
+        (["--raw", "--quality", "90"], "not allowed with argument --raw"),
+        (["--resize", "9", "--max-side", "9"], "not allowed with argument --resize"),
+    ],
+)
+def test_choices_that_make_no_sense_are_wrong_usage(
+    option: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["pack", "a", "b", *option])
+    assert words in capsys.readouterr().err

@@ -65,7 +65,7 @@ def write_corpus(folder: Path, *, spoilt_per_file: int) -> list[Path]:
 
 
 def build(program: Path, compiler: str, *options: str, driver: bool) -> None:
-    """Compile the kernel's JPEG part and the fuzzer's entry; `driver` adds a main()."""
+    """Compile the kernel's decoders and the fuzzer's entry; `driver` adds a main()."""
     names = [
         "parse",
         "scan",
@@ -76,6 +76,7 @@ def build(program: Path, compiler: str, *options: str, driver: bool) -> None:
         "colour",
         "resize",
         "decode",
+        "raw",
         "words",
         "crc32c",
     ]

@@ -10,7 +10,7 @@ from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.harness import Contestant, Runner, Say, compare, run_rounds, sum_up
 from feedrate.bench.process import run_in_process
 from feedrate.errors import PackError, UsageError
-from feedrate.format.fields import Kind
+from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
 from feedrate.load.pixels import check_pixels
 from feedrate.probe.machine import describe_machine
@@ -49,6 +49,11 @@ def bench_loader(
     if image is None or image.kind is not Kind.IMAGE:
         have = ", ".join(f.name for f in manifest.fields)
         raise PackError(f"{source} has no field 'image' to load; it has: {have}")
+    if image.coding is Coding.RAW:
+        raise PackError(
+            f"{source} holds raw pixels, and no files that DataLoader + Pillow could read",
+            hint="give the folder that it was packed from",
+        )
     repeat = max(1, math.ceil(options.shortest_epoch_images / manifest.samples))
     feed = FeedOptions(options.batch_size, options.threads, options.side, repeat=repeat)
     contestants = [

@@ -25,6 +25,13 @@ def positive(text: str) -> int:
     return whole_number(text, least=1)
 
 
+def quality(text: str) -> int:
+    number = positive(text)
+    if number > 100:
+        raise argparse.ArgumentTypeError(f"must be at most 100, got {number}")
+    return number
+
+
 def whole_number(text: str, least: int = 0) -> int:
     try:
         number = int(text)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn many small files into a few big ones, losslessly.
+"""Turn many small files into a few big ones, losslessly unless you ask for less.
 
 SOURCE is a folder of class folders (cats/1.jpg, dogs/2.jpg, ...), a folder of images, or
 any folder together with a table that says which file has which label (--labels).
 
 PACK becomes a folder of tar shards with an index. When packing is interrupted, the same
 command goes on where it stopped. Files that cannot be read or decoded are left out and
-named in PACK/rejected.jsonl. 'feedrate unpack' gives the files back, bit for bit.
+named in PACK/rejected.jsonl. 'feedrate unpack' gives the files back, bit for bit, unless
+--resize, --max-side, --quality or --raw made other files of them: less to decode.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from feedrate.cli.arguments import add_workers, reader, whole_number
+from feedrate.cli.arguments import add_workers, positive, quality, reader, whole_number
 from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
 from feedrate.units import parse_bytes
 
@@ -40,13 +41,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-size", type=reader(parse_bytes), default=256_000_000, metavar="SIZE", help="(default: 256MB)"
     )
+    side = parser.add_mutually_exclusive_group()
+    side.add_argument(
+        "--resize", type=positive, metavar="N", help="shrink images to N pixels on the shorter side (lossy)"
+    )
+    side.add_argument(
+        "--max-side", type=positive, metavar="N", help="shrink images to N pixels on the longer side (lossy)"
+    )
+    coding = parser.add_mutually_exclusive_group()
+    coding.add_argument(
+        "--quality", type=quality, metavar="Q", help="encode all images anew as JPEG of this quality (lossy)"
+    )
+    coding.add_argument(
+        "--raw", action="store_true", help="store pixels uncompressed: large, and nothing to decode"
+    )
     add_workers(parser)
     add_json_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.pack import FieldSpec, PackOptions, pack
+    from feedrate.pack import FieldSpec, PackOptions, Recode, pack
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.report.terminal import draw_pack
@@ -59,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         shard_bytes=arguments.shard_size,
         workers=arguments.workers,
+        recode=Recode(arguments.resize, arguments.max_side, arguments.quality, arguments.raw),
     )
     check_json_target(arguments)
     say(f"packing {arguments.source} into {arguments.pack}")

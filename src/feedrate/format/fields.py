@@ -31,6 +31,17 @@ class Kind(str, enum.Enum):
         return self.value
 
 
+class Coding(str, enum.Enum):
+    """How the pixels of an image or mask are stored."""
+
+    FILE = "file"  # the original file, bit for bit
+    RECODED = "recoded"  # a file too, but made anew where the user's choice of size or quality asked for it
+    RAW = "raw"  # rows of uint8 pixels as .npy: nothing to decode, and only the rows under the crop are read
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One column of a dataset.
@@ -46,6 +57,7 @@ class Field:
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     classes: tuple[str, ...] | None = None
+    coding: Coding = Coding.FILE
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in RESERVED_NAMES:
@@ -53,6 +65,8 @@ class Field:
                 f"'{self.name}' cannot be the name of a field",
                 hint=f"use lower-case letters, digits and '_'; not {', '.join(sorted(RESERVED_NAMES))}",
             )
+        if not _allows(self.kind, self.coding):
+            raise UsageError(f"field '{self.name}' of kind {self.kind} cannot be stored as '{self.coding}'")
         if self.kind is Kind.NUMBER and self.dtype not in ("int64", "float64"):
             raise UsageError(f"field '{self.name}' is a number of type {self.dtype}; int64 and float64 exist")
 
@@ -81,6 +95,12 @@ class Field:
         if self.kind is Kind.NUMBER:
             return []
         return [f"{self.name}.path"] + ([f"{self.name}.entries"] if self.kind is Kind.IMAGE else [])
+
+
+def _allows(kind: Kind, coding: Coding) -> bool:
+    if coding is Coding.RAW:
+        return kind is Kind.IMAGE
+    return coding is Coding.FILE or kind in (Kind.IMAGE, Kind.MASK)
 
 
 def row_dtype(fields: Iterable[Field]) -> np.dtype[Any]:

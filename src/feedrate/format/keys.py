@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Coding, Field, Kind
 
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
@@ -19,6 +19,9 @@ _SUFFIX_OF_KIND = {
     Kind.BOXES: "npy", Kind.ARRAY: "npy", Kind.TEXT: "txt",
     Kind.NUMBER: "json", Kind.BYTES: "bin", Kind.JSON: "json",
 }  # fmt: skip
+
+# What re-encoding makes: how such a file begins, and the suffixes that say so.
+_BEGINNINGS = {b"\xff\xd8\xff": (".jpg", ".jpeg"), b"\x89PNG\r\n\x1a\n": (".png",)}
 
 
 def make_keys(paths: Iterable[bytes]) -> list[str]:
@@ -49,12 +52,32 @@ def make_key(path: bytes) -> str:
     return "%5F" + key[1:] if key.startswith("__") else key
 
 
-def member_name(key: str, field: Field, path: bytes) -> str:
-    """Return the name of a field's tar member; `path` is the original file's, empty for a table's value."""
+def member_name(key: str, field: Field, path: bytes, content: bytes = b"") -> str:
+    """Return the name of a field's tar member.
+
+    `path` is the original file's, empty for a table's value; `content` the stored bytes, or the first few.
+    """
     if field.name == "label" and field.dtype == "int64":
         return f"{key}.cls"
-    suffix = _SUFFIX_OF_KIND.get(field.kind) or _image_suffix(path)
+    suffix = new_suffix(field, path, content) or _SUFFIX_OF_KIND.get(field.kind) or _image_suffix(path)
     return f"{key}.{suffix}" if field.name == "image" else f"{key}.{field.name}.{suffix}"
+
+
+def new_suffix(field: Field, path: bytes, content: bytes) -> str | None:
+    """Return the suffix of what is stored now; None: the original file's still says what it is."""
+    if field.coding is Coding.RAW:
+        return "npy"
+    if field.coding is Coding.RECODED:
+        for beginning, suffixes in _BEGINNINGS.items():
+            if content.startswith(beginning) and file_suffix(path) not in suffixes:
+                return suffixes[0][1:]
+    return None
+
+
+def restored_path(field: Field, path: bytes, content: bytes) -> bytes:
+    """Return where `unpack` writes a file: the original path, and behind it what it is now, if another."""
+    suffix = new_suffix(field, path, content)
+    return path if suffix is None else path + b"." + suffix.encode()
 
 
 def printable(path: bytes) -> str:

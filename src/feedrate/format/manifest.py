@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import NotFound, PackError
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.probe.paths import suggest_path
 
 FORMAT = "feedrate-pack"
@@ -123,6 +123,8 @@ def parse_manifest(text: bytes) -> Manifest:
             settings=dict(document["settings"]),
         )
         samples = document["samples"]
+    except PackError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"is damaged: {type(error).__name__} {error}") from error
     names = [name for shard in manifest.shards for name in (shard.name, shard.index.name)]
@@ -150,17 +152,26 @@ def dump_field(f: Field) -> dict[str, Any]:
         document["shape"] = list(f.shape)
     if f.classes is not None:
         document["classes"] = list(f.classes)
+    if f.coding is not Coding.FILE:
+        document["coding"] = f.coding.value
     return document
 
 
 def _load_field(name: str, document: dict[str, Any]) -> Field:
     shape, classes = document.get("shape"), document.get("classes")
+    coding = document.get("coding", Coding.FILE.value)
+    if coding not in list(Coding):
+        raise PackError(
+            f"stores field '{name}' as {coding!r}; this feedrate reads {', '.join(Coding)}",
+            hint="update feedrate: pip install --upgrade feedrate",
+        )
     return Field(
         name,
         Kind(document["kind"]),
         dtype=document.get("dtype"),
         shape=None if shape is None else tuple(int(n) for n in shape),
         classes=None if classes is None else tuple(str(c) for c in classes),
+        coding=Coding(coding),
     )
 
 

@@ -116,9 +116,9 @@ class Assembler:
         out = self.rings[wanted.name].lend(len(draft.places.positions))
         if not len(out):
             return out
-        report, bytes_read = decode_pixels(draft.places, wanted.field, draft.geometry, out, self.pool)
+        report = decode_pixels(draft.places, wanted.field, draft.geometry, out, self.pool)
         self.meter.add_report(report)
-        self.meter.count(bytes_read=bytes_read)
+        self.meter.count(bytes_read=report.bytes_read)
         if report.statuses.any():
             for i in np.flatnonzero(report.statuses).tolist():
                 reason = report.reasons.get(i) or explain_status(report.statuses[i])

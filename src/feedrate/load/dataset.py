@@ -242,7 +242,7 @@ class _Opened:
             height, width = int(box[3] - box[1]), int(box[2] - box[0])
         out = np.empty((1, height, width, 3 if wanted.field.kind is Kind.IMAGE else 1), np.uint8)
         # No pool: a DataLoader's workers are the parallelism here.
-        report, _ = decode_pixels(place, wanted.field, geometry, out, None)
+        report = decode_pixels(place, wanted.field, geometry, out, None)
         if report.statuses[0] != kernel.Status.OK:
             reason = report.reasons.get(0) or explain_status(report.statuses[0])
             raise self.pack.describe_bad(int(place.positions[0]), wanted.field.name, place.rows[0], reason)

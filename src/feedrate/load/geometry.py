@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, U8
 from feedrate.load.draws import F64, Purpose, draw_uniforms, make_key
@@ -78,13 +78,12 @@ class Places:
 
 def decode_pixels(
     places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None
-) -> tuple[kernel.DecodeReport, int]:
-    """Decode an image or mask field into `out`; returns the kernel's report and the bytes it read."""
+) -> kernel.DecodeReport:
+    """Decode an image or mask field into `out`."""
     pack, rows, positions = places.pack, places.rows, places.positions
     images = pack.ranges(pixels.name, rows, positions)
     entries = pack.entries(pixels.name, rows, positions) if pixels.kind is Kind.IMAGE else None
-    report = kernel.decode_batch(
+    return kernel.decode_batch(
         pack.files, images, out, boxes=geometry.boxes_on(pixels, rows), flips=geometry.flips, entries=entries,
-        nearest=pixels.kind is Kind.MASK, pool=pool,
+        nearest=pixels.kind is Kind.MASK, raw=pixels.coding is Coding.RAW, pool=pool,
     )  # fmt: skip
-    return report, int(images.length.sum()) + (0 if entries is None else int(entries.length.sum()))

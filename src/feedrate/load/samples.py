@@ -161,8 +161,7 @@ def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
     names = tuple(printable(path) for path in pack.texts("image.path", positions))
 
     def decode(chosen: I64, geometry: Geometry, out: U8) -> DecodeReport:
-        report, _ = decode_pixels(Places(pack, rows[chosen], positions[chosen]), stored, geometry, out, None)
-        return report
+        return decode_pixels(Places(pack, rows[chosen], positions[chosen]), stored, geometry, out, None)
 
     yield Samples(names, rows, pack.files, pack.ranges(IMAGE.name, rows, positions), decode)
 

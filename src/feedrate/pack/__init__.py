@@ -4,7 +4,8 @@
 from feedrate.pack.describing import describe
 from feedrate.pack.options import FieldSpec, PackOptions
 from feedrate.pack.packing import pack
+from feedrate.pack.recode import Recode
 from feedrate.pack.unpacking import unpack
 from feedrate.pack.verifying import verify
 
-__all__ = ["FieldSpec", "PackOptions", "describe", "pack", "unpack", "verify"]
+__all__ = ["FieldSpec", "PackOptions", "Recode", "describe", "pack", "unpack", "verify"]

@@ -13,6 +13,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.kernel import Status
+from feedrate.pack.recode import say_pixels
 from feedrate.results import FieldSummary, PackDescription, SampleLine
 
 
@@ -39,6 +40,7 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
             index_bytes=sum(s.index.size_bytes for s in shards),
             rejected=rejected if isinstance(rejected, int) else 0,
             settings=dict(opened.manifest.settings),
+            pixels=say_pixels(opened.manifest.settings),
             first_samples=_list_samples(opened, min(samples, len(opened))),
         )
     finally:
@@ -46,7 +48,10 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
 
 
 def _summarise(pack: Pack, field: Field) -> FieldSummary:
-    summary = {"name": field.name, "kind": field.kind.value, "dtype": field.dtype, "shape": field.shape}
+    summary = {
+        "name": field.name, "kind": field.kind.value, "dtype": field.dtype, "shape": field.shape,
+        "coding": field.coding.value,
+    }  # fmt: skip
     if field.kind is Kind.NUMBER:
         return FieldSummary(**summary, size_bytes=8 * len(pack))  # type: ignore[arg-type]
     size_bytes = int(pack.column(f"{field.name}.length").sum())

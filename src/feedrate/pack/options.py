@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
+from feedrate.pack.recode import Recode
 
 # About 2,000 photographs: few enough files for any file system, small enough to be fetched one by one.
 DEFAULT_SHARD_BYTES = 256_000_000
@@ -56,6 +57,7 @@ class PackOptions:
     seed: int = 0
     shard_bytes: int = DEFAULT_SHARD_BYTES
     workers: int | None = None  # None: as many as usable cores
+    recode: Recode = field(default_factory=Recode)  # to store fewer pixels, or other ones
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:

@@ -37,6 +37,7 @@ from feedrate.pack.files import (
 )
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_into_shards
+from feedrate.pack.recode import sum_up
 from feedrate.pack.shard import ShardDone, dump_rejections, read_done, write_shard
 from feedrate.pack.source import Source, read_source
 from feedrate.pack.workers import run_tasks
@@ -77,6 +78,7 @@ def pack(
     with _own_folder(folder):
         _refuse_finished(folder, options)
         listed = read_source(source, options, lambda files: watch(Tick("listing", files, 0)))
+        listed = dataclasses.replace(listed, fields=options.recode.mark(listed.fields))
         if not listed.samples:
             raise _all_rejected(listed.rejected)
         settings = describe_settings(listed, options)
@@ -95,8 +97,16 @@ def _pack_shards(
 ) -> PackResult:
     plan = digest_plan(source, settings)
     tasks = [
-        ShardTask(os.path.abspath(source.root), os.path.abspath(folder), number, plan, source.fields, samples)
-        for number, samples in enumerate(split_into_shards(source.samples, options))
+        ShardTask(
+            os.path.abspath(source.root),
+            os.path.abspath(folder),
+            number,
+            plan,
+            source.fields,
+            options.recode,
+            samples,
+        )
+        for number, samples in enumerate(split_into_shards(source, options))
     ]
     missing = [task for task in tasks if read_done(folder, task.number, plan) is None]
     _check_room(folder, missing)
@@ -180,6 +190,7 @@ def _summarise(
         by_pillow=dict(by_pillow.most_common()),
         ignored=source.ignored,
         unlisted=source.unlisted,
+        recoded=sum_up(manifest.settings, [shard.recoded for shard in done]),
     )
 
 
@@ -223,6 +234,7 @@ def _refuse_finished(folder: Path, options: PackOptions) -> None:
         return
     there = read_manifest(folder)
     asked: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
+    asked |= options.recode.settings()
     if options.labels is not None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
         asked["labels"] = there.settings.get("labels")
@@ -276,19 +288,23 @@ def _begin(folder: Path, settings: Mapping[str, object], source: Source) -> None
 
 
 _WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "list of fields",
-          "path_column": "path column", "label_column": "label column"}  # fmt: skip
+          "path_column": "path column", "label_column": "label column", "resize": "shorter side",
+          "max_side": "longer side", "encoded": "what is encoded anew"}  # fmt: skip
+# Compared also where only the pack that is there has them.
+_COMPARED = frozenset(("labels", "resize", "max_side", "raw", "quality", "encoded"))
 
 
 def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
     for name in dict.fromkeys([*here, *there]):
         ours, theirs = here.get(name), there.get(name)
-        if name in ("rejected", "plan") or ours == theirs or (name not in here and name != "labels"):
+        if name in ("rejected", "plan") or ours == theirs or (name not in here and name not in _COMPARED):
             continue
         word = _WORDS.get(name, name)
         if isinstance(ours, dict) or isinstance(theirs, dict):
             return f"the {word} is another one"
         if name == "shard_bytes":
             ours, theirs = format_bytes(ours or 0), format_bytes(theirs or 0)
+        ours, theirs = ("not set" if value is None else value for value in (ours, theirs))
         return f"{word} is {ours} here, {theirs} there"
     return None
 

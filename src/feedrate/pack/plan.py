@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from urllib.parse import quote_from_bytes
 
 from feedrate import kernel
-from feedrate.format.fields import Field
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import dump_field
-from feedrate.format.tar import END_OF_ARCHIVE
+from feedrate.format.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.pack.listing import SourceFile
 from feedrate.pack.options import PackOptions
-from feedrate.pack.source import Sample, Source
+from feedrate.pack.recode import Recode
+from feedrate.pack.source import Sample, Source, value_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,23 @@ class ShardTask:
     number: int
     plan: str
     fields: tuple[Field, ...]
+    recode: Recode
     samples: tuple[Sample, ...]
 
     @property
     def tar_bytes(self) -> int:
-        return sum(sample.tar_bytes for sample in self.samples) + len(END_OF_ARCHIVE)
+        sizes = (estimate_tar_bytes(sample, self.fields, self.recode) for sample in self.samples)
+        return sum(sizes) + len(END_OF_ARCHIVE)
+
+
+def estimate_tar_bytes(sample: Sample, fields: Sequence[Field], recode: Recode) -> int:
+    """Return what a sample will take in a tar: exactly, unless its pixels are to be changed."""
+    total = 0
+    for field, value in zip(fields, sample.values, strict=True):
+        size_bytes = value_bytes(value)
+        is_changed = field.kind is Kind.IMAGE and field.coding is not Coding.FILE
+        total += member_bytes(recode.estimate_bytes(size_bytes) if is_changed else size_bytes)
+    return total
 
 
 def order_samples(count: int, seed: int) -> list[int]:
@@ -45,14 +58,15 @@ def order_samples(count: int, seed: int) -> list[int]:
     return sorted(range(count), key=rank)
 
 
-def split_into_shards(samples: Sequence[Sample], options: PackOptions) -> list[tuple[Sample, ...]]:
+def split_into_shards(source: Source, options: PackOptions) -> list[tuple[Sample, ...]]:
     """Fill shards one after the other, in permuted order; a sample above the shard size has one to itself."""
+    samples, recode = source.samples, options.recode
     shards: list[tuple[Sample, ...]] = []
     shard: list[Sample] = []
     room = 0
     for position in order_samples(len(samples), options.seed):
         sample = samples[position]
-        size_bytes = sample.tar_bytes
+        size_bytes = estimate_tar_bytes(sample, source.fields, recode)
         if shard and size_bytes > room:
             shards.append(tuple(shard))
             shard = []
@@ -66,6 +80,7 @@ def split_into_shards(samples: Sequence[Sample], options: PackOptions) -> list[t
 def describe_settings(source: Source, options: PackOptions) -> dict[str, object]:
     """Return the settings that shape a pack, as they stand in pack.json."""
     settings: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
+    settings |= options.recode.settings()
     if source.table is not None:
         settings["labels"] = {
             "name": f"labels-source{source.table.path.suffix.lower()}",

@@ -15,14 +15,16 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError, StorageError
-from feedrate.format.fields import Field, Kind, row_dtype
+from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
 from feedrate.format.keys import member_name, printable
 from feedrate.format.manifest import IndexPart, Shard, index_name, shard_name
+from feedrate.format.raw import dump_table
 from feedrate.format.tar import END_OF_ARCHIVE, member_header, padding
 from feedrate.pack.files import appear
 from feedrate.pack.listing import SourceFile
 from feedrate.pack.plan import ShardTask
+from feedrate.pack.recode import NewImage, Recode, Tally, recode_image, resize_mask, scale_boxes
 from feedrate.pack.source import Sample, Value
 from feedrate.pack.values import UnusableValue, dump_number, inspect_array, inspect_image
 from feedrate.pack.workers import advance
@@ -33,6 +35,9 @@ _SOURCE_IS_GONE = frozenset(
     (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV,
      errno.ENXIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 )  # fmt: skip
+
+
+Size = tuple[int, int]  # width, height
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class ShardDone:
     by_kernel: int
     by_pillow: dict[str, int]
     uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
+    recoded: dict[str, Any]  # what a Tally counted
 
 
 def write_shard(task: ShardTask) -> None:
@@ -56,7 +62,7 @@ def write_shard(task: ShardTask) -> None:
     """
     target = Path(task.target)
     shard_path = target / shard_name(task.number)
-    writer = _Writer(task.fields)
+    writer = _Writer(task.fields, task.recode)
     with appear(shard_path, expected_bytes=task.tar_bytes) as out:
         for sample in task.samples:
             writer.add(out, task.source, sample)
@@ -67,6 +73,7 @@ def write_shard(task: ShardTask) -> None:
         "samples": len(writer.rows), "source_bytes": writer.source_bytes,
         "rejected": writer.rejected, "damaged": writer.damaged,
         "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
+        **({"recoded": writer.tally.dump()} if task.recode.settings() else {}),
     }  # fmt: skip
     rows = np.array(writer.rows, row_dtype(task.fields))
     fill_derived(rows, writer.variable)
@@ -94,6 +101,7 @@ def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
             metadata["by_kernel"],
             metadata["by_pillow"],
             metadata["uniform"],
+            dict(metadata.get("recoded", {})),
         )
     except (PackError, OSError, KeyError, TypeError, ValueError):
         return None
@@ -105,18 +113,21 @@ class _Loaded:
 
     data: bytes
     path: bytes = b""
+    source_bytes: int = 0
     columns: tuple[Any, ...] = ()  # what the row has beside offset, length and crc32c
     entries: bytes = b""
     uniform: dict[str, Any] | None = None
     pillow_reason: str | None = None
-    is_damaged: bool = False
+    damage: str | None = None
+    sizes: tuple[Size, Size] | None = None  # of pixels: width and height in the source, and as stored
+    image: NewImage | None = None  # made anew
 
 
 class _Writer:
     """Counts along while a shard is written; holds rows of the index, never images."""
 
-    def __init__(self, fields: tuple[Field, ...]) -> None:
-        self.fields = fields
+    def __init__(self, fields: tuple[Field, ...], recode: Recode) -> None:
+        self.fields, self.recode, self.tally = fields, recode, Tally()
         self.offset = self.crc32c = self.source_bytes = self.by_kernel = 0
         self.rows: list[tuple[Any, ...]] = []
         self.variable: dict[str, list[bytes]] = {"key": []}
@@ -133,10 +144,13 @@ class _Writer:
         self.offset += len(data)
 
     def add(self, out: BinaryIO, source: str, sample: Sample) -> None:
-        loaded = []
+        loaded: list[_Loaded] = []
         for field, value in zip(self.fields, sample.values, strict=True):
             try:
-                loaded.append(_load(field, value, source))
+                part = _load(field, value, source, self.recode)
+                if field.kind is Kind.BOXES and loaded[0].sizes is not None:
+                    part.data = scale_boxes(part.data, *loaded[0].sizes)
+                loaded.append(part)
             except UnusableValue as error:
                 path = value.path if isinstance(value, SourceFile) else sample.key.encode()
                 self.rejected.append((printable(path), field.name, str(error)))
@@ -144,7 +158,8 @@ class _Writer:
         row: list[Any] = [sample.number]
         self.variable["key"].append(sample.key.encode("ascii"))
         for field, part in zip(self.fields, loaded, strict=True):
-            self.put(out, member_header(member_name(sample.key, field, part.path), len(part.data)))
+            name = member_name(sample.key, field, part.path, part.data)
+            self.put(out, member_header(name, len(part.data)))
             if field.kind is not Kind.NUMBER:
                 row += [self.offset, len(part.data), kernel.crc32c(part.data)]
                 self.variable[f"{field.name}.path"].append(part.path)
@@ -158,36 +173,60 @@ class _Writer:
         self.rows.append((*row, 0))
 
     def _count(self, field: Field, part: _Loaded) -> None:
-        self.source_bytes += len(part.data) if part.path else 0
+        self.source_bytes += part.source_bytes
         for name, value in (part.uniform or {}).items():
             if self.uniform.setdefault(f"{field.name}.{name}", value) != value:
                 self.uniform[f"{field.name}.{name}"] = None
+        is_resized = part.sizes is not None and part.sizes[0] != part.sizes[1]
         if field.kind is not Kind.IMAGE:
+            self.tally.masks += is_resized
             return
-        if part.is_damaged:
-            self.damaged.append((printable(part.path), field.name, part.pillow_reason or ""))
+        self.tally.add(
+            part.source_bytes, part.image, is_resized=is_resized, is_raw=field.coding is Coding.RAW
+        )
+        if part.damage is not None:
+            self.damaged.append((printable(part.path), field.name, part.damage))
         if part.pillow_reason is None:
             self.by_kernel += 1
         else:
             self.by_pillow[part.pillow_reason] += 1
 
 
-def _load(field: Field, value: Value, source: str) -> _Loaded:
+def _load(field: Field, value: Value, source: str, recode: Recode) -> _Loaded:
     if isinstance(value, bytes):
         return _Loaded(value)
     if not isinstance(value, SourceFile):
         return _Loaded(dump_number(value), columns=(value,))
     data = _read_source_file(source, value)
     if field.has_pixels:
-        facts = inspect_image(data)
-        return _Loaded(
-            data, value.path, (facts.width, facts.height), facts.entries,
-            {"shape": [facts.height, facts.width]}, facts.pillow_reason, facts.is_damaged,
-        )  # fmt: skip
+        return _load_pixels(field, value.path, data, recode)
+    uniform = None
     if field.kind is Kind.ARRAY:
         shape, dtype = inspect_array(data)
-        return _Loaded(data, value.path, uniform={"shape": list(shape), "dtype": dtype})
-    return _Loaded(data, value.path)
+        uniform = {"shape": list(shape), "dtype": dtype}
+    return _Loaded(data, value.path, len(data), uniform=uniform)
+
+
+def _load_pixels(field: Field, path: bytes, data: bytes, recode: Recode) -> _Loaded:
+    facts = inspect_image(data)
+    loaded = _Loaded(data, path, len(data), damage=facts.pillow_reason if facts.is_damaged else None)
+    before = width, height = facts.width, facts.height
+    if field.kind is Kind.MASK:
+        loaded.data = resize_mask(recode, data, before) or data
+    else:
+        loaded.image = recode_image(recode, data, facts)
+    if loaded.image is not None:
+        loaded.data = loaded.image.data
+    if loaded.data is not data:
+        width, height = recode.new_size(width, height)
+    if field.coding is Coding.RAW:
+        loaded.entries = dump_table(loaded.data)
+    else:
+        facts = facts if loaded.data is data else inspect_image(loaded.data)
+        loaded.entries, loaded.pillow_reason = facts.entries, facts.pillow_reason
+    loaded.columns, loaded.uniform = (width, height), {"shape": [height, width]}
+    loaded.sizes = before, (width, height)
+    return loaded
 
 
 def _read_source_file(source: str, file: SourceFile) -> bytes:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, make_keys, printable
-from feedrate.format.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.pack.listing import Listing, SourceFile, list_source
 from feedrate.pack.options import FieldSpec, PackOptions
 from feedrate.pack.table import Table, is_missing, read_numbers, read_table
@@ -38,12 +37,8 @@ class Sample:
     values: tuple[Value, ...]
 
     @property
-    def tar_bytes(self) -> int:
-        return sum(member_bytes(_value_bytes(value)) for value in self.values)
-
-    @property
     def source_bytes(self) -> int:
-        return sum(_value_bytes(value) for value in self.values)
+        return sum(value_bytes(value) for value in self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +62,6 @@ class Source:
                     digest.update(b"%b\0%d %d\n" % (value.path, value.size_bytes, value.mtime_ns))
                     files, size_bytes = files + 1, size_bytes + value.size_bytes
         return {"files": files, "bytes": size_bytes, "digest": digest.hexdigest()}
-
-    def tar_bytes(self) -> int:
-        return sum(sample.tar_bytes for sample in self.samples) + len(END_OF_ARCHIVE)
 
 
 def read_source(root: str, options: PackOptions, count: Callable[[int], None] = lambda _: None) -> Source:
@@ -109,7 +101,8 @@ def read_source(root: str, options: PackOptions, count: Callable[[int], None] = 
     return Source(root, tuple(fields), samples, _odd_images(listing), _count_ignored(listing))
 
 
-def _value_bytes(value: Value) -> int:
+def value_bytes(value: Value) -> int:
+    """Return what a value takes in the source; in a tar too, unless its pixels are changed."""
     if isinstance(value, SourceFile):
         return value.size_bytes
     return len(value) if isinstance(value, bytes) else 8

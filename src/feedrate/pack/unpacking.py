@@ -15,8 +15,9 @@ from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, UsageError
 from feedrate.format.fields import Field
 from feedrate.format.index import Part, parse_part
-from feedrate.format.keys import printable
+from feedrate.format.keys import printable, restored_path
 from feedrate.format.manifest import Manifest, Shard, plain_name, read_manifest
+from feedrate.pack.recode import say_pixels
 from feedrate.pack.tree import Tree, check_path
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results import Tick, UnpackResult
@@ -73,6 +74,7 @@ def unpack(
         kept=sum(w.kept for w in written),
         size_bytes=sum(w.size_bytes for w in written),
         seconds=time.monotonic() - begin,
+        pixels=say_pixels(manifest.settings),
     )
 
 
@@ -111,10 +113,11 @@ def _check_paths(task: ShardUnpack, part: Part) -> None:
 def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Written:
     files = kept = size_bytes = 0
     size_on_disk = os.fstat(fd).st_size
-    columns = [f.name for f in task.fields if f"{f.name}.path" in part.variable]
+    fields = [f for f in task.fields if f"{f.name}.path" in part.variable]
     for number, row in enumerate(part.rows):
         sample_bytes = 0
-        for name in columns:
+        for field in fields:
+            name = field.name
             path = part.variable[f"{name}.path"][number]
             if not path:
                 continue  # a value from the table, which comes back as a whole
@@ -129,7 +132,7 @@ def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Writ
                     f"'{printable(path)}' is damaged in {task.shard.name} at byte {offset}: checksum",
                     hint=_verify_hint(task.pack),
                 )
-            kept += not tree.write(path, data)
+            kept += not tree.write(restored_path(field, path, data), data)
             files, sample_bytes = files + 1, sample_bytes + length
         size_bytes += sample_bytes
         advance(1, sample_bytes)

@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from feedrate import kernel, pillow
 from feedrate.format.fields import Kind
@@ -24,6 +25,7 @@ class ImageFacts:
     entries: bytes
     pillow_reason: str | None  # why the kernel leaves it to Pillow; None: it does not
     is_damaged: bool  # the kernel says so, Pillow does not mind
+    is_gray: bool | None  # None: the kernel does not know
 
 
 def dump_value(kind: Kind, value: object) -> bytes:
@@ -39,7 +41,13 @@ def dump_value(kind: Kind, value: object) -> bytes:
     if kind is Kind.JSON:
         return json.dumps(_parse_json(value), ensure_ascii=False).encode("utf-8", "surrogatepass")
     assert kind is Kind.BOXES, kind
-    return _dump_boxes(_parse_json(value))
+    return dump_boxes(_parse_boxes(_parse_json(value)))
+
+
+def dump_boxes(boxes: npt.NDArray[np.float32]) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, boxes, version=(1, 0), allow_pickle=False)
+    return buffer.getvalue()
 
 
 def dump_number(value: int | float) -> bytes:
@@ -56,12 +64,13 @@ def inspect_image(data: bytes) -> ImageFacts:
         raise UnusableValue("the file is empty")
     scan = kernel.scan(data)
     if not scan.damaged:
-        return ImageFacts(scan.width, scan.height, scan.entries, scan.reason, is_damaged=False)
+        is_gray = scan.sampling == "gray" if scan.reason is None else None
+        return ImageFacts(scan.width, scan.height, scan.entries, scan.reason, False, is_gray)
     try:
         width, height = pillow.check(data)
     except pillow.Undecodable as error:
         raise UnusableValue(scan.reason or str(error)) from error
-    return ImageFacts(width, height, b"", scan.reason, is_damaged=True)
+    return ImageFacts(width, height, b"", scan.reason, True, None)
 
 
 def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
@@ -90,13 +99,11 @@ def _parse_json(value: object) -> object:
         raise UnusableValue(f"is not JSON: {error}") from error
 
 
-def _dump_boxes(rows: object) -> bytes:
+def _parse_boxes(rows: object) -> npt.NDArray[np.float32]:
     try:
         boxes = np.asarray(rows if rows else np.zeros((0, 4)), np.float32)
     except (ValueError, TypeError) as error:
         raise UnusableValue("boxes must be rows of equally many numbers") from error
     if boxes.ndim != 2 or boxes.shape[1] < 4 or not np.isfinite(boxes).all():
         raise UnusableValue(f"boxes must be rows of at least 4 finite numbers, got shape {boxes.shape}")
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, boxes, version=(1, 0), allow_pickle=False)
-    return buffer.getvalue()
+    return boxes

@@ -9,18 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, locate_columns, parse_part, row_checks
 from feedrate.format.keys import member_name
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
+from feedrate.format.raw import parse_raw, table_fits
 from feedrate.format.tar import Member, read_members
 from feedrate.pack.packing import REJECTED_NAME
+from feedrate.pack.recode import say_pixels
 from feedrate.pack.values import UnusableValue, dump_number, inspect_image
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results import Problem, Tick, VerifyResult
@@ -80,6 +81,7 @@ def verify(
         seconds=time.monotonic() - begin,
         problems=tuple(problems),
         extra_files=_find_extra(folder, manifest),
+        pixels=say_pixels(manifest.settings),
     )
 
 
@@ -160,11 +162,12 @@ def _check_samples(check: ShardCheck, part: Part, path: Path) -> Iterator[Proble
     members = read_members(path)
     with open(path, "rb") as file:
         try:
-            for number, row in enumerate(part.rows):
+            for number in range(len(part.rows)):
                 sample_bytes = 0
                 for field in check.fields:
-                    expected = _expected_member(field, part, number, row)
                     member = next(members, None)
+                    content = b"" if member is None else os.pread(file.fileno(), 16, member.offset)
+                    expected = _expected_member(field, part, number, content)
                     yield from _check_field(name, field, (part, number), expected, member, file.fileno())
                     sample_bytes += expected.size_bytes
                 advance(1, sample_bytes)
@@ -177,14 +180,17 @@ def _check_samples(check: ShardCheck, part: Part, path: Path) -> Iterator[Proble
             yield Problem(name, str(error).removeprefix(f"{name}: ").removeprefix(f"{name} "))
 
 
-def _expected_member(field: Field, part: Part, number: int, row: Any) -> Member:
+def _expected_member(field: Field, part: Part, number: int, content: bytes) -> Member:
+    row = part.rows[number]
     key = part.variable["key"][number].decode("ascii")
     if field.kind is Kind.NUMBER:
         # Its value lies in the index; where the tar holds it again is known to the tar alone.
         return Member(member_name(key, field, b""), -1, len(dump_number(row[field.name].item())))
     path = part.variable[f"{field.name}.path"][number]
     return Member(
-        member_name(key, field, path), int(row[f"{field.name}.offset"]), int(row[f"{field.name}.length"])
+        member_name(key, field, path, content),
+        int(row[f"{field.name}.offset"]),
+        int(row[f"{field.name}.length"]),
     )
 
 
@@ -222,18 +228,33 @@ def _check_field(
 
 def _check_image(field: Field, part: Part, number: int, data: bytes) -> Iterator[str]:
     row = part.rows[number]
+    size = (int(row[f"{field.name}.width"]), int(row[f"{field.name}.height"]))
+    if field.coding is Coding.RAW:
+        yield from _check_raw(data, size, part.variable[f"{field.name}.entries"][number])
+        return
     try:
         facts = inspect_image(data)
     except UnusableValue as error:
         yield f"cannot be decoded: {error}"
         return
-    size = (int(row[f"{field.name}.width"]), int(row[f"{field.name}.height"]))
     if size != (facts.width, facts.height):
         yield f"is {facts.width} x {facts.height} pixels, the index says {size[0]} x {size[1]}"
     if field.kind is Kind.IMAGE:
         entries = part.variable[f"{field.name}.entries"][number]
         if entries != facts.entries and not _lead_to_the_same_pixels(data, entries):
             yield "has entry points in the index that do not fit it"
+
+
+def _check_raw(data: bytes, size: tuple[int, int], table: bytes) -> Iterator[str]:
+    try:
+        pixels, _ = parse_raw(data)
+    except ValueError as error:
+        yield str(error)
+        return
+    if size != pixels.shape[1::-1]:
+        yield f"is {pixels.shape[1]} x {pixels.shape[0]} pixels, the index says {size[0]} x {size[1]}"
+    if not table_fits(data, table):
+        yield "has checksums of rows in the index that do not fit it"
 
 
 def _lead_to_the_same_pixels(data: bytes, entries: bytes) -> bool:

@@ -11,6 +11,7 @@ from feedrate.results import (
     PackDescription,
     PackResult,
     Problem,
+    Recoded,
     Rejection,
     UnpackResult,
     VerifyResult,
@@ -31,6 +32,7 @@ def draw_pack(result: PackResult) -> str:
                 ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
                 ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
                          f"from {format_bytes(result.source_bytes)} of files"),
+                *_recoded_rows(result.recoded),
                 ("time", _time_words(result)),
                 ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
                 ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
@@ -46,13 +48,17 @@ def draw_pack(result: PackResult) -> str:
 def draw_unpack(result: UnpackResult) -> str:
     kept = f", {result.kept:,} of them were there already" if result.kept else ""
     files, time = format_count(result.files, "file"), format_seconds(result.seconds)
-    return f"restored {files} ({format_bytes(result.size_bytes)}) in {result.target}{kept}, in {time}\n"
+    text = f"restored {files} ({format_bytes(result.size_bytes)}) in {result.target}{kept}, in {time}\n"
+    if result.pixels:
+        text += f"these are not all the original files; packing changed images ({result.pixels})\n"
+    return text
 
 
 def draw_verify(result: VerifyResult) -> str:
     samples, shards = format_count(result.samples, "sample"), format_count(result.shards, "shard")
     size, time = format_bytes(result.size_bytes), format_seconds(result.seconds)
     lines = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
+    lines += [f"pixels are {result.pixels}"] if result.pixels else []
     lines += [f"extra file, no part of the pack: {name}" for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
     lines.append(
@@ -72,6 +78,7 @@ def draw_description(description: PackDescription) -> str:
         *_table(
             [
                 *(("field", _summary_words(field)) for field in description.fields),
+                ("pixels", description.pixels),
                 ("classes", f"{len(classes):,}: {_most(classes)}" if classes else ""),
                 ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
                            f"and {format_bytes(description.index_bytes)} of index"),
@@ -100,6 +107,25 @@ def _if(count: int, noun: str, rest: str) -> str:
 
 def _field_words(name: str, kind: str) -> str:
     return name if name == kind else f"{name} ({kind})"
+
+
+def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
+    if recoded is None:
+        return []
+    images, resized = format_count(recoded.images, "image"), f"{recoded.resized:,} of them resized"
+    kept = f"; {format_count(recoded.kept, 'image')} kept as they were" if recoded.kept else ""
+    masks = f"; {format_count(recoded.masks, 'mask')} resized" if recoded.masks else ""
+    before, after = format_bytes(recoded.before_bytes), format_bytes(recoded.after_bytes)
+    rows = [
+        ("pixels", f"{recoded.words}; 'feedrate unpack' cannot give the original files back"),
+        ("", f"{images} stored anew ({resized}), {before} became {after}{kept}{masks}"),
+    ]
+    if recoded.mean_psnr_db is not None:
+        sample = format_count(recoded.psnr_images, "image")
+        rows.append(
+            ("", f"encoding left {recoded.mean_psnr_db:.1f} dB PSNR (mean of {sample}, after the resize)")
+        )
+    return rows
 
 
 def _time_words(result: PackResult) -> str:
@@ -158,9 +184,15 @@ def _summary_words(field: FieldSummary) -> str:
         words.append("all " + " x ".join(str(n) for n in field.shape))
     elif field.mean_width is not None and field.mean_height is not None:
         words.append(f"{field.mean_height:.0f} x {field.mean_width:.0f} pixels on average (height x width)")
+    if field.coding != "file":
+        words.append(
+            {"raw": "raw rows", "recoded": "encoded anew where asked for"}.get(field.coding, field.coding)
+        )
     words.append(format_bytes(field.size_bytes))
     if field.kernel_share is not None:
-        words.append(f"{field.kernel_share:.1%} decoded by the kernel")
+        words.append(
+            f"{field.kernel_share:.1%} {'read' if field.coding == 'raw' else 'decoded'} by the kernel"
+        )
     return ", ".join(words)
 
 
