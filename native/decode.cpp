@@ -98,7 +98,7 @@ Outcome Decoder::Scratch::walk_to(int row, int column, const Planes* planes) {
         if (planes) {
             Planes rest = *planes;
             for (int i = 0; i < header.component_count; ++i) rest.first[i] += (at - from) * 8 * header.component[i].h;
-            outcome = entropy.decode(next - at, rest);
+            outcome = entropy.decode(next - at, Blocks::transform, rest);
         } else {
             outcome = entropy.skip(next - at);
         }
@@ -114,7 +114,9 @@ Outcome Decoder::Scratch::go_to(int row, int column) {
     if (entries.empty()) return entropy.skip(row_start + column - entropy.mcu());
     const int start = column / entries.step() * entries.step();
     const Entry entry = entries.at(entries.number(row, start));
-    entropy.seek(row_start + start, entry.bit, entry.predictor);
+    const int64_t after = entries.number(row, columns.end - 1) + 1;
+    const int64_t bytes = after < entries.count() ? (entries.at(after).bit - entry.bit) / 8 : 0;
+    entropy.seek(row_start + start, entry.bit, entry.predictor, bytes);
     return walk_to(row, column, nullptr);
 }
 

@@ -88,6 +88,7 @@ Outcome Entries::open(Bytes bytes, const Header& header, size_t file_size, uint3
         before = bit;
     }
     per_row_ = per_row;
+    count_ = count;
     return {};
 }
 

@@ -35,12 +35,14 @@ public:
     Outcome open(Bytes bytes, const Header& header, size_t file_size, uint32_t file_crc);
     bool empty() const { return per_row_ == 0; }
     int step() const { return step_; }
+    int64_t count() const { return count_; }
     int64_t number(int row, int column) const { return static_cast<int64_t>(row) * per_row_ + column / step_; }
     Entry at(int64_t number) const;
 
 private:
     const uint8_t* first_ = nullptr;
     int components_ = 0, step_ = 1, per_row_ = 0;
+    int64_t count_ = 0;
 };
 
 }  // namespace feedrate

@@ -11,6 +11,7 @@
 #include "batch.h"
 #include "crc32c.h"
 #include "jpeg.h"
+#include "level.h"
 
 namespace nb = nanobind;
 using namespace feedrate;
@@ -177,6 +178,8 @@ uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
 NB_MODULE(_native, m) {
     // At interpreter exit objects may be kept by other modules' globals; that is no leak worth a message.
     nb::set_leak_warnings(false);
+    const std::string error = level_error();
+    if (!error.empty()) throw nb::import_error(error.c_str());
     nb::class_<Files>(m, "Files")
         .def("__init__",
              [](Files* self, nb::list paths) {
@@ -188,6 +191,12 @@ NB_MODULE(_native, m) {
     nb::class_<Pool>(m, "Pool")
         .def(nb::init<int>())
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
+    m.def("simd_level", [] { return level().name; });
+    m.def("simd_levels", [] {
+        nb::list names;
+        for (const Level* one : levels()) names.append(one->name);
+        return names;
+    });
     m.def("words", [](int status, int why, int64_t a, int64_t b) { return words({static_cast<Status>(status), static_cast<Why>(why), a, b}); });
     m.def("crc32c", &crc32c_door);
     m.def("crc32c_by_table", [](Array<const uint8_t> data, uint32_t value) { return crc32c_by_table(data.data(), data.shape(0), value); });

@@ -24,6 +24,8 @@ import numpy.typing as npt
 try:
     from feedrate import _native
 except ImportError as error:
+    if "FEEDRATE_SIMD" in str(error):
+        raise
     raise ImportError(
         f"feedrate's C++ kernel cannot be loaded ({error}); build it with `make build` or `pip install .`"
     ) from error
@@ -138,6 +140,16 @@ class Pool:
         if executor is None or executor[0] != os.getpid():
             executor = self._executor = (os.getpid(), ThreadPoolExecutor(self.threads, "feedrate-pillow"))
         list(executor[1].map(work, samples))
+
+
+def simd_level() -> str:
+    """Return which vector code runs: the best of `simd_levels()`, or what FEEDRATE_SIMD named at import."""
+    return _native.simd_level()
+
+
+def simd_levels() -> list[str]:
+    """Return the levels of vector code that this machine can run, the best first; all give the same pixels."""
+    return _native.simd_levels()
 
 
 def crc32c(data: Any, value: int = 0) -> int:
