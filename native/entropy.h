@@ -11,33 +11,40 @@
 
 namespace feedrate {
 
+// Builds the tables of a file.
+Outcome make_tables(const Header& header, McuTables& tables);
+
 class Entropy {
 public:
-    // Builds the tables, stands before the first MCU. `data` and `header` must outlive the use.
-    Outcome start(const uint8_t* data, const Header& header);
+    // Stands before the first MCU. All three must outlive the use.
+    void start(const uint8_t* data, const Header& header, const McuTables& tables);
     // Stands before MCU number `mcu`, at `bit` in the entropy-coded data. About `bytes` of it will be read.
     void seek(int64_t mcu, uint32_t bit, const int* predictors, int64_t bytes);
-    // Takes the restart marker, if one must stand before the next MCU. Called before position(), and by the two below.
+    // Takes the restart marker, if one must stand before the next MCU. Called before position(), and by those below.
     Outcome arrive();
-    Outcome skip(int64_t count) { return walk(count, Blocks::skip, nullptr); }
+    Outcome skip(int64_t count) { return walk(count, Blocks::skip, Planes{}); }
     // `count` MCUs of one row.
-    Outcome decode(int64_t count, Blocks blocks, const Planes& planes) { return walk(count, blocks, &planes); }
+    Outcome walk(int64_t count, Blocks blocks, const Planes& planes);
+    // `count` MCUs each of two rows, which is faster.
+    static Outcome walk_both(Entropy* both, int64_t count, Blocks blocks, const Planes (&planes)[2]);
 
     int64_t mcu() const { return mcu_; }
     // In bits from the start of the entropy-coded data, stuffed bytes counted.
     int64_t position();
-    const int* predictors() const { return reader_.predictor; }
+    const int* predictors() const { return stream_.predictor; }
 
 private:
-    Outcome walk(int64_t count, Blocks blocks, const Planes* planes);
+    Outcome get_ready(int64_t& until);
+    Outcome judge() const;
     void load(const uint8_t* from, unsigned bit, size_t bytes);
     void slide();
-    int64_t place();
+    Planes from_here(const Planes& planes, int64_t first) const;
     Outcome fault(Why why) const;
 
     const Header* header_ = nullptr;
+    const McuTables* tables_ = nullptr;
     const uint8_t *begin_ = nullptr, *end_ = nullptr;  // the entropy-coded data
-    McuReader reader_;
+    McuStream stream_;
     int64_t mcu_ = 0;
     int64_t arrived_ = 0;  // the MCU whose restart marker has been taken
     std::vector<uint8_t> window_;

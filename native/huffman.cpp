@@ -2,6 +2,7 @@
 #include "huffman.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace feedrate {
 
@@ -14,44 +15,54 @@ const uint8_t kNatural[64] = {
 
 namespace {
 
-Symbol make_symbol(int length, uint8_t value) {
-    const int size = value & 15, run = value >> 4;
+constexpr Symbol kNone{0, 0, kNotHere, 0};
+
+Symbol make_symbol(int code, int length, uint8_t value, bool positive) {
+    const int size = value & 15, run = value >> 4, total = length + size;
     const int move = size == 0 && run != 15 ? kEndOfBlock : run + 1;
-    return static_cast<Symbol>(length + size) | static_cast<Symbol>(length) << 8 | static_cast<Symbol>(63 - size) << 16 | static_cast<Symbol>(move) << 24;
+    const int base = (positive ? 0 : 1 - (1 << size)) - code * (1 << size);
+    return {static_cast<uint8_t>(total), static_cast<uint8_t>(64 - total), static_cast<uint8_t>(move), static_cast<int16_t>(base & 0xFFFF)};
 }
 
 }  // namespace
 
 bool HuffmanTable::build(const HuffmanSpec& spec, bool dc) {
-    std::memcpy(symbols, spec.symbols, static_cast<size_t>(spec.symbol_count));
+    const auto size = static_cast<size_t>(spec.symbol_count);
+    if (is_built && is_dc == dc && !std::memcmp(counts, spec.counts, 16) && !std::memcmp(symbols, spec.symbols, size)) return true;
+    is_built = false;
+    std::memcpy(counts, spec.counts, 16);
+    std::memcpy(symbols, spec.symbols, size);
     code_end[0] = symbol_offset[0] = 0;
     int code = 0, used = 0;
     Symbol* at = lookup;
     for (int length = 1; length <= 16; ++length, code <<= 1) {
-        const int count = spec.counts[length - 1];
+        const int count = counts[length - 1];
         // No code is all ones; libjpeg refuses such a table too.
         if (code + count >= 1 << length) return false;
         symbol_offset[length] = used - code;
         code_end[length] = count ? code + count : 0;
         for (int i = 0; i < count; ++i, ++code, ++used) {
             if (dc && symbols[used] > 15) return false;
-            if (length > kLookahead) continue;
-            const int copies = 1 << (kLookahead - length);
-            std::fill(at, at + copies, make_symbol(length, symbols[used]));
-            at += copies;
+            if (length >= kLookahead) continue;
+            const int half = 1 << (kLookahead - length - 1);
+            std::fill_n(at, half, make_symbol(code, length, symbols[used], false));
+            std::fill_n(at + half, half, make_symbol(code, length, symbols[used], true));
+            at += 2 * half;
         }
     }
-    std::fill(at, lookup + (1 << kLookahead), static_cast<Symbol>(kNotHere) << 24);
+    std::fill(at, lookup + (1 << kLookahead), kNone);
+    is_dc = dc;
+    is_built = true;
     return true;
 }
 
 Symbol HuffmanTable::long_code(uint32_t next) const {
-    for (int length = kLookahead + 1; length <= 16; ++length) {
-        const int code = static_cast<int>(next >> (16 - length));
+    for (int length = kLookahead; length <= 16; ++length) {
+        const int code = static_cast<int>(next >> (17 - length));
         // Codes grow with their length, so the first length whose last code is not below this one is the right one.
-        if (code < code_end[length]) return make_symbol(length, symbols[code + symbol_offset[length]]);
+        if (code < code_end[length]) return make_symbol(code, length, symbols[code + symbol_offset[length]], next >> (16 - length) & 1);
     }
-    return 0;
+    return kNone;
 }
 
 }  // namespace feedrate

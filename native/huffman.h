@@ -11,24 +11,34 @@
 
 namespace feedrate {
 
-// A decoded symbol: four bytes, from the lowest: bits of code and value together; bits of the code; 63 less the bits of the
-// value; how far the zigzag index moves. That is the run of zeros plus one, or kEndOfBlock, or kNotHere when the code is longer
-// than the lookup, or there is none. With these two the index leaves the block, so that one comparison per symbol finds them.
-using Symbol = uint32_t;
+// A decoded symbol. The value follows from the bits of code and value together, as a number of 16 bits: `base` is added to it, which
+// takes the code away and makes the value negative if the first bit after the code says so.
+struct alignas(8) Symbol {
+    uint8_t bits;   // of code and value
+    uint8_t shift;  // 64 less that
+    // How far the zigzag index moves: the run of zeros plus one, or kEndOfBlock, or kNotHere when the lookup does not hold the code, or there
+    // is none. With these two the index leaves the block, so that one comparison per symbol finds them.
+    uint8_t move;
+    int16_t base;
+
+    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> (shift & 63)) + static_cast<uint16_t>(base)); }
+};
 constexpr int kEndOfBlock = 128, kNotHere = 64;
 
 struct HuffmanTable {
-    // 10 bits hold nearly all codes of photographs, and four tables stay in the first-level cache. A code found here and its
-    // value take 25 bits at most: two of them fit between refills of 56 bits.
+    // 10 bits hold nearly all codes of photographs and the bit after them, and the tables stay in the first-level cache. A code
+    // found here and its value take 24 bits at most: two of them fit between refills of 56 bits.
     static constexpr int kLookahead = 10;
     Symbol lookup[1 << kLookahead];
     int32_t code_end[17];  // by length: one past the last code; 0 when there is none
     int32_t symbol_offset[17];
     uint8_t symbols[256];
+    uint8_t counts[16] = {};
+    bool is_built = false, is_dc = false;
 
-    // False when the counts do not make a prefix code, or a DC symbol is not a size.
+    // False when the counts do not make a prefix code, or a DC symbol is not a size. Quick when the same table was built before.
     bool build(const HuffmanSpec& spec, bool dc);
-    // For codes that the lookup does not hold. `next` is the next 16 bits; 0 when they begin no code.
+    // For codes that the lookup does not hold. `next` is the next 17 bits; kNotHere when they begin no code.
     Symbol long_code(uint32_t next) const;
 };
 
@@ -64,29 +74,36 @@ constexpr int kMaxBlocks = 10;
 constexpr int64_t kMaxMcuBytes = int64_t{kMaxBlocks} * 64 * 31 / 8;
 constexpr size_t kUnstuffSlack = 32;
 
-// The state of the loop over MCUs. Reads unstuffed bytes up to `end`, then up to kMaxMcuBytes + 16 of whatever follows: where
-// the data ends is looked at once per MCU.
-struct McuReader {
+// What the loop over MCUs needs to know of a file.
+struct McuTables {
     struct Block {  // one of the MCU
         int component;
         const HuffmanTable *dc, *ac;
         const int16_t* quant;
         int x, y;  // in samples, inside the MCU
     };
+    Block block[kMaxBlocks];
+    int block_count = 0, component_count = 0;
+    ptrdiff_t advance[kMaxComponents] = {};         // samples from one MCU to the next
+    alignas(32) int16_t quant[kMaxComponents][64];  // in rows
+    HuffmanTable dc[4], ac[4];
+};
+
+// Where that loop is. It reads unstuffed bytes up to `end`, then up to kMaxMcuBytes + 16 of whatever follows: where the data ends is
+// looked at once per MCU.
+struct McuStream {
     BitReader in;
     const uint8_t* end = nullptr;
     bool to_the_end = false;  // no more bytes come after `end`: an MCU may begin when less than kMaxMcuBytes are left
     bool bad_code = false;    // why fewer MCUs are good: bits that are no code, or a run past the block
     bool bad_dc = false;      // or a DC value beyond 16 bits
     int predictor[kMaxComponents] = {};
-    Block block[kMaxBlocks];
-    int block_count = 0, component_count = 0;
-    ptrdiff_t advance[kMaxComponents] = {};  // samples from one MCU to the next
-    alignas(32) int16_t quant[kMaxComponents][64];  // in rows
-    HuffmanTable dc[4], ac[4];
 
     // Negative: bits were used that are not there.
     FEEDRATE_INLINE int64_t bits_left(const BitReader& reader) const { return (end - reader.at) * 8 + static_cast<int64_t>(reader.bits & 63); }
+    int64_t bits_left() const { return bits_left(in); }
+    // What must be left for an MCU to begin.
+    int64_t bits_needed() const { return to_the_end ? 0 : kMaxMcuBytes * 8; }
 };
 
 }  // namespace feedrate

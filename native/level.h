@@ -39,8 +39,10 @@ struct Level {
     // Copies entropy-coded bytes without their stuffing, until a marker, `end`, or `room` bytes are there. May write
     // kUnstuffSlack bytes more. Returns where it stopped in the source; `size` is what was written.
     const uint8_t* (*unstuff)(const uint8_t* from, const uint8_t* end, uint8_t* to, size_t room, size_t& size);
-    // Decodes up to `count` MCUs; returns how many are good. See McuReader.
-    int64_t (*read_mcus)(McuReader& reader, int64_t count, Blocks blocks, const Planes* planes);
+    // Decodes up to `count` MCUs; returns how many are good.
+    int64_t (*read_mcus)(const McuTables& tables, McuStream& stream, int64_t count, Blocks blocks, const Planes* planes);
+    // The same for two rows at once, symbol by symbol in turn: one waits for its table while the other computes.
+    int64_t (*read_mcu_pairs)(const McuTables& tables, McuStream (&streams)[2], int64_t count, Blocks blocks, const Planes (&planes)[2]);
     // Pixels of four bytes: R, G, B, 0.
     void (*convert_rgb)(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out);
     // The parts of colour.h's double_width and double_both that are far from borders.

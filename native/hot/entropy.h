@@ -58,64 +58,102 @@ FEEDRATE_HOT const uint8_t* unstuff(const uint8_t* from, const uint8_t* end, uin
     return from;
 }
 
-// The value that the bits after a code stand for (figure F.12 of the JPEG standard); zero bits make zero.
-FEEDRATE_HOT_INLINE int value_of(uint64_t buffer, Symbol symbol) {
-    const uint64_t after_code = buffer << ((symbol >> 8) & 63);
-    const uint64_t negative = ~static_cast<uint64_t>(static_cast<int64_t>(after_code) >> 63);
-    const uint64_t magnitude = ((after_code ^ negative) >> 1) >> ((symbol >> 16) & 63);
-    return static_cast<int>((magnitude ^ negative) - negative);
+// What an AC symbol did: another one follows; the same, but it took the bits of two; the block is complete; its bits are no code,
+// or run past the block.
+enum class Step { more, more_after_refill, complete, bad };
+
+// The other cases of the function below.
+template <bool kStore>
+FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Symbol symbol, unsigned& k, int16_t* block) {
+    Step next = Step::complete;
+    if (FEEDRATE_UNLIKELY(symbol.move == kNotHere)) {
+        symbol = ac.long_code(static_cast<uint32_t>(in.buffer >> 47));
+        if (symbol.move == kNotHere) return Step::bad;
+        k += symbol.move - kNotHere;
+        if (k < 63) next = Step::more_after_refill;
+    }
+    if (symbol.move == kEndOfBlock) {
+        k -= kEndOfBlock;
+    } else {
+        if (k > 63) return Step::bad;
+        if (kStore) block[kNatural[k]] = symbol.value(in.buffer);
+    }
+    in.drop(symbol.bits);
+    return next;
 }
 
-// Decodes one block; stores coefficients when kStore. Returns the zigzag index of the last coefficient, or more where zeros follow
-// it; -1 when the bits are no code or run past the block.
+// Takes 24 bits at most when more symbols follow.
 template <bool kStore>
-FEEDRATE_HOT_INLINE int decode_block(BitReader& in, const HuffmanTable& dc, const HuffmanTable& ac, int& predictor, int16_t* block) {
+FEEDRATE_HOT_INLINE Step take_symbol(BitReader& in, const HuffmanTable& ac, unsigned& k, int16_t* block) {
+    const Symbol& symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
+    k += symbol.move;
+    if (FEEDRATE_UNLIKELY(k >= 63)) return finish_symbol<kStore>(in, ac, symbol, k, block);
+    if (kStore) block[kNatural[k]] = symbol.value(in.buffer);
+    in.drop(symbol.bits);
+    return Step::more;
+}
+
+// The DC coefficient; false when the bits are no code.
+template <bool kStore>
+FEEDRATE_HOT_INLINE bool take_dc(BitReader& in, const HuffmanTable& dc, int& predictor, int16_t* block) {
     in.refill();
-    Symbol symbol = dc.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
-    if (FEEDRATE_UNLIKELY((symbol >> 24) == kNotHere)) {
-        symbol = dc.long_code(static_cast<uint32_t>(in.buffer >> 48));
-        if (!symbol) return -1;
-        predictor += value_of(in.buffer, symbol);
-        in.drop(symbol);
+    const Symbol* symbol = &dc.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
+    if (FEEDRATE_UNLIKELY(symbol->move == kNotHere)) {
+        const Symbol found = dc.long_code(static_cast<uint32_t>(in.buffer >> 47));
+        if (found.move == kNotHere) return false;
+        predictor += found.value(in.buffer);
+        in.drop(found.bits);
         in.refill();
     } else {
-        predictor += value_of(in.buffer, symbol);
-        in.drop(symbol);
+        predictor += symbol->value(in.buffer);
+        in.drop(symbol->bits);
     }
     if (kStore) block[0] = static_cast<int16_t>(predictor);
-    unsigned k = 0;
-    for (bool refilled = true;; refilled = !refilled) {
-        if (!refilled) in.refill();
-        symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
-        k += symbol >> 24;
-        if (FEEDRATE_UNLIKELY(k >= 63)) {
-            if (symbol >> 24 == kEndOfBlock) {
-                in.drop(symbol);
-                return static_cast<int>(k - kEndOfBlock);
-            }
-            if (symbol >> 24 == kNotHere) {
-                symbol = ac.long_code(static_cast<uint32_t>(in.buffer >> 48));
-                if (!symbol) return -1;
-                k += (symbol >> 24) - kNotHere;
-                if (symbol >> 24 == kEndOfBlock) {
-                    in.drop(symbol);
-                    return static_cast<int>(k - kEndOfBlock);
-                }
-                if (k > 63) return -1;
-                if (kStore) block[kNatural[k]] = static_cast<int16_t>(value_of(in.buffer, symbol));
-                in.drop(symbol);
-                if (k == 63) return 63;
-                refilled = true;  // the other one of the pair has no room left
-                continue;
-            }
-            if (k > 63) return -1;
-            if (kStore) block[63] = static_cast<int16_t>(value_of(in.buffer, symbol));
-            in.drop(symbol);
-            return 63;
-        }
-        if (kStore) block[kNatural[k]] = static_cast<int16_t>(value_of(in.buffer, symbol));
-        in.drop(symbol);
+    return true;
+}
+
+// Decodes the AC symbols that follow zigzag index k. Returns the index of the last coefficient, or more where zeros follow it; -1 when
+// the bits are no code or run past the block.
+template <bool kStore>
+FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, unsigned k, int16_t* block) {
+    Step step;
+    for (;;) {
+        step = take_symbol<kStore>(in, ac, k, block);
+        if (FEEDRATE_UNLIKELY(step == Step::more_after_refill)) in.refill();
+        if (step > Step::more_after_refill) break;
+        in.refill();
+        step = take_symbol<kStore>(in, ac, k, block);
+        if (FEEDRATE_UNLIKELY(step == Step::more_after_refill)) in.refill();
+        if (step > Step::more_after_refill) break;
     }
+    return step == Step::complete ? static_cast<int>(k) : -1;
+}
+
+// What is left of a block after a step.
+template <bool kStore>
+FEEDRATE_HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTable& ac, unsigned k, int16_t* block) {
+    if (step == Step::complete) return static_cast<int>(k);
+    if (step == Step::bad) return -1;
+    in.refill();
+    return take_ac<kStore>(in, ac, k, block);
+}
+
+// One block of each stream; false when one of them is bad.
+template <bool kStore>
+FEEDRATE_HOT_INLINE bool take_ac_pair(BitReader& a, BitReader& b, const HuffmanTable& ac, int16_t* block_a, int16_t* block_b, int (&last)[2]) {
+    unsigned k_a = 0, k_b = 0;
+    Step step_a, step_b = Step::more;
+    for (;;) {
+        if ((step_a = take_symbol<kStore>(a, ac, k_a, block_a)) != Step::more) break;
+        if ((step_b = take_symbol<kStore>(b, ac, k_b, block_b)) != Step::more) break;
+        a.refill();
+        b.refill();
+        if ((step_a = take_symbol<kStore>(a, ac, k_a, block_a)) != Step::more) break;
+        if ((step_b = take_symbol<kStore>(b, ac, k_b, block_b)) != Step::more) break;
+    }
+    last[0] = finish_block<kStore>(step_a, a, ac, k_a, block_a);
+    last[1] = finish_block<kStore>(step_b, b, ac, k_b, block_b);
+    return last[0] >= 0 && last[1] >= 0;
 }
 
 // Four or eight vector stores; a memset of this size becomes a slow string instruction in GCC 12.
@@ -125,39 +163,86 @@ FEEDRATE_HOT_INLINE void clear(int16_t* coefficients) {
     for (int i = 0; i < 4; ++i) words[i] = Words{};
 }
 
+FEEDRATE_HOT_INLINE uint8_t* samples_of(const McuTables::Block& b, const McuTables& tables, const Planes& planes, int64_t mcu) {
+    return planes.first[b.component] + mcu * tables.advance[b.component] + b.y * planes.stride[b.component] + b.x;
+}
+
+// Whether the MCU that was just read is good.
+FEEDRATE_HOT_INLINE bool is_good(McuStream& stream, const BitReader& in, int components) {
+    for (int i = 0; i < components; ++i) stream.bad_dc |= stream.predictor[i] != static_cast<int16_t>(stream.predictor[i]);
+    return !stream.bad_dc && stream.bits_left(in) >= 0;
+}
+
 template <Blocks kBlocks>
-FEEDRATE_HOT int64_t read_mcus_as(McuReader& reader, int64_t count, const Planes* planes) {
-    BitReader in = reader.in;
+FEEDRATE_HOT int64_t read_mcus_as(const McuTables& tables, McuStream& stream, int64_t count, const Planes* planes) {
+    constexpr bool kStore = kBlocks != Blocks::skip;
+    BitReader in = stream.in;
     alignas(32) int16_t coefficients[64];
-    const int64_t least = reader.to_the_end ? 0 : kMaxMcuBytes * 8;
+    const int64_t needed = stream.bits_needed();
     int64_t done = 0;
-    for (; done < count && reader.bits_left(in) >= least; ++done) {
-        for (int i = 0; i < reader.block_count; ++i) {
-            const McuReader::Block& b = reader.block[i];
-            if (kBlocks != Blocks::skip) clear(coefficients);
-            const int last = decode_block<kBlocks != Blocks::skip>(in, *b.dc, *b.ac, reader.predictor[b.component], coefficients);
+    for (; done < count && stream.bits_left(in) >= needed; ++done) {
+        for (int i = 0; i < tables.block_count; ++i) {
+            const McuTables::Block& b = tables.block[i];
+            if (kStore) clear(coefficients);
+            const bool has_dc = take_dc<kStore>(in, *b.dc, stream.predictor[b.component], coefficients);
+            const int last = has_dc ? take_ac<kStore>(in, *b.ac, 0, coefficients) : -1;
             if (FEEDRATE_UNLIKELY(last < 0)) {
-                reader.bad_code = true;
-                reader.in = in;
+                stream.bad_code = true;
+                stream.in = in;
                 return done;
             }
-            if (kBlocks == Blocks::transform) {
-                const ptrdiff_t stride = planes->stride[b.component];
-                inverse_dct(coefficients, b.quant, last, planes->first[b.component] + done * reader.advance[b.component] + b.y * stride + b.x, stride);
-            }
+            if (kBlocks == Blocks::transform) inverse_dct(coefficients, b.quant, last, samples_of(b, tables, *planes, done), planes->stride[b.component]);
         }
-        for (int i = 0; i < reader.component_count; ++i) reader.bad_dc |= reader.predictor[i] != static_cast<int16_t>(reader.predictor[i]);
-        if (FEEDRATE_UNLIKELY(reader.bad_dc || reader.bits_left(in) < 0)) break;
+        if (FEEDRATE_UNLIKELY(!is_good(stream, in, tables.component_count))) break;
     }
-    reader.in = in;
+    stream.in = in;
     return done;
 }
 
-FEEDRATE_HOT int64_t read_mcus(McuReader& reader, int64_t count, Blocks blocks, const Planes* planes) {
+template <Blocks kBlocks>
+FEEDRATE_HOT int64_t read_mcu_pairs_as(const McuTables& tables, McuStream (&streams)[2], int64_t count, const Planes (&planes)[2]) {
+    constexpr bool kStore = kBlocks != Blocks::skip;
+    BitReader a = streams[0].in, b = streams[1].in;
+    alignas(32) int16_t coefficients[2][64];
+    const int64_t needed[2] = {streams[0].bits_needed(), streams[1].bits_needed()};
+    int64_t done = 0;
+    for (; done < count && streams[0].bits_left(a) >= needed[0] && streams[1].bits_left(b) >= needed[1]; ++done) {
+        for (int i = 0; i < tables.block_count; ++i) {
+            const McuTables::Block& block = tables.block[i];
+            if (kStore) clear(coefficients[0]), clear(coefficients[1]);
+            int last[2] = {-1, -1};
+            const bool good = take_dc<kStore>(a, *block.dc, streams[0].predictor[block.component], coefficients[0]) &&
+                              take_dc<kStore>(b, *block.dc, streams[1].predictor[block.component], coefficients[1]) &&
+                              take_ac_pair<kStore>(a, b, *block.ac, coefficients[0], coefficients[1], last);
+            if (FEEDRATE_UNLIKELY(!good)) {
+                streams[0].bad_code = streams[1].bad_code = true;
+                streams[0].in = a, streams[1].in = b;
+                return done;
+            }
+            if (kBlocks != Blocks::transform) continue;
+            for (int row = 0; row < 2; ++row)
+                inverse_dct(coefficients[row], block.quant, last[row], samples_of(block, tables, planes[row], done), planes[row].stride[block.component]);
+        }
+        const bool good = is_good(streams[0], a, tables.component_count) & is_good(streams[1], b, tables.component_count);
+        if (FEEDRATE_UNLIKELY(!good)) break;
+    }
+    streams[0].in = a, streams[1].in = b;
+    return done;
+}
+
+FEEDRATE_HOT int64_t read_mcus(const McuTables& tables, McuStream& stream, int64_t count, Blocks blocks, const Planes* planes) {
     switch (blocks) {
-        case Blocks::skip: return read_mcus_as<Blocks::skip>(reader, count, planes);
-        case Blocks::store: return read_mcus_as<Blocks::store>(reader, count, planes);
-        default: return read_mcus_as<Blocks::transform>(reader, count, planes);
+        case Blocks::skip: return read_mcus_as<Blocks::skip>(tables, stream, count, planes);
+        case Blocks::store: return read_mcus_as<Blocks::store>(tables, stream, count, planes);
+        default: return read_mcus_as<Blocks::transform>(tables, stream, count, planes);
+    }
+}
+
+FEEDRATE_HOT int64_t read_mcu_pairs(const McuTables& tables, McuStream (&streams)[2], int64_t count, Blocks blocks, const Planes (&planes)[2]) {
+    switch (blocks) {
+        case Blocks::skip: return read_mcu_pairs_as<Blocks::skip>(tables, streams, count, planes);
+        case Blocks::store: return read_mcu_pairs_as<Blocks::store>(tables, streams, count, planes);
+        default: return read_mcu_pairs_as<Blocks::transform>(tables, streams, count, planes);
     }
 }
 

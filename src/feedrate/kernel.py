@@ -148,7 +148,7 @@ def simd_level() -> str:
 
 
 def simd_levels() -> list[str]:
-    """Return the levels of vector code that this machine can run, the best first; all give the same pixels."""
+    """Return the levels of vector code that this machine can run, best first; all give the same pixels."""
     return _native.simd_levels()
 
 
