@@ -138,22 +138,23 @@ FEEDRATE_HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTabl
     return take_ac<kStore>(in, ac, k, block);
 }
 
-// One block of each stream; false when one of them is bad.
+// The AC symbols of one block of each stream, 64 coefficients each. A function of its own, so that both streams stay in registers.
 template <bool kStore>
-FEEDRATE_HOT_INLINE bool take_ac_pair(BitReader& a, BitReader& b, const HuffmanTable& ac, int16_t* block_a, int16_t* block_b, int (&last)[2]) {
+FEEDRATE_HOT __attribute__((noinline)) void take_ac_pair(BitReader (&in)[2], const HuffmanTable& ac, int16_t* blocks, int (&last)[2]) {
+    BitReader a = in[0], b = in[1];
     unsigned k_a = 0, k_b = 0;
     Step step_a, step_b = Step::more;
     for (;;) {
-        if ((step_a = take_symbol<kStore>(a, ac, k_a, block_a)) != Step::more) break;
-        if ((step_b = take_symbol<kStore>(b, ac, k_b, block_b)) != Step::more) break;
+        if ((step_a = take_symbol<kStore>(a, ac, k_a, blocks)) != Step::more) break;
+        if ((step_b = take_symbol<kStore>(b, ac, k_b, blocks + 64)) != Step::more) break;
         a.refill();
         b.refill();
-        if ((step_a = take_symbol<kStore>(a, ac, k_a, block_a)) != Step::more) break;
-        if ((step_b = take_symbol<kStore>(b, ac, k_b, block_b)) != Step::more) break;
+        if ((step_a = take_symbol<kStore>(a, ac, k_a, blocks)) != Step::more) break;
+        if ((step_b = take_symbol<kStore>(b, ac, k_b, blocks + 64)) != Step::more) break;
     }
-    last[0] = finish_block<kStore>(step_a, a, ac, k_a, block_a);
-    last[1] = finish_block<kStore>(step_b, b, ac, k_b, block_b);
-    return last[0] >= 0 && last[1] >= 0;
+    last[0] = finish_block<kStore>(step_a, a, ac, k_a, blocks);
+    last[1] = finish_block<kStore>(step_b, b, ac, k_b, blocks + 64);
+    in[0] = a, in[1] = b;
 }
 
 // Four or eight vector stores; a memset of this size becomes a slow string instruction in GCC 12.
@@ -202,31 +203,31 @@ FEEDRATE_HOT int64_t read_mcus_as(const McuTables& tables, McuStream& stream, in
 template <Blocks kBlocks>
 FEEDRATE_HOT int64_t read_mcu_pairs_as(const McuTables& tables, McuStream (&streams)[2], int64_t count, const Planes (&planes)[2]) {
     constexpr bool kStore = kBlocks != Blocks::skip;
-    BitReader a = streams[0].in, b = streams[1].in;
+    BitReader in[2] = {streams[0].in, streams[1].in};
     alignas(32) int16_t coefficients[2][64];
     const int64_t needed[2] = {streams[0].bits_needed(), streams[1].bits_needed()};
     int64_t done = 0;
-    for (; done < count && streams[0].bits_left(a) >= needed[0] && streams[1].bits_left(b) >= needed[1]; ++done) {
+    for (; done < count && streams[0].bits_left(in[0]) >= needed[0] && streams[1].bits_left(in[1]) >= needed[1]; ++done) {
         for (int i = 0; i < tables.block_count; ++i) {
-            const McuTables::Block& block = tables.block[i];
+            const McuTables::Block& b = tables.block[i];
             if (kStore) clear(coefficients[0]), clear(coefficients[1]);
             int last[2] = {-1, -1};
-            const bool good = take_dc<kStore>(a, *block.dc, streams[0].predictor[block.component], coefficients[0]) &&
-                              take_dc<kStore>(b, *block.dc, streams[1].predictor[block.component], coefficients[1]) &&
-                              take_ac_pair<kStore>(a, b, *block.ac, coefficients[0], coefficients[1], last);
-            if (FEEDRATE_UNLIKELY(!good)) {
-                streams[0].bad_code = streams[1].bad_code = true;
-                streams[0].in = a, streams[1].in = b;
+            const bool has_dc = take_dc<kStore>(in[0], *b.dc, streams[0].predictor[b.component], coefficients[0]) &
+                                take_dc<kStore>(in[1], *b.dc, streams[1].predictor[b.component], coefficients[1]);
+            if (has_dc) take_ac_pair<kStore>(in, *b.ac, coefficients[0], last);
+            for (int row = 0; row < 2; ++row) streams[row].bad_code |= last[row] < 0;
+            if (FEEDRATE_UNLIKELY(last[0] < 0 || last[1] < 0)) {
+                streams[0].in = in[0], streams[1].in = in[1];
                 return done;
             }
             if (kBlocks != Blocks::transform) continue;
             for (int row = 0; row < 2; ++row)
-                inverse_dct(coefficients[row], block.quant, last[row], samples_of(block, tables, planes[row], done), planes[row].stride[block.component]);
+                inverse_dct(coefficients[row], b.quant, last[row], samples_of(b, tables, planes[row], done), planes[row].stride[b.component]);
         }
-        const bool good = is_good(streams[0], a, tables.component_count) & is_good(streams[1], b, tables.component_count);
+        const bool good = is_good(streams[0], in[0], tables.component_count) & is_good(streams[1], in[1], tables.component_count);
         if (FEEDRATE_UNLIKELY(!good)) break;
     }
-    streams[0].in = a, streams[1].in = b;
+    streams[0].in = in[0], streams[1].in = in[1];
     return done;
 }
 
