@@ -193,8 +193,7 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
         std::string unused;
         return scan_jpeg(file.data, file.size, s.header, unused);
     }
-    s.entries = Entries();
-    outcome = s.entries.open(entries, s.header, file.size, file_crc);
+    outcome = s.entries.open(entries, s.header, file_crc);
     if (outcome.ok()) outcome = make_tables(s.header, s.tables);
     if (!outcome.ok()) return outcome;
     for (Entropy& one : s.entropy) one.start(file.data, s.header, s.tables);
