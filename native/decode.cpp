@@ -58,6 +58,7 @@ struct Decoder::Scratch {
     Box box{};
     Span rows{}, columns{};
     bool gray = false;
+    Blocks wanted_blocks = Blocks::transform;
 
     Outcome decode_rows(int row, int count);
     Outcome go_to(Entropy& to, int row, int column);
@@ -123,7 +124,7 @@ Outcome Decoder::Scratch::walk_to(int row, int count, int column) {
         Planes planes[2] = {whole[0], whole[1]};
         for (auto& one : planes)
             for (int i = 0; i < header.component_count; ++i) one.first[i] += wanted ? (at - columns.begin) * tables.advance[i] : 0;
-        const Blocks blocks = wanted ? Blocks::transform : Blocks::skip;
+        const Blocks blocks = wanted ? wanted_blocks : Blocks::skip;
         Outcome outcome = count == 2 ? Entropy::walk_both(entropy, next - at, blocks, planes) : entropy[0].walk(next - at, blocks, planes[0]);
         for (int i = 0; i < count && outcome.ok(); ++i) outcome = check_entry(entropy[i], row + i, next);
         if (!outcome.ok()) return outcome;
@@ -184,7 +185,7 @@ void Decoder::Scratch::write_line(int y, uint32_t* out) {
 Decoder::Decoder() : scratch_(new Scratch) {}
 Decoder::~Decoder() { delete scratch_; }
 
-Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target) {
+Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last) {
     Scratch& s = *scratch_;
     Outcome outcome = parse_jpeg(file.data, file.size, s.header);
     if (outcome.ok()) outcome = check_box(box, s.header);
@@ -199,10 +200,12 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
     for (Entropy& one : s.entropy) one.start(file.data, s.header, s.tables);
     s.box = box;
     s.gray = target.channels == 1;
+    s.wanted_blocks = last == Stage::huffman ? Blocks::store : Blocks::transform;
     s.rows = needed_mcus(box.top, box.bottom, s.header.half_height, s.header.mcu_height, s.header.mcu_rows);
     s.columns = needed_mcus(box.left, box.right, s.header.half_width, s.header.mcu_width, s.header.mcus_per_row);
     s.take_memory();
     s.resizer.begin(box.right - box.left, box.bottom - box.top, target);
+    if (last == Stage::headers) return {};
     int y = box.top;
     // Two rows at once need to know where the second begins.
     const int most = s.entries.empty() ? 1 : 2;
@@ -210,9 +213,10 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
         count = std::min(most, s.rows.end - row);
         outcome = s.decode_rows(row, count);
         if (!outcome.ok()) return outcome;
+        if (last < Stage::colour) continue;
         for (const int stop = std::min(s.lines_ready(row + count), box.bottom); y < stop; ++y) {
             s.write_line(y, s.resizer.line());
-            s.resizer.push();
+            if (last == Stage::resize) s.resizer.push();
         }
     }
     return {};

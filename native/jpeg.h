@@ -91,6 +91,9 @@ struct Bytes {
     size_t size = 0;
 };
 
+// How far a decode goes. All but the last are for measuring: the time of a stage is what it adds.
+enum class Stage { headers, huffman, idct, colour, resize };
+
 class Decoder {
 public:
     Decoder();
@@ -100,7 +103,7 @@ public:
 
     // Decodes `box` of the file into `target`. `entries` may be empty; `file_crc` is looked at only when they are not.
     // Throws std::bad_alloc only.
-    Outcome decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target);
+    Outcome decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last = Stage::resize);
 
     // Gives memory back that only an unusually large image needed.
     void trim();

@@ -168,6 +168,23 @@ nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entrie
     return as_tuple(outcome);
 }
 
+// (status, words, seconds up to and including each step)
+nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, int repeats) {
+    const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
+    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), 3, false};
+    need(target.height > 0 && target.width > 0, "shape must be height and width");
+    need(out.shape(0) == static_cast<size_t>(target.height) * static_cast<size_t>(target.width) * 3, "out has the wrong size");
+    StageTimes times{};
+    Outcome outcome;
+    {
+        nb::gil_scoped_release release;
+        outcome = profile_one(bytes_of(data), bytes_of(entries), b, target, repeats, times);
+    }
+    nb::list seconds;
+    for (const double value : times.seconds) seconds.append(value);
+    return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), seconds);
+}
+
 uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
     nb::gil_scoped_release release;
     return crc32c(data.data(), data.shape(0), value);
@@ -203,6 +220,7 @@ NB_MODULE(_native, m) {
     m.def("probe", &probe_door);
     m.def("scan", &scan_door);
     m.def("decode_one", &decode_one_door);
+    m.def("profile_one", &profile_door);
     m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
           nb::arg("out"), nb::arg("shape"), nb::arg("pool").none(), nb::arg("details"));
     m.def("read_ranges", &read_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("starts"), nb::arg("buffer"), nb::arg("pool").none(),

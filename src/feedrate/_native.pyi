@@ -35,6 +35,15 @@ def decode_one(
     flip: bool,
     /,
 ) -> tuple[int, str]: ...
+def profile_one(
+    data: npt.NDArray[Any],
+    entries: npt.NDArray[Any],
+    box: tuple[int, int, int, int],
+    out: _U8,
+    shape: tuple[int, int],
+    repeats: int,
+    /,
+) -> tuple[int, str, list[float]]: ...
 def decode_batch(
     files: Files,
     images: _Ranges,
