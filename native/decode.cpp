@@ -187,7 +187,8 @@ Decoder::~Decoder() { delete scratch_; }
 
 Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last) {
     Scratch& s = *scratch_;
-    Outcome outcome = parse_jpeg(file.data, file.size, s.header);
+    // Entries are of files that were scanned to their end.
+    Outcome outcome = parse_jpeg(file.data, file.size, s.header, entries.size == 0);
     if (outcome.ok()) outcome = check_box(box, s.header);
     if (!outcome.ok()) return outcome;
     if (!is_possible(s.header)) {  // find out how much of it is there

@@ -19,7 +19,7 @@ Outcome make_tables(const Header& header, McuTables& tables) {
         HuffmanTable &dc = tables.dc[c.dc], &ac = tables.ac[c.ac];
         if (!dc.build(header.dc[c.dc], true)) return corrupt(Why::huffman_bad, c.dc, 0);
         if (!ac.build(header.ac[c.ac], false)) return corrupt(Why::huffman_bad, c.ac, 1);
-        for (int k = 0; k < 64; ++k) tables.quant[i][kNatural[k]] = static_cast<int16_t>(header.quant[c.quant][k]);
+        for (int k = 0; k < 64; ++k) tables.quant[i][kPlace[k]] = static_cast<int16_t>(header.quant[c.quant][k]);
         tables.advance[i] = 8 * c.h;
         for (int y = 0; y < c.v; ++y)
             for (int x = 0; x < c.h; ++x) tables.block[tables.block_count++] = {i, &dc, &ac, tables.quant[i], 8 * x, 8 * y};

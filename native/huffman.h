@@ -42,8 +42,10 @@ struct HuffmanTable {
     Symbol long_code(uint32_t next) const;
 };
 
-// Indices of the zigzag order in a block of rows.
-extern const uint8_t kNatural[64];
+// Where the coefficient of a zigzag index is kept, and its quantiser: rows r and r + 4 together, value by value, as the IDCT takes them
+// up. The DC coefficient is the first.
+extern const uint8_t kPlace[64];
+constexpr int place_of(int row, int column) { return row % 4 * 16 + column * 2 + row / 4; }
 
 // The next bits stand at the top of `buffer`; only the low six bits of `bits` count. Reads up to 8 bytes at `at`.
 struct BitReader {
@@ -85,7 +87,7 @@ struct McuTables {
     Block block[kMaxBlocks];
     int block_count = 0, component_count = 0;
     ptrdiff_t advance[kMaxComponents] = {};         // samples from one MCU to the next
-    alignas(32) int16_t quant[kMaxComponents][64];  // in rows
+    alignas(32) int16_t quant[kMaxComponents][64];  // as in kPlace
     HuffmanTable dc[4], ac[4];
 };
 

@@ -62,9 +62,9 @@ struct Header {
     size_t scan_begin = 0, scan_end = 0;  // the entropy-coded data; scan_end stands at the marker that ends it
 };
 
-// Reads the headers, and finds where the entropy-coded data ends. When the outcome is not ok, width and height are set if
-// they were seen.
-Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header);
+// Reads the headers, and finds where the entropy-coded data ends, unless told that the end of the file will do. When the outcome is
+// not ok, width and height are set if they were seen.
+Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_end = true);
 
 // "4:2:0", "gray", ...
 const char* sampling_name(const Header& header);

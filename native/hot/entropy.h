@@ -76,7 +76,7 @@ FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Sy
         k -= kEndOfBlock;
     } else {
         if (k > 63) return Step::bad;
-        if (kStore) block[kNatural[k]] = symbol.value(in.buffer);
+        if (kStore) block[kPlace[k]] = symbol.value(in.buffer);
     }
     in.drop(symbol.bits);
     return next;
@@ -88,7 +88,7 @@ FEEDRATE_HOT_INLINE Step take_symbol(BitReader& in, const HuffmanTable& ac, unsi
     const Symbol& symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
     k += symbol.move;
     if (FEEDRATE_UNLIKELY(k >= 63)) return finish_symbol<kStore>(in, ac, symbol, k, block);
-    if (kStore) block[kNatural[k]] = symbol.value(in.buffer);
+    if (kStore) block[kPlace[k]] = symbol.value(in.buffer);
     in.drop(symbol.bits);
     return Step::more;
 }

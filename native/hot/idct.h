@@ -28,7 +28,7 @@ FEEDRATE_HOT_INLINE void fill_flat(int dc, uint8_t* samples, ptrdiff_t stride) {
 
 #if FEEDRATE_VECTORS
 
-// Lines i and i + 4 in the two halves of x[i]; eight 16-bit values each.
+// Lines i and i + 4 in x[i], eight 16-bit values each: value by value when they come in, in the two halves when they go out.
 struct Lines {
     __m256i x[4];
 };
@@ -40,9 +40,8 @@ FEEDRATE_HOT_INLINE __m256i pair(const int (&factor)[2]) {
 // Transforms across the lines, and turns rows into columns.
 template <int kShift>
 FEEDRATE_HOT_INLINE Lines transform(const Lines& in) {
-    const __m256i zip = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-    __m256i p[4], even[4], r[8];
-    for (int i = 0; i < 4; ++i) p[i] = _mm256_shuffle_epi8(_mm256_permute4x64_epi64(in.x[i], 0xD8), zip);
+    const __m256i(&p)[4] = in.x;
+    __m256i even[4], r[8];
     const __m256i round = _mm256_set1_epi32(1 << (kShift - 1));
     for (int j = 0; j < 2; ++j) {
         const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(p[0], pair(kEven04[j])), round), b = _mm256_madd_epi16(p[2], pair(kEven26[j]));
@@ -70,15 +69,21 @@ FEEDRATE_HOT_INLINE void store_two(__m128i rows, uint8_t* first, uint8_t* second
     _mm_storeh_pd(reinterpret_cast<double*>(second), _mm_castsi128_pd(rows));
 }
 
-FEEDRATE_HOT_INLINE __m256i load_lines(const int16_t* from) {
-    const auto* row = reinterpret_cast<const __m128i*>(from);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_load_si128(row)), _mm_load_si128(row + 4), 1);
+// From halves to value by value.
+FEEDRATE_HOT_INLINE Lines zip(const Lines& in) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    Lines out;
+    for (int i = 0; i < 4; ++i) out.x[i] = _mm256_shuffle_epi8(_mm256_permute4x64_epi64(in.x[i], 0xD8), order);
+    return out;
 }
 
 FEEDRATE_HOT_INLINE void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples, ptrdiff_t stride) {
     Lines lines;
-    for (int i = 0; i < 4; ++i) lines.x[i] = _mm256_mullo_epi16(load_lines(coefficients + 8 * i), load_lines(quant + 8 * i));
-    lines = transform<kShift2>(transform<kShift1>(lines));
+    for (int i = 0; i < 4; ++i) {
+        const auto *c = reinterpret_cast<const __m256i*>(coefficients + 16 * i), *q = reinterpret_cast<const __m256i*>(quant + 16 * i);
+        lines.x[i] = _mm256_mullo_epi16(_mm256_load_si256(c), _mm256_load_si256(q));
+    }
+    lines = transform<kShift2>(zip(transform<kShift1>(lines)));
     const __m256i center = _mm256_set1_epi8(static_cast<char>(0x80));
     for (int i = 0; i < 4; i += 2) {
         const __m256i rows = _mm256_xor_si256(_mm256_packs_epi16(lines.x[i], lines.x[i + 1]), center);
@@ -119,7 +124,10 @@ FEEDRATE_HOT void transform(const int16_t* in, int16_t* out) {
 
 FEEDRATE_HOT void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples, ptrdiff_t stride) {
     int16_t a[64], b[64];
-    for (int i = 0; i < 64; ++i) a[i] = static_cast<int16_t>(coefficients[i] * quant[i]);
+    for (int i = 0; i < 64; ++i) {
+        const int place = place_of(i / 8, i % 8);
+        a[i] = static_cast<int16_t>(coefficients[place] * quant[place]);
+    }
     transform<kShift1>(a, b);
     for (int i = 0; i < 64; ++i) a[i] = b[i % 8 * 8 + i / 8];
     transform<kShift2>(a, b);
@@ -129,7 +137,7 @@ FEEDRATE_HOT void transform_block(const int16_t* coefficients, const int16_t* qu
 
 #endif
 
-// `coefficients` and `quant`: 64 in rows, aligned to 16 bytes.
+// `coefficients` and `quant`: 64, as in kPlace, aligned to 32 bytes.
 FEEDRATE_HOT_INLINE void inverse_dct(const int16_t* coefficients, const int16_t* quant, int last, uint8_t* samples, ptrdiff_t stride) {
     if (last == 0)
         fill_flat(static_cast<int16_t>(coefficients[0] * quant[0]), samples, stride);

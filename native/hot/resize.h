@@ -27,18 +27,33 @@ FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, con
 // kCount taps for every pixel (0: taps.most), the unused ones of weight zero: a count that changes from pixel to pixel cannot
 // be predicted.
 template <int kCount>
+FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint64_t* in, const int32_t* weight, int most) {
+    const int count = kCount ? kCount : most;
+    __m256i sum = _mm256_set1_epi32(kRound);
+    for (int k = 0; k < count; ++k) {
+        const __m256i pixels = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + k)));
+        sum = _mm256_add_epi32(sum, _mm256_mullo_epi32(pixels, _mm256_set1_epi32(weight[k])));
+    }
+    return _mm256_srai_epi32(sum, kWeightBits);
+}
+
+template <int kCount>
 FEEDRATE_HOT void shrink_count(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
     const int32_t* weight = taps.weight.data();
     const int* first = taps.first.data();
-    const int count = kCount ? kCount : taps.most;
-    for (int x = 0; x < out_width; ++x, weight += taps.width) {
-        const uint64_t* in = pair + first[x];
-        __m256i sum = _mm256_set1_epi32(kRound);
-        for (int k = 0; k < count; ++k) {
-            const __m256i pixels = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + k)));
-            sum = _mm256_add_epi32(sum, _mm256_mullo_epi32(pixels, _mm256_set1_epi32(weight[k])));
-        }
-        const __m256i words = _mm256_packs_epi32(_mm256_srai_epi32(sum, kWeightBits), _mm256_setzero_si256());
+    const int width = taps.width, most = taps.most;
+    int x = 0;
+    for (; x + 4 <= out_width; x += 4, weight += 4 * width) {
+        const __m256i a = shrink_pixel<kCount>(pair + first[x], weight, most);
+        const __m256i b = shrink_pixel<kCount>(pair + first[x + 1], weight + width, most);
+        const __m256i c = shrink_pixel<kCount>(pair + first[x + 2], weight + 2 * width, most);
+        const __m256i d = shrink_pixel<kCount>(pair + first[x + 3], weight + 3 * width, most);
+        const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out0 + x), _mm256_castsi256_si128(bytes));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out1 + x), _mm256_extracti128_si256(bytes, 1));
+    }
+    for (; x < out_width; ++x, weight += width) {
+        const __m256i words = _mm256_packs_epi32(shrink_pixel<kCount>(pair + first[x], weight, most), _mm256_setzero_si256());
         const __m256i bytes = _mm256_packus_epi16(words, words);
         out0[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(bytes)));
         out1[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(bytes, 1)));

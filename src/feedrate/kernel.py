@@ -347,8 +347,8 @@ def profile_decode(
 ) -> dict[str, float]:
     """Return the seconds of processor time that each of `STAGES` takes for one crop of an image in memory.
 
-    A stage's time is what it adds: decodes that stop after each stage are run in turn, `repeats` times, and the
-    least of each counts. "headers" includes the tables and the check of the entry points.
+    A stage's time is what it adds: decodes that stop after each stage are run in turn, `repeats` times, and
+    the least of each counts. "headers" includes the tables and the check of the entry points.
 
     Raises:
         ValueError: the kernel does not decode this; in words.
