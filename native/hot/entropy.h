@@ -93,6 +93,16 @@ FEEDRATE_HOT_INLINE Step take_symbol(BitReader& in, const HuffmanTable& ac, unsi
     return Step::more;
 }
 
+// Whether the block is at its end after a symbol; refills where that took the bits of two.
+template <bool kStore>
+FEEDRATE_HOT_INLINE bool ends(Step& step, BitReader& in, const HuffmanTable& ac, unsigned& k, int16_t* block) {
+    step = take_symbol<kStore>(in, ac, k, block);
+    if (step == Step::more) return false;
+    if (step != Step::more_after_refill) return true;
+    in.refill();
+    return false;
+}
+
 // The DC coefficient; false when the bits are no code.
 template <bool kStore>
 FEEDRATE_HOT_INLINE bool take_dc(BitReader& in, const HuffmanTable& dc, int& predictor, int16_t* block) {
@@ -118,13 +128,9 @@ template <bool kStore>
 FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, unsigned k, int16_t* block) {
     Step step;
     for (;;) {
-        step = take_symbol<kStore>(in, ac, k, block);
-        if (FEEDRATE_UNLIKELY(step == Step::more_after_refill)) in.refill();
-        if (step > Step::more_after_refill) break;
+        if (ends<kStore>(step, in, ac, k, block)) break;
         in.refill();
-        step = take_symbol<kStore>(in, ac, k, block);
-        if (FEEDRATE_UNLIKELY(step == Step::more_after_refill)) in.refill();
-        if (step > Step::more_after_refill) break;
+        if (ends<kStore>(step, in, ac, k, block)) break;
     }
     return step == Step::complete ? static_cast<int>(k) : -1;
 }
@@ -145,12 +151,12 @@ FEEDRATE_HOT __attribute__((noinline)) void take_ac_pair(BitReader (&in)[2], con
     unsigned k_a = 0, k_b = 0;
     Step step_a, step_b = Step::more;
     for (;;) {
-        if ((step_a = take_symbol<kStore>(a, ac, k_a, blocks)) != Step::more) break;
-        if ((step_b = take_symbol<kStore>(b, ac, k_b, blocks + 64)) != Step::more) break;
+        if (ends<kStore>(step_a, a, ac, k_a, blocks)) break;
+        if (ends<kStore>(step_b, b, ac, k_b, blocks + 64)) break;
         a.refill();
         b.refill();
-        if ((step_a = take_symbol<kStore>(a, ac, k_a, blocks)) != Step::more) break;
-        if ((step_b = take_symbol<kStore>(b, ac, k_b, blocks + 64)) != Step::more) break;
+        if (ends<kStore>(step_a, a, ac, k_a, blocks)) break;
+        if (ends<kStore>(step_b, b, ac, k_b, blocks + 64)) break;
     }
     last[0] = finish_block<kStore>(step_a, a, ac, k_a, blocks);
     last[1] = finish_block<kStore>(step_b, b, ac, k_b, blocks + 64);

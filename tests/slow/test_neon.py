@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel for 64-bit Arm, built with a cross compiler and run by an emulator, against the build for this machine."""
+"""The kernel for 64-bit Arm, cross-compiled and run by an emulator, against the build for this machine."""
 
 from __future__ import annotations
 
