@@ -21,7 +21,9 @@ EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 @pytest.mark.skipif(CROSS_COMPILER is None, reason="needs aarch64-linux-gnu-g++ (g++-aarch64-linux-gnu)")
 @pytest.mark.skipif(EMULATOR is None, reason="needs qemu-aarch64 (qemu-user)")
 def test_neon_gives_the_same_pixels(tmp_path: Path) -> None:
-    assert NATIVE_COMPILER and CROSS_COMPILER and EMULATOR
+    assert NATIVE_COMPILER is not None
+    assert CROSS_COMPILER is not None
+    assert EMULATOR is not None
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     paths = "\n".join(map(str, write_corpus(corpus, spoilt_per_file=20)))
