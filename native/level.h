@@ -56,6 +56,8 @@ struct Level {
     void (*lower)(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out);
     // Pixels of four bytes to three, mirrored if asked.
     void (*pack_rgb)(const uint32_t* line, size_t width, bool flip, uint8_t* out);
+    // Pixels of three bytes to four.
+    void (*spread_rgb)(const uint8_t* in, int count, uint32_t* out);
 };
 
 // The chosen one. Falls back to the best when FEEDRATE_SIMD names none of this machine's; level_error() then says so.

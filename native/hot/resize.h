@@ -183,6 +183,19 @@ FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_
     std::memcpy(out, in, 3);
 }
 
+FEEDRATE_HOT void spread_rgb(const uint8_t* in, int count, uint32_t* out) {
+    int x = 0;
+#if FEEDRATE_VECTORS
+    // Four pixels at a time; the load is four bytes longer than its pixels, so the last ones are left.
+    const __m128i order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+    for (; x + 6 <= count; x += 4) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 3 * x));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + x), _mm_shuffle_epi8(bytes, order));
+    }
+#endif
+    for (; x < count; ++x) out[x] = in[3 * x] | static_cast<uint32_t>(in[3 * x + 1]) << 8 | static_cast<uint32_t>(in[3 * x + 2]) << 16;
+}
+
 }  // namespace
 
 }  // namespace feedrate::FEEDRATE_LEVEL
