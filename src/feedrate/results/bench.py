@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `bench loader`, `bench kernel` and `demo` return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from feedrate.results.machine import Machine
+from feedrate.results.pack import Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRun:
+    """One fresh process that loaded or trained: a discarded epoch, then timed ones.
+
+    Attributes:
+        images: of each timed epoch; `seconds` likewise, from one epoch's end to the next.
+        wait_s: how long the consumer waited for batches in the timed epochs.
+        cpu_s: of the process and its workers in the timed epochs.
+        first_batch_s: from the making of the loader, imports done, to the first batch.
+        peak_memory_bytes: of the process and its workers, shared pages counted once (PSS).
+    """
+
+    contestant: str
+    round: int
+    images: tuple[int, ...]
+    seconds: tuple[float, ...]
+    wait_s: float
+    cpu_s: float
+    first_batch_s: float
+    peak_memory_bytes: int
+    accuracy: float | None = None
+
+    @property
+    def images_per_s(self) -> float:
+        return sum(self.images) / sum(self.seconds)
+
+    @property
+    def cpu_s_per_image(self) -> float:
+        return self.cpu_s / sum(self.images)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The runs of one contestant: medians over the runs; `slow` and `fast` are quartiles over all epochs."""
+
+    contestant: str
+    images_per_s: float
+    slow_images_per_s: float
+    fast_images_per_s: float
+    wait_s: float
+    wait_share: float
+    cpu_s_per_image: float
+    first_batch_s: float
+    peak_memory_bytes: int
+    accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PixelCheck:
+    """The same crops through both decoders."""
+
+    images: int
+    lowest_psnr_db: float | None  # None: every pixel is equal
+    largest_difference: int
+    is_same: bool  # within what two exact decoders may differ by
+    by_pillow: int  # of the images: left to Pillow by the kernel, so equal without proving anything
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """`feedrate bench loader`: `after` is feedrate, `before` the loader that everybody starts with."""
+
+    source: str
+    dataset_images: int
+    batch_size: int
+    threads: int
+    image_side: int
+    before: Standing
+    after: Standing
+    ratio: float  # images/s, median over paired runs
+    pixels: PixelCheck
+    runs: tuple[BenchRun, ...]
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """`feedrate demo`: the same network trained on the same images, before and after packing."""
+
+    images: int
+    held_out_images: int
+    image_bytes: int
+    epochs: int
+    threads: int
+    pack_s: float
+    before: Standing
+    after: Standing
+    ratio: float  # images/s, median over paired runs
+    runs: tuple[BenchRun, ...]
+    kept: str | None  # the folder, when it was kept
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStage:
+    """A step of decoding: CPU time per image, and what exactly was timed."""
+
+    name: str
+    cpu_s_per_image: float
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStanding:
+    """One decoder on one thread.
+
+    Attributes:
+        images_per_cpu_s: median over the rounds; `slow` and `fast` are quartiles.
+        ratio: feedrate's images per CPU second over this one's, median over paired rounds.
+        mean_psnr_db: against Pillow, over images that differ; None: every pixel is equal.
+        cpu_s: of each round, all images once.
+    """
+
+    contestant: str
+    images_per_cpu_s: float
+    slow_images_per_cpu_s: float
+    fast_images_per_cpu_s: float
+    ratio: float
+    mean_psnr_db: float | None
+    lowest_psnr_db: float | None
+    cpu_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """One set of images. `left_out`: decoders that did not run, and why."""
+
+    name: str
+    images: int
+    mean_megapixels: float
+    mean_bytes: float
+    by_pillow: Mapping[str, int]
+    standings: tuple[KernelStanding, ...]
+    stages: tuple[KernelStage, ...]
+    left_out: Mapping[str, str]
+    rejected: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResult:
+    """`feedrate bench kernel`."""
+
+    image_side: int
+    rounds: int
+    sets: tuple[KernelSet, ...]
+    machine: Machine

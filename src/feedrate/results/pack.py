@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `pack`, `unpack`, `verify` and `ls` return, and how they say how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """How far a long command is. `total` is 0 while it is not known yet."""
+
+    stage: str  # "listing", "packing", "verifying", "unpacking"
+    done: int
+    total: int
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """An input that was left out, or deserves a look. Paths are relative to the source, made printable."""
+
+    path: str
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recoded:
+    """What a pack's choice of size, quality or raw pixels did to its images.
+
+    Attributes:
+        words: the choice: "lossy: shorter side 256, quality 90".
+        images: stored as something else than their file; `kept` are stored as they were.
+        resized: of `images`: those that lost pixels. `masks` were resized too.
+        before_bytes, after_bytes: of those `images`.
+        mean_psnr_db: of the stored images against what was encoded, on `psnr_images` of them.
+    """
+
+    words: str
+    images: int
+    resized: int
+    masks: int
+    kept: int
+    before_bytes: int
+    after_bytes: int
+    mean_psnr_db: float | None
+    psnr_images: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackResult:
+    """`feedrate pack`.
+
+    Attributes:
+        resumed_shards: how many of `shards` an earlier, unfinished run had already made.
+        rejected: left out of the pack, each with its reason; also in rejected.jsonl.
+        damaged: kept, since Pillow decodes them, although the kernel finds them damaged.
+        by_pillow: why images are not for the kernel -> how many.
+        ignored: suffix -> files that are no images.
+        unlisted: images that no row of the table names.
+        recoded: what changed pixels or files on request; None: nothing was asked for.
+    """
+
+    source: str
+    target: str
+    samples: int
+    classes: int | None  # None: no classes
+    fields: Mapping[str, str]  # name -> kind
+    shards: int
+    resumed_shards: int
+    size_bytes: int
+    source_bytes: int
+    seconds: float
+    rejected: tuple[Rejection, ...]
+    damaged: tuple[Rejection, ...]
+    by_kernel: int
+    by_pillow: Mapping[str, int]
+    ignored: Mapping[str, int]
+    unlisted: int
+    recoded: Recoded | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackResult:
+    """`feedrate unpack`: `kept` files were already there with the same bytes."""
+
+    pack: str
+    target: str
+    files: int
+    kept: int
+    size_bytes: int
+    seconds: float
+    pixels: str = ""  # what packing did to them, so that these are not the original files
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a pack. `key` and `offset` where they are known."""
+
+    file: str
+    text: str
+    key: str | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """`feedrate verify`: `problems` make it fail, `extra_files` are only named."""
+
+    pack: str
+    samples: int
+    shards: int
+    size_bytes: int
+    seconds: float
+    problems: tuple[Problem, ...]
+    extra_files: tuple[str, ...]
+    pixels: str = ""  # what packing did to them
+
+    @property
+    def is_good(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSummary:
+    """What one field of a pack takes; `mean_*` and the shares are of images and masks only."""
+
+    name: str
+    kind: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    size_bytes: int
+    mean_width: float | None = None
+    mean_height: float | None = None
+    kernel_share: float | None = None  # of the images: those that the kernel decodes
+    coding: str = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLine:
+    key: str
+    path: str
+    number: int
+    size_bytes: int
+    label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackDescription:
+    """`feedrate ls`. `class_counts` is empty when the labels are not classes."""
+
+    pack: str
+    samples: int
+    fields: tuple[FieldSummary, ...]
+    class_counts: Mapping[str, int]
+    shards: int
+    shard_bytes: int
+    index_bytes: int
+    rejected: int
+    settings: Mapping[str, object]
+    first_samples: tuple[SampleLine, ...]
+    pixels: str = ""  # what packing did to them
