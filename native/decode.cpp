@@ -175,7 +175,9 @@ Decoder::~Decoder() { delete scratch_; }
 
 Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target) {
     Scratch& s = *scratch_;
-    Outcome outcome = parse_jpeg(file.data, file.size, s.header);
+    // Before anything that hands the file to others: entries of another file mean that an index is wrong, whatever the file is.
+    Outcome outcome = check_entries(entries, file.size, file_crc);
+    if (outcome.ok()) outcome = parse_jpeg(file.data, file.size, s.header);
     if (outcome.ok()) outcome = check_box(box, s.header);
     if (!outcome.ok()) return outcome;
     if (!is_possible(s.header)) {  // find out how much of it is there
@@ -183,7 +185,7 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
         return scan_jpeg(file.data, file.size, s.header, unused);
     }
     s.entries = Entries();
-    outcome = s.entries.open(entries, s.header, file.size, file_crc);
+    outcome = s.entries.open(entries, s.header);
     if (outcome.ok()) outcome = s.entropy.start(file.data, s.header);
     if (!outcome.ok()) return outcome;
     s.box = box;

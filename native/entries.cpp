@@ -30,6 +30,8 @@ uint32_t own_crc(const uint8_t* bytes, size_t size) {
     return crc32c(bytes + kHeaderSize, size - kHeaderSize, crc32c(bytes, kChecked, 0));
 }
 
+Outcome bad(Why why, int64_t a = 0, int64_t b = 0) { return {Status::bad_entries, why, a, b}; }
+
 }  // namespace
 
 EntriesWriter::EntriesWriter(const Header& header) : header_(header) {
@@ -62,14 +64,19 @@ std::string EntriesWriter::finish(const uint8_t* data, size_t size) {
     return bytes_;
 }
 
-Outcome Entries::open(Bytes bytes, const Header& header, size_t file_size, uint32_t file_crc) {
-    const auto bad = [](Why why, int64_t a = 0, int64_t b = 0) { return Outcome{Status::bad_entries, why, a, b}; };
+Outcome check_entries(Bytes bytes, size_t file_size, uint32_t file_crc) {
     if (bytes.size == 0) return {};
     const uint8_t* p = bytes.data;
     if (p[0] != kVersion) return bad(Why::entries_version, p[0]);
     if (bytes.size < kHeaderSize) return bad(Why::entries_short, static_cast<int64_t>(bytes.size), kHeaderSize);
     if (own_crc(p, bytes.size) != get(p + 20, 4)) return bad(Why::entries_crc);
-    if (get(p + 4, 4) != file_size || get(p + 8, 4) != file_crc) return bad(Why::entries_other_file);
+    const bool same_file = get(p + 4, 4) == file_size && get(p + 8, 4) == file_crc;
+    return same_file ? Outcome{} : bad(Why::entries_other_file);
+}
+
+Outcome Entries::open(Bytes bytes, const Header& header) {
+    if (bytes.size == 0) return {};
+    const uint8_t* p = bytes.data;
     components_ = p[1];
     step_ = static_cast<int>(get(p + 2, 2));
     if (components_ != header.component_count || step_ < 1 || static_cast<int>(get(p + 12, 2)) != header.mcus_per_row ||

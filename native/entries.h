@@ -28,11 +28,14 @@ private:
     std::string bytes_;
 };
 
-// Reads entries that were checked against the file; does not own them.
+// Whether entries are whole and those of the file with this size and checksum. None at all is fine.
+Outcome check_entries(Bytes bytes, size_t file_size, uint32_t file_crc);
+
+// Reads entries; does not own them.
 class Entries {
 public:
-    // An empty `bytes` is ok and means that there are none.
-    Outcome open(Bytes bytes, const Header& header, size_t file_size, uint32_t file_crc);
+    // `bytes` have passed check_entries. Empty means that there are none.
+    Outcome open(Bytes bytes, const Header& header);
     bool empty() const { return per_row_ == 0; }
     int step() const { return step_; }
     int64_t number(int row, int column) const { return static_cast<int64_t>(row) * per_row_ + column / step_; }
