@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "batch.h"
 
+#include <time.h>
+
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -34,6 +37,12 @@ Outcome guarded(Work work) noexcept {
     } catch (...) {
         return {Status::corrupt, Why::out_of_memory, 0, 0};
     }
+}
+
+double thread_seconds() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
@@ -149,6 +158,26 @@ Outcome decode_one(Bytes file, Bytes entries, const Box& box, const Target& targ
         const Outcome outcome = worker().decoder.decode(file, crc, entries, box, target);
         worker().decoder.trim();
         return outcome;
+    });
+}
+
+Outcome profile_one(Bytes file, Bytes entries, const Box& box, const Target& target, int repeats, StageTimes& times) {
+    constexpr Stage kStages[] = {Stage::headers, Stage::huffman, Stage::idct, Stage::colour, Stage::resize};
+    return guarded([&]() -> Outcome {
+        std::fill_n(times.seconds, StageTimes::kCount, 1e9);
+        for (int n = 0; n < repeats; ++n) {
+            for (int step = 0; step < StageTimes::kCount; ++step) {
+                const double before = thread_seconds();
+                const uint32_t crc = crc32c(file.data, file.size, 0);
+                if (step) {
+                    const Outcome outcome = worker().decoder.decode(file, crc, entries, box, target, kStages[step - 1]);
+                    if (!outcome.ok()) return outcome;
+                }
+                times.seconds[step] = std::min(times.seconds[step], thread_seconds() - before);
+            }
+        }
+        worker().decoder.trim();
+        return {};
     });
 }
 

@@ -51,6 +51,14 @@ struct RowsRequest {
 
 void gather_rows(Files& files, const RowsRequest& request, Outcome* outcomes);
 
+// Seconds of processor time that decode_one takes up to and including each step: the checksum, then the stages of jpeg.h. The
+// least of `repeats` times.
+struct StageTimes {
+    static constexpr int kCount = 6;
+    double seconds[kCount];
+};
+Outcome profile_one(Bytes file, Bytes entries, const Box& box, const Target& target, int repeats, StageTimes& times);
+
 // One image in memory; catches what the batch catches.
 Outcome decode_one(Bytes file, Bytes entries, const Box& box, const Target& target);
 

@@ -7,6 +7,9 @@
 
 namespace feedrate {
 
+constexpr int32_t kRed = 91881, kBlue = 116130, kGreenRed = -46802, kGreenBlue = -22554;  // of Cr, Cb, in 1/65536
+constexpr int32_t kHalf = 1 << 15;
+
 // Pixels of four bytes: R, G, B, 0. For `gray`, Pillow's convert("L") of that, in the lowest byte.
 void write_pixels(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, bool gray, uint32_t* out);
 void write_gray_pixels(const uint8_t* y, int count, uint32_t* out);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decodes the part of a JPEG that a crop needs. Planes are rings of two MCU rows: a row of MCUs is decoded, every line whose
-// chroma is complete goes to the resizer, then the next row takes the place of the one before the last.
+// Decodes the part of a JPEG that a crop needs. Planes are rings of four MCU rows: one or two rows of MCUs are decoded, every line
+// whose chroma is complete goes to the resizer, then the next ones take the place of those that nobody needs any more.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -48,7 +48,8 @@ bool is_possible(const Header& header) {
 
 struct Decoder::Scratch {
     Header header;
-    Entropy entropy;
+    McuTables tables;
+    Entropy entropy[2];
     Entries entries;
     Resizer resizer;
     std::vector<uint8_t> plane[kMaxComponents];
@@ -57,14 +58,16 @@ struct Decoder::Scratch {
     Box box{};
     Span rows{}, columns{};
     bool gray = false;
+    Blocks wanted_blocks = Blocks::transform;
 
-    Outcome decode_row(int row);
-    Outcome go_to(int row, int column);
-    Outcome walk_to(int row, int column, const Planes* planes);
-    Outcome check_entry(int row, int column);
+    Outcome decode_rows(int row, int count);
+    Outcome go_to(Entropy& to, int row, int column);
+    Outcome walk_to(int row, int count, int column);
+    Outcome check_entry(Entropy& at, int row, int column);
+    Planes planes_of(int row);
     void take_memory();
     int stride(int i) const { return (columns.end - columns.begin) * 8 * header.component[i].h; }
-    int ring(int i) const { return 16 * header.component[i].v; }
+    int ring(int i) const { return 32 * header.component[i].v; }
     const uint8_t* line(int i, int y) const { return plane[i].data() + static_cast<size_t>(y % ring(i)) * static_cast<size_t>(stride(i)); }
     int lines_ready(int rows_done) const;
     void write_line(int y, uint32_t* out);
@@ -77,56 +80,65 @@ void Decoder::Scratch::take_memory() {
     sums.resize(static_cast<size_t>(box.right - box.left) / 2 + 6);
 }
 
-Outcome Decoder::Scratch::check_entry(int row, int column) {
+// Whether the entry at `column`, if there is one, says what was found there.
+Outcome Decoder::Scratch::check_entry(Entropy& at, int row, int column) {
     if (column == header.mcus_per_row) row += 1, column = 0;
     if (entries.empty() || column % entries.step() || row == header.mcu_rows) return {};
-    const Outcome outcome = entropy.arrive();
+    const Outcome outcome = at.arrive();
     if (!outcome.ok()) return outcome;
     const int64_t number = entries.number(row, column);
     const Entry entry = entries.at(number);
-    const bool same = entropy.position() == entry.bit && std::equal(entry.predictor, entry.predictor + header.component_count, entropy.predictors());
+    const bool same = at.position() == entry.bit && std::equal(entry.predictor, entry.predictor + header.component_count, at.predictors());
     return same ? Outcome{} : Outcome{Status::bad_entries, Why::entries_wrong, number, 0};
 }
 
-// Goes on to `column` of the same row, decoding when there are planes, and checks the entries on the way.
-Outcome Decoder::Scratch::walk_to(int row, int column, const Planes* planes) {
+// Stands before `column`; with entries, at the one before it, then goes on from there.
+Outcome Decoder::Scratch::go_to(Entropy& to, int row, int column) {
     const int64_t row_start = static_cast<int64_t>(row) * header.mcus_per_row;
-    const int from = static_cast<int>(entropy.mcu() - row_start);
-    for (int at = from; at < column;) {
-        const int next = entries.empty() ? column : std::min(column, (at / entries.step() + 1) * entries.step());
-        Outcome outcome;
-        if (planes) {
-            Planes rest = *planes;
-            for (int i = 0; i < header.component_count; ++i) rest.first[i] += (at - from) * 8 * header.component[i].h;
-            outcome = entropy.decode(next - at, rest);
-        } else {
-            outcome = entropy.skip(next - at);
-        }
-        if (outcome.ok()) outcome = check_entry(row, next);
+    if (entries.empty()) return to.skip(row_start + column - to.mcu());
+    const int start = column / entries.step() * entries.step();
+    const Entry entry = entries.at(entries.number(row, start));
+    const int64_t after = entries.number(row, columns.end - 1) + 1;
+    const int64_t bytes = after < entries.count() ? (entries.at(after).bit - entry.bit) / 8 : 0;
+    to.seek(row_start + start, entry.bit, entry.predictor, bytes);
+    return {};
+}
+
+Planes Decoder::Scratch::planes_of(int row) {
+    Planes planes{};
+    for (int i = 0; i < header.component_count; ++i) {
+        planes.first[i] = const_cast<uint8_t*>(line(i, row * 8 * header.component[i].v));
+        planes.stride[i] = stride(i);
+    }
+    return planes;
+}
+
+// Goes on to `column` in one or two rows, and checks the entries on the way. What lies before the crop is skipped.
+Outcome Decoder::Scratch::walk_to(int row, int count, int column) {
+    int at = static_cast<int>(entropy[0].mcu() - static_cast<int64_t>(row) * header.mcus_per_row);
+    const Planes whole[2] = {planes_of(row), planes_of(row + count - 1)};
+    while (at < column) {
+        const bool wanted = at >= columns.begin;
+        int next = wanted ? column : columns.begin;
+        if (!entries.empty()) next = std::min(next, (at / entries.step() + 1) * entries.step());
+        Planes planes[2] = {whole[0], whole[1]};
+        for (auto& one : planes)
+            for (int i = 0; i < header.component_count; ++i) one.first[i] += wanted ? (at - columns.begin) * tables.advance[i] : 0;
+        const Blocks blocks = wanted ? wanted_blocks : Blocks::skip;
+        Outcome outcome = count == 2 ? Entropy::walk_both(entropy, next - at, blocks, planes) : entropy[0].walk(next - at, blocks, planes[0]);
+        for (int i = 0; i < count && outcome.ok(); ++i) outcome = check_entry(entropy[i], row + i, next);
         if (!outcome.ok()) return outcome;
         at = next;
     }
     return {};
 }
 
-Outcome Decoder::Scratch::go_to(int row, int column) {
-    const int64_t row_start = static_cast<int64_t>(row) * header.mcus_per_row;
-    if (entries.empty()) return entropy.skip(row_start + column - entropy.mcu());
-    const int start = column / entries.step() * entries.step();
-    const Entry entry = entries.at(entries.number(row, start));
-    entropy.seek(row_start + start, entry.bit, entry.predictor);
-    return walk_to(row, column, nullptr);
-}
-
-Outcome Decoder::Scratch::decode_row(int row) {
-    Outcome outcome = go_to(row, columns.begin);
-    if (!outcome.ok()) return outcome;
-    Planes planes{};
-    for (int i = 0; i < header.component_count; ++i) {
-        planes.first[i] = const_cast<uint8_t*>(line(i, row * 8 * header.component[i].v));
-        planes.stride[i] = stride(i);
+Outcome Decoder::Scratch::decode_rows(int row, int count) {
+    for (int i = 0; i < count; ++i) {
+        const Outcome outcome = go_to(entropy[i], row + i, columns.begin);
+        if (!outcome.ok()) return outcome;
     }
-    return walk_to(row, columns.end, &planes);
+    return walk_to(row, count, columns.end);
 }
 
 // Lines of the image that can be written once the MCU rows before `rows_done` are decoded.
@@ -173,34 +185,41 @@ void Decoder::Scratch::write_line(int y, uint32_t* out) {
 Decoder::Decoder() : scratch_(new Scratch) {}
 Decoder::~Decoder() { delete scratch_; }
 
-Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target) {
+Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last) {
     Scratch& s = *scratch_;
     // Before anything that hands the file to others: entries of another file mean that an index is wrong, whatever the file is.
-    Outcome outcome = check_entries(entries, file.size, file_crc);
-    if (outcome.ok()) outcome = parse_jpeg(file.data, file.size, s.header);
+    Outcome outcome = check_entries(entries, file_crc);
+    // Entries are of files that were scanned to their end.
+    if (outcome.ok()) outcome = parse_jpeg(file.data, file.size, s.header, entries.size == 0);
     if (outcome.ok()) outcome = check_box(box, s.header);
     if (!outcome.ok()) return outcome;
     if (!is_possible(s.header)) {  // find out how much of it is there
         std::string unused;
         return scan_jpeg(file.data, file.size, s.header, unused);
     }
-    s.entries = Entries();
     outcome = s.entries.open(entries, s.header);
-    if (outcome.ok()) outcome = s.entropy.start(file.data, s.header);
+    if (outcome.ok()) outcome = make_tables(s.header, s.tables);
     if (!outcome.ok()) return outcome;
+    for (Entropy& one : s.entropy) one.start(file.data, s.header, s.tables);
     s.box = box;
     s.gray = target.channels == 1;
+    s.wanted_blocks = last == Stage::huffman ? Blocks::store : Blocks::transform;
     s.rows = needed_mcus(box.top, box.bottom, s.header.half_height, s.header.mcu_height, s.header.mcu_rows);
     s.columns = needed_mcus(box.left, box.right, s.header.half_width, s.header.mcu_width, s.header.mcus_per_row);
     s.take_memory();
     s.resizer.begin(box.right - box.left, box.bottom - box.top, target);
+    if (last == Stage::headers) return {};
     int y = box.top;
-    for (int row = s.rows.begin; row < s.rows.end; ++row) {
-        outcome = s.decode_row(row);
+    // Two rows at once need to know where the second begins.
+    const int most = s.entries.empty() ? 1 : 2;
+    for (int row = s.rows.begin, count; row < s.rows.end; row += count) {
+        count = std::min(most, s.rows.end - row);
+        outcome = s.decode_rows(row, count);
         if (!outcome.ok()) return outcome;
-        for (const int stop = std::min(s.lines_ready(row + 1), box.bottom); y < stop; ++y) {
+        if (last < Stage::colour) continue;
+        for (const int stop = std::min(s.lines_ready(row + count), box.bottom); y < stop; ++y) {
             s.write_line(y, s.resizer.line());
-            s.resizer.push();
+            if (last == Stage::resize) s.resizer.push();
         }
     }
     return {};

@@ -10,11 +10,10 @@ namespace feedrate {
 namespace {
 
 constexpr int kVersion = 1;
-constexpr size_t kHeaderSize = 24, kChecked = 20;
-// Entries this far apart cost less than 1 % of a photograph; halving the distance saves 2 % of the decoding.
-constexpr int64_t kBytesPerEntry = 1500;
-
-int entry_size(int components) { return 4 + 2 * components; }
+constexpr size_t kHead = 12, kChecked = 8;
+// On 250 photographs of 109 KB: entries this far apart take 0.54 % of the data. Closer ones gain nothing that can be measured; rows
+// alone (0.22 %) cost 2 % more instructions.
+constexpr int64_t kBytesPerEntry = 1000;
 
 void put(std::string& to, uint32_t value, int bytes) {
     for (int i = 0; i < bytes; ++i) to.push_back(static_cast<char>(value >> (8 * i) & 0xFF));
@@ -26,9 +25,54 @@ uint32_t get(const uint8_t* from, int bytes) {
     return value;
 }
 
-uint32_t own_crc(const uint8_t* bytes, size_t size) {
-    return crc32c(bytes + kHeaderSize, size - kHeaderSize, crc32c(bytes, kChecked, 0));
-}
+uint32_t own_crc(const uint8_t* bytes, size_t size) { return crc32c(bytes + kHead, size - kHead, crc32c(bytes, kChecked, 0)); }
+
+int bits_of(uint32_t value) { return value ? 32 - __builtin_clz(value) : 0; }
+
+class BitWriter {
+public:
+    explicit BitWriter(std::string& to) : to_(to) {}
+    void put(uint32_t value, int bits) {
+        held_ |= static_cast<uint64_t>(value) << count_;
+        for (count_ += bits; count_ >= 8; count_ -= 8, held_ >>= 8) to_.push_back(static_cast<char>(held_ & 0xFF));
+    }
+    void finish() {
+        if (count_) to_.push_back(static_cast<char>(held_ & 0xFF));
+    }
+
+private:
+    std::string& to_;
+    uint64_t held_ = 0;
+    int count_ = 0;
+};
+
+// Reads no further than `end`; what is missing is zero.
+class PackedReader {
+public:
+    PackedReader(const uint8_t* at, const uint8_t* end) : at_(at), end_(end) {}
+    uint32_t get(int bits) {
+        for (; count_ < bits; count_ += 8) held_ |= static_cast<uint64_t>(at_ < end_ ? *at_++ : 0) << count_;
+        const auto value = static_cast<uint32_t>(held_ & ((uint64_t{1} << bits) - 1));
+        held_ >>= bits;
+        count_ -= bits;
+        return value;
+    }
+
+private:
+    const uint8_t *at_, *end_;
+    uint64_t held_ = 0;
+    int count_ = 0;
+};
+
+// How the entries of a file are stored.
+struct Widths {
+    int distance = 1, predictor[kMaxComponents] = {};
+
+    int64_t bytes(int64_t count) const {
+        const int64_t bits = distance + predictor[0] + predictor[1] + predictor[2];
+        return (count * bits + 7) / 8;
+    }
+};
 
 Outcome bad(Why why, int64_t a = 0, int64_t b = 0) { return {Status::bad_entries, why, a, b}; }
 
@@ -39,71 +83,95 @@ EntriesWriter::EntriesWriter(const Header& header) : header_(header) {
     const int64_t per_row = (scan_bytes / header.mcu_rows + kBytesPerEntry / 2) / kBytesPerEntry;
     const int64_t parts = std::min<int64_t>(std::max<int64_t>(per_row, 1), header.mcus_per_row);
     step_ = static_cast<int>((header.mcus_per_row + parts - 1) / parts);
-    bytes_.assign(kHeaderSize, '\0');
 }
 
 void EntriesWriter::add(uint32_t bit, const int* predictors) {
-    put(bytes_, bit, 4);
-    for (int i = 0; i < header_.component_count; ++i) put(bytes_, static_cast<uint16_t>(predictors[i]), 2);
+    Entry entry;
+    entry.bit = bit;
+    std::copy(predictors, predictors + header_.component_count, entry.predictor);
+    entries_.push_back(entry);
 }
 
 std::string EntriesWriter::finish(const uint8_t* data, size_t size) {
-    std::string head;
+    const int components = header_.component_count;
+    Widths widths;
+    int lowest[kMaxComponents] = {}, highest[kMaxComponents] = {};
+    for (int i = 0; i < components; ++i) lowest[i] = highest[i] = entries_[0].predictor[i];
+    for (size_t n = 0; n < entries_.size(); ++n) {
+        widths.distance = std::max(widths.distance, n ? bits_of(entries_[n].bit - entries_[n - 1].bit) : 1);
+        for (int i = 0; i < components; ++i) {
+            lowest[i] = std::min(lowest[i], entries_[n].predictor[i]);
+            highest[i] = std::max(highest[i], entries_[n].predictor[i]);
+        }
+    }
+    for (int i = 0; i < components; ++i) widths.predictor[i] = bits_of(static_cast<uint32_t>(highest[i] - lowest[i]));
+
+    std::string head, tail;
+    put(tail, static_cast<uint32_t>(widths.distance), 1);
+    for (int i = 0; i < components; ++i) put(tail, static_cast<uint32_t>(widths.predictor[i]), 1);
+    for (int i = 0; i < components; ++i) put(tail, static_cast<uint16_t>(lowest[i]), 2);
+    BitWriter writer(tail);
+    for (size_t n = 0; n < entries_.size(); ++n) {
+        writer.put(n ? entries_[n].bit - entries_[n - 1].bit : 0, widths.distance);
+        for (int i = 0; i < components; ++i) writer.put(static_cast<uint32_t>(entries_[n].predictor[i] - lowest[i]), widths.predictor[i]);
+    }
+    writer.finish();
     put(head, kVersion, 1);
-    put(head, static_cast<uint32_t>(header_.component_count), 1);
+    put(head, static_cast<uint32_t>(components), 1);
     put(head, static_cast<uint32_t>(step_), 2);
-    put(head, static_cast<uint32_t>(size), 4);
     put(head, crc32c(data, size, 0), 4);
-    put(head, static_cast<uint32_t>(header_.mcus_per_row), 2);
-    put(head, static_cast<uint32_t>(header_.mcu_rows), 2);
-    put(head, static_cast<uint32_t>(header_.scan_begin), 4);
-    bytes_.replace(0, kChecked, head);
-    head.clear();
-    put(head, own_crc(reinterpret_cast<const uint8_t*>(bytes_.data()), bytes_.size()), 4);
-    bytes_.replace(kChecked, 4, head);
-    return bytes_;
+    const uint32_t crc = crc32c(reinterpret_cast<const uint8_t*>(head.data()), head.size(), 0);
+    put(head, crc32c(reinterpret_cast<const uint8_t*>(tail.data()), tail.size(), crc), 4);
+    return head + tail;
 }
 
-Outcome check_entries(Bytes bytes, size_t file_size, uint32_t file_crc) {
+Outcome check_entries(Bytes bytes, uint32_t file_crc) {
     if (bytes.size == 0) return {};
     const uint8_t* p = bytes.data;
     if (p[0] != kVersion) return bad(Why::entries_version, p[0]);
-    if (bytes.size < kHeaderSize) return bad(Why::entries_short, static_cast<int64_t>(bytes.size), kHeaderSize);
-    if (own_crc(p, bytes.size) != get(p + 20, 4)) return bad(Why::entries_crc);
-    const bool same_file = get(p + 4, 4) == file_size && get(p + 8, 4) == file_crc;
-    return same_file ? Outcome{} : bad(Why::entries_other_file);
+    if (bytes.size < kHead) return bad(Why::entries_short, static_cast<int64_t>(bytes.size), kHead);
+    if (own_crc(p, bytes.size) != get(p + 8, 4)) return bad(Why::entries_crc);
+    return get(p + 4, 4) == file_crc ? Outcome{} : bad(Why::entries_other_file);
 }
 
 Outcome Entries::open(Bytes bytes, const Header& header) {
+    per_row_ = 0;
+    entries_.clear();
     if (bytes.size == 0) return {};
     const uint8_t* p = bytes.data;
-    components_ = p[1];
+    const int components = header.component_count;
+    const size_t head = kHead + 1 + 3 * static_cast<size_t>(components);
+    if (bytes.size < head) return bad(Why::entries_short, static_cast<int64_t>(bytes.size), static_cast<int64_t>(head));
     step_ = static_cast<int>(get(p + 2, 2));
-    if (components_ != header.component_count || step_ < 1 || static_cast<int>(get(p + 12, 2)) != header.mcus_per_row ||
-        static_cast<int>(get(p + 14, 2)) != header.mcu_rows || get(p + 16, 4) != header.scan_begin)
-        return bad(Why::entries_geometry);
+    Widths widths;
+    widths.distance = p[kHead];
+    bool sound = p[1] == components && step_ >= 1 && widths.distance >= 1 && widths.distance <= 32;
+    int lowest[kMaxComponents] = {};
+    for (int i = 0; i < components; ++i) {
+        widths.predictor[i] = p[kHead + 1 + i];
+        lowest[i] = static_cast<int16_t>(get(p + kHead + 1 + components + 2 * i, 2));
+        sound = sound && widths.predictor[i] <= 16;
+    }
+    if (!sound) return bad(Why::entries_geometry);
     const int per_row = (header.mcus_per_row + step_ - 1) / step_;
     const int64_t count = static_cast<int64_t>(per_row) * header.mcu_rows;
-    const int64_t needed = static_cast<int64_t>(kHeaderSize) + count * entry_size(components_);
+    const int64_t needed = static_cast<int64_t>(head) + widths.bytes(count);
     if (static_cast<int64_t>(bytes.size) != needed) return bad(Why::entries_short, static_cast<int64_t>(bytes.size), needed);
-    first_ = p + kHeaderSize;
+
+    entries_.resize(static_cast<size_t>(count));
+    PackedReader reader(p + head, p + bytes.size);
     const int64_t end = static_cast<int64_t>(header.scan_end - header.scan_begin) * 8;
-    int64_t before = -1;
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t bit = get(first_ + i * entry_size(components_), 4);
-        if (bit <= before || bit >= end) return bad(Why::entries_offsets, i);
-        before = bit;
+    int64_t bit = 0;
+    for (int64_t n = 0; n < count; ++n) {
+        const uint32_t distance = reader.get(widths.distance);
+        bit += distance;
+        if ((distance == 0) != (n == 0) || bit >= end) return bad(Why::entries_offsets, n);
+        Entry& entry = entries_[static_cast<size_t>(n)];
+        entry.bit = static_cast<uint32_t>(bit);
+        for (int i = 0; i < components; ++i) entry.predictor[i] = lowest[i] + static_cast<int>(reader.get(widths.predictor[i]));
     }
     per_row_ = per_row;
     return {};
-}
-
-Entry Entries::at(int64_t number) const {
-    const uint8_t* p = first_ + number * entry_size(components_);
-    Entry entry;
-    entry.bit = get(p, 4);
-    for (int i = 0; i < components_; ++i) entry.predictor[i] = static_cast<int16_t>(get(p + 4 + 2 * i, 2));
-    return entry;
 }
 
 }  // namespace feedrate

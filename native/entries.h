@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "jpeg.h"
 
@@ -25,25 +26,26 @@ public:
 private:
     const Header& header_;
     int step_;
-    std::string bytes_;
+    std::vector<Entry> entries_;
 };
 
-// Whether entries are whole and those of the file with this size and checksum. None at all is fine.
-Outcome check_entries(Bytes bytes, size_t file_size, uint32_t file_crc);
+// Whether entries are whole and those of the file with this checksum. None at all is fine.
+Outcome check_entries(Bytes bytes, uint32_t file_crc);
 
-// Reads entries; does not own them.
+// Entries that were checked against the file.
 class Entries {
 public:
-    // `bytes` have passed check_entries. Empty means that there are none.
+    // `bytes` have passed check_entries; empty means that there are none.
     Outcome open(Bytes bytes, const Header& header);
     bool empty() const { return per_row_ == 0; }
     int step() const { return step_; }
+    int64_t count() const { return static_cast<int64_t>(entries_.size()); }
     int64_t number(int row, int column) const { return static_cast<int64_t>(row) * per_row_ + column / step_; }
-    Entry at(int64_t number) const;
+    const Entry& at(int64_t number) const { return entries_[static_cast<size_t>(number)]; }
 
 private:
-    const uint8_t* first_ = nullptr;
-    int components_ = 0, step_ = 1, per_row_ = 0;
+    int step_ = 1, per_row_ = 0;
+    std::vector<Entry> entries_;
 };
 
 }  // namespace feedrate

@@ -3,47 +3,78 @@
 
 #include <algorithm>
 
-#include "idct.h"
-
 namespace feedrate {
 
 namespace {
 
-// Four or eight vector stores; a memset of this size becomes a slow string instruction in GCC 12.
-FEEDRATE_INLINE void clear(int16_t* coefficients) {
-    typedef uint64_t Words __attribute__((vector_size(32), may_alias));
-    auto* words = reinterpret_cast<Words*>(coefficients);
-    for (int i = 0; i < 4; ++i) words[i] = Words{};
-}
+constexpr size_t kWindow = 16 << 10;  // half of the first-level cache
 
 }  // namespace
 
-Outcome Entropy::start(const uint8_t* data, const Header& header) {
-    header_ = &header;
-    begin_ = data + header.scan_begin;
-    in_ = BitReader();
-    in_.end = data + header.scan_end;
-    block_count_ = 0;
-    bool built_dc[4] = {}, built_ac[4] = {};
+Outcome make_tables(const Header& header, McuTables& tables) {
+    tables.block_count = 0;
+    tables.component_count = header.component_count;
     for (int i = 0; i < header.component_count; ++i) {
         const Component& c = header.component[i];
-        if (!built_dc[c.dc] && !dc_[c.dc].build(header.dc[c.dc], true)) return corrupt(Why::huffman_bad, c.dc, 0);
-        if (!built_ac[c.ac] && !ac_[c.ac].build(header.ac[c.ac], false)) return corrupt(Why::huffman_bad, c.ac, 1);
-        built_dc[c.dc] = built_ac[c.ac] = true;
-        std::fill(quant_[i], quant_[i] + kBlockSize, uint16_t{0});
-        std::copy(header.quant[c.quant], header.quant[c.quant] + 64, quant_[i]);
+        HuffmanTable &dc = tables.dc[c.dc], &ac = tables.ac[c.ac];
+        if (!dc.build(header.dc[c.dc], true)) return corrupt(Why::huffman_bad, c.dc, 0);
+        if (!ac.build(header.ac[c.ac], false)) return corrupt(Why::huffman_bad, c.ac, 1);
+        for (int k = 0; k < 64; ++k) tables.quant[i][kPlace[k]] = static_cast<int16_t>(header.quant[c.quant][k]);
+        tables.advance[i] = 8 * c.h;
         for (int y = 0; y < c.v; ++y)
-            for (int x = 0; x < c.h; ++x) block_[block_count_++] = {i, &dc_[c.dc], &ac_[c.ac], quant_[i], 8 * x, 8 * y};
+            for (int x = 0; x < c.h; ++x) tables.block[tables.block_count++] = {i, &dc, &ac, tables.quant[i], 8 * x, 8 * y};
     }
-    const int none[kMaxComponents] = {};
-    seek(0, 0, none);
     return {};
 }
 
-void Entropy::seek(int64_t mcu, uint32_t bit, const int* predictors) {
-    in_.seek(begin_, bit);
+void Entropy::start(const uint8_t* data, const Header& header, const McuTables& tables) {
+    header_ = &header;
+    tables_ = &tables;
+    begin_ = data + header.scan_begin;
+    end_ = data + header.scan_end;
+    window_.resize(kWindow + kUnstuffSlack + static_cast<size_t>(kMaxMcuBytes) + 16);
+    const int none[kMaxComponents] = {};
+    seek(0, 0, none, 0);
+}
+
+void Entropy::seek(int64_t mcu, uint32_t bit, const int* predictors, int64_t bytes) {
+    load(begin_ + bit / 8, bit % 8, static_cast<size_t>(std::max<int64_t>(bytes, 0)));
     mcu_ = arrived_ = mcu;
-    std::copy(predictors, predictors + kMaxComponents, predictor_);
+    std::copy(predictors, predictors + kMaxComponents, stream_.predictor);
+}
+
+// Fills the window with about `bytes`, and stands at `bit` of the first.
+void Entropy::load(const uint8_t* from, unsigned bit, size_t bytes) {
+    const size_t room = std::min(bytes + static_cast<size_t>(kMaxMcuBytes) + 8, kWindow);
+    size_t size = 0;
+    stop_ = level().unstuff(from, end_, window_.data(), room, size);
+    std::fill_n(window_.data() + size, 16, uint8_t{0});
+    known_ = 0;
+    known_from_ = from;
+    stream_.end = window_.data() + size;
+    stream_.to_the_end = size < room;
+    stream_.in = BitReader();
+    stream_.in.at = window_.data();
+    stream_.in.refill();
+    stream_.in.drop(bit);
+}
+
+int64_t Entropy::position() {
+    const int64_t size = (stream_.end - window_.data()) * 8;
+    const int64_t bit = std::min(size - stream_.bits_left(), size);
+    for (int64_t left = bit / 8 - known_; left > 0;) {
+        const auto* found = static_cast<const uint8_t*>(std::memchr(known_from_, 0xFF, static_cast<size_t>(left)));
+        const int64_t bytes = found ? found - known_from_ + 1 : left;
+        known_from_ += found ? bytes + 1 : bytes;
+        known_ += bytes;
+        left -= bytes;
+    }
+    return (known_from_ - begin_) * 8 + bit % 8;
+}
+
+void Entropy::slide() {
+    const int64_t bit = position();
+    load(begin_ + bit / 8, static_cast<unsigned>(bit % 8), kWindow);
 }
 
 Outcome Entropy::fault(Why why) const {
@@ -56,89 +87,80 @@ Outcome Entropy::arrive() {
     const int interval = header_->restart_interval;
     if (!interval || mcu_ % interval || arrived_ == mcu_) return {};
     // What is left before the marker must be the padding of the last byte.
-    if (in_.bits - in_.made_up >= 8) return fault(Why::restart_order);
-    const uint8_t* at = in_.at;
-    if (at >= in_.end) return fault(Why::ends_early);
-    if (*at != 0xFF) return fault(Why::restart_order);
-    while (at < in_.end && *at == 0xFF) ++at;
-    if (at >= in_.end) return fault(Why::ends_early);
+    if (!stream_.to_the_end) slide();
+    if (!stream_.to_the_end || stream_.bits_left() >= 8) return fault(Why::restart_order);
+    const uint8_t* at = stop_;
+    if (at >= end_) return fault(Why::ends_early);
+    while (at < end_ && *at == 0xFF) ++at;
+    if (at >= end_) return fault(Why::ends_early);
     if (*at != 0xD0 + ((mcu_ / interval - 1) & 7)) return fault(Why::restart_order);
-    in_.at = at + 1;
-    in_.buffer = 0;
-    in_.bits = in_.made_up = 0;
-    std::fill(predictor_, predictor_ + kMaxComponents, 0);
+    load(at + 1, 0, kWindow);
+    std::fill(stream_.predictor, stream_.predictor + kMaxComponents, 0);
     arrived_ = mcu_;
     return {};
 }
 
-Outcome Entropy::walk(int64_t count, const Planes* planes) {
-    const int interval = header_->restart_interval;
+// Takes a marker and fills the window, if that must be; brings `until` down to the next marker.
+Outcome Entropy::get_ready(int64_t& until) {
+    const Outcome arrived = arrive();
+    if (!arrived.ok()) return arrived;
+    if (stream_.bits_left() < stream_.bits_needed()) slide();
+    if (const int interval = header_->restart_interval) until = std::min(until, (mcu_ / interval + 1) * interval);
+    stream_.bad_code = stream_.bad_dc = false;
+    return {};
+}
+
+// Whether the stream can go on after fewer MCUs than were wanted.
+Outcome Entropy::judge() const {
+    if (stream_.bits_left() < 0) {
+        // The data stops at a marker: the end of the image, or a restart marker that comes too soon.
+        const bool restart = end_ - stop_ > 1 && *stop_ == 0xFF;
+        return fault(restart ? Why::restart_order : Why::ends_early);
+    }
+    if (stream_.bad_code) return fault(Why::bad_code);
+    return stream_.bad_dc ? fault(Why::dc_overflow) : Outcome{};
+}
+
+Planes Entropy::from_here(const Planes& planes, int64_t first) const {
+    Planes moved = planes;
+    for (int i = 0; i < header_->component_count; ++i) moved.first[i] += planes.first[i] ? (mcu_ - first) * tables_->advance[i] : 0;
+    return moved;
+}
+
+Outcome Entropy::walk(int64_t count, Blocks blocks, const Planes& planes) {
     const int64_t first = mcu_, stop = mcu_ + count;
     while (mcu_ < stop) {
-        const Outcome arrived = arrive();
-        if (!arrived.ok()) return arrived;
-        const int64_t until = interval ? std::min(stop, (mcu_ / interval + 1) * interval) : stop;
-        Planes rest = planes ? *planes : Planes{};
-        for (int i = 0; planes && i < header_->component_count; ++i)
-            rest.first[i] += (mcu_ - first) * 8 * header_->component[i].h;
-        bool bad_code = false;
-        const int64_t todo = until - mcu_;
-        const int64_t done = has_avx2() ? run_avx2(todo, planes ? &rest : nullptr, bad_code)
-                                        : run_plain(todo, planes ? &rest : nullptr, bad_code);
+        int64_t until = stop;
+        Outcome outcome = get_ready(until);
+        if (!outcome.ok()) return outcome;
+        const Planes rest = from_here(planes, first);
+        const int64_t todo = until - mcu_, done = level().read_mcus(*tables_, stream_, todo, blocks, &rest);
         mcu_ += done;
-        if (done == todo) continue;
-        if (in_.overran()) {
-            // The data stops at a marker: the end of the image, or a restart marker that comes too soon.
-            const bool restart = in_.end - in_.at > 1 && in_.at[0] == 0xFF;
-            return fault(restart ? Why::restart_order : Why::ends_early);
-        }
-        return fault(bad_code ? Why::bad_code : Why::dc_overflow);
+        if (done < todo) outcome = judge();
+        if (!outcome.ok()) return outcome;
     }
     return {};
 }
 
-// Returns how many MCUs are good.
-template <bool kStore>
-FEEDRATE_INLINE int64_t Entropy::run(int64_t count, const Planes* planes, bool& bad_code) {
-    BitReader in = in_;
-    const Idct idct = choose_idct();
-    int64_t done = 0;
-    alignas(32) int16_t coefficients[kBlockSize];
-    ptrdiff_t advance[kMaxComponents] = {};
-    for (int i = 0; i < header_->component_count; ++i) advance[i] = 8 * header_->component[i].h;
-    for (; done < count; ++done) {
-        for (int i = 0; i < block_count_; ++i) {
-            const Block& b = block_[i];
-            if (kStore) clear(coefficients);
-            const int last = decode_block<kStore>(in, *b.dc, *b.ac, b.quant, predictor_[b.component], coefficients);
-            if (FEEDRATE_UNLIKELY(last < 0)) {
-                bad_code = true;
-                in_ = in;
-                return done;
-            }
-            if (kStore) {
-                const ptrdiff_t stride = planes->stride[b.component];
-                idct(coefficients, last, planes->first[b.component] + done * advance[b.component] + b.y * stride + b.x, stride);
-            }
-        }
-        bool wild = in.overran();
-        for (int i = 0; i < header_->component_count; ++i) wild |= predictor_[i] != static_cast<int16_t>(predictor_[i]);
-        if (FEEDRATE_UNLIKELY(wild)) break;
+Outcome Entropy::walk_both(Entropy* both, int64_t count, Blocks blocks, const Planes (&planes)[2]) {
+    Entropy &a = both[0], &b = both[1];
+    const int64_t first[2] = {a.mcu_, b.mcu_}, stop[2] = {a.mcu_ + count, b.mcu_ + count};
+    while (a.mcu_ < stop[0]) {
+        int64_t until[2] = {stop[0], stop[1]};
+        Outcome outcome = a.get_ready(until[0]);
+        if (outcome.ok()) outcome = b.get_ready(until[1]);
+        if (!outcome.ok()) return outcome;
+        const Planes rest[2] = {a.from_here(planes[0], first[0]), b.from_here(planes[1], first[1])};
+        McuStream streams[2] = {a.stream_, b.stream_};
+        const int64_t todo = std::min(until[0] - a.mcu_, until[1] - b.mcu_);
+        const int64_t done = level().read_mcu_pairs(*a.tables_, streams, todo, blocks, rest);
+        a.stream_ = streams[0], b.stream_ = streams[1];
+        a.mcu_ += done, b.mcu_ += done;
+        if (done < todo) outcome = a.judge();
+        if (done < todo && outcome.ok()) outcome = b.judge();
+        if (!outcome.ok()) return outcome;
     }
-    in_ = in;
-    return done;
+    return {};
 }
-
-int64_t Entropy::run_plain(int64_t count, const Planes* planes, bool& bad_code) {
-    return planes ? run<true>(count, planes, bad_code) : run<false>(count, planes, bad_code);
-}
-
-#if FEEDRATE_X86
-FEEDRATE_AVX2 int64_t Entropy::run_avx2(int64_t count, const Planes* planes, bool& bad_code) {
-    return planes ? run<true>(count, planes, bad_code) : run<false>(count, planes, bad_code);
-}
-#else
-int64_t Entropy::run_avx2(int64_t count, const Planes* planes, bool& bad_code) { return run_plain(count, planes, bad_code); }
-#endif
 
 }  // namespace feedrate

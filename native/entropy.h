@@ -1,59 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 // Walks over the MCUs of a scan: decodes or skips them, takes restart markers, knows where it is, and can be set to an
-// entry point.
+// entry point. Bytes are unstuffed into a window of their own, piece by piece.
 #pragma once
+
+#include <vector>
 
 #include "huffman.h"
 #include "jpeg.h"
+#include "level.h"
 
 namespace feedrate {
 
-// Where the blocks of a row of MCUs go: the first MCU's top left sample of each component.
-struct Planes {
-    uint8_t* first[kMaxComponents];
-    ptrdiff_t stride[kMaxComponents];
-};
+// Builds the tables of a file.
+Outcome make_tables(const Header& header, McuTables& tables);
 
 class Entropy {
 public:
-    // Builds the tables, stands before the first MCU. `data` and `header` must outlive the use.
-    Outcome start(const uint8_t* data, const Header& header);
-    // Stands before MCU number `mcu`, at `bit` in the entropy-coded data.
-    void seek(int64_t mcu, uint32_t bit, const int* predictors);
-    // Takes the restart marker, if one must stand before the next MCU. Called before position(), and by the two below.
+    // Stands before the first MCU. All three must outlive the use.
+    void start(const uint8_t* data, const Header& header, const McuTables& tables);
+    // Stands before MCU number `mcu`, at `bit` in the entropy-coded data. About `bytes` of it will be read.
+    void seek(int64_t mcu, uint32_t bit, const int* predictors, int64_t bytes);
+    // Takes the restart marker, if one must stand before the next MCU. Called before position(), and by those below.
     Outcome arrive();
-    Outcome skip(int64_t count) { return walk(count, nullptr); }
+    Outcome skip(int64_t count) { return walk(count, Blocks::skip, Planes{}); }
     // `count` MCUs of one row.
-    Outcome decode(int64_t count, const Planes& planes) { return walk(count, &planes); }
+    Outcome walk(int64_t count, Blocks blocks, const Planes& planes);
+    // `count` MCUs each of two rows, which is faster.
+    static Outcome walk_both(Entropy* both, int64_t count, Blocks blocks, const Planes (&planes)[2]);
 
     int64_t mcu() const { return mcu_; }
-    int64_t position() const { return in_.position(begin_); }
-    const int* predictors() const { return predictor_; }
+    // In bits from the start of the entropy-coded data, stuffed bytes counted.
+    int64_t position();
+    const int* predictors() const { return stream_.predictor; }
 
 private:
-    struct Block {  // one of the MCU
-        int component;
-        const HuffmanTable *dc, *ac;
-        const uint16_t* quant;
-        int x, y;  // in samples, inside the MCU
-    };
-    Outcome walk(int64_t count, const Planes* planes);
-    template <bool kStore>
-    FEEDRATE_INLINE int64_t run(int64_t count, const Planes* planes, bool& bad_code);
-    int64_t run_plain(int64_t count, const Planes* planes, bool& bad_code);
-    int64_t run_avx2(int64_t count, const Planes* planes, bool& bad_code);
+    Outcome get_ready(int64_t& until);
+    Outcome judge() const;
+    void load(const uint8_t* from, unsigned bit, size_t bytes);
+    void slide();
+    Planes from_here(const Planes& planes, int64_t first) const;
     Outcome fault(Why why) const;
 
     const Header* header_ = nullptr;
-    const uint8_t* begin_ = nullptr;
-    BitReader in_;
+    const McuTables* tables_ = nullptr;
+    const uint8_t *begin_ = nullptr, *end_ = nullptr;  // the entropy-coded data
+    McuStream stream_;
     int64_t mcu_ = 0;
     int64_t arrived_ = 0;  // the MCU whose restart marker has been taken
-    int predictor_[kMaxComponents] = {};
-    Block block_[10];
-    int block_count_ = 0;
-    uint16_t quant_[kMaxComponents][kBlockSize];
-    HuffmanTable dc_[4], ac_[4];
+    std::vector<uint8_t> window_;
+    const uint8_t* stop_ = nullptr;  // in the data: what follows the window
+    // A byte of the window and the place it came from; moves forward only.
+    int64_t known_ = 0;
+    const uint8_t* known_from_ = nullptr;
 };
 
 }  // namespace feedrate

@@ -11,16 +11,15 @@
 //    0  u8   version, 1
 //    1  u8   components in the scan, 1 or 3
 //    2  u16  step: entries stand at MCU columns 0, step, 2 * step, ... of every MCU row
-//    4  u32  length of the JPEG file in bytes  } the fingerprint
-//    8  u32  crc32c of the JPEG file           }
-//   12  u16  MCUs per row
-//   14  u16  MCU rows
-//   16  u32  byte offset of the entropy-coded data in the file
-//   20  u32  crc32c of everything else here: bytes 0 to 19, then the entries
-//   24  entries, by row and then by column, each:
-//         u32  bit offset of the MCU's first bit, counted from the start of the entropy-coded data in the file as it is
-//              (stuffed zero bytes count); after a restart marker, if one stands before the MCU
-//         i16  per component: the DC predictor before the MCU
+//    4  u32  crc32c of the JPEG file: the fingerprint
+//    8  u32  crc32c of everything else here: bytes 0 to 7, then 12 to the end
+//   12  u8   bits of a distance, 1 to 32; then u8 per component: bits of its DC predictor, 0 to 16
+//       i16  per component: the lowest DC predictor
+//       entries, by row and then by column, as one string of bits, the lowest bit of a byte first, each:
+//         the distance in bits from the entry before it, 0 for the first one. Distances are between the MCUs' first bits (after a
+//         restart marker, if one stands before the MCU), in the entropy-coded data of the file as it is (stuffed zero
+//         bytes count); the first one stands where that data begins
+//         per component: the DC predictor before the MCU, less the lowest
 #pragma once
 
 #include <cstddef>
@@ -63,9 +62,9 @@ struct Header {
     size_t scan_begin = 0, scan_end = 0;  // the entropy-coded data; scan_end stands at the marker that ends it
 };
 
-// Reads the headers, and finds where the entropy-coded data ends. When the outcome is not ok, width and height are set if
-// they were seen.
-Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header);
+// Reads the headers, and finds where the entropy-coded data ends, unless told that the end of the file will do. When the outcome is
+// not ok, width and height are set if they were seen.
+Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_end = true);
 
 // "4:2:0", "gray", ...
 const char* sampling_name(const Header& header);
@@ -92,6 +91,9 @@ struct Bytes {
     size_t size = 0;
 };
 
+// How far a decode goes. All but the last are for measuring: the time of a stage is what it adds.
+enum class Stage { headers, huffman, idct, colour, resize };
+
 class Decoder {
 public:
     Decoder();
@@ -101,7 +103,7 @@ public:
 
     // Decodes `box` of the file into `target`. `entries` may be empty; `file_crc` is looked at only when they are not.
     // Throws std::bad_alloc only.
-    Outcome decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target);
+    Outcome decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last = Stage::resize);
 
     // Gives memory back that only an unusually large image needed.
     void trim();

@@ -11,6 +11,7 @@
 #include "batch.h"
 #include "crc32c.h"
 #include "jpeg.h"
+#include "level.h"
 
 namespace nb = nanobind;
 using namespace feedrate;
@@ -170,6 +171,23 @@ nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entrie
     return as_tuple(outcome);
 }
 
+// (status, words, seconds up to and including each step)
+nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, int repeats) {
+    const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
+    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), 3, false};
+    need(target.height > 0 && target.width > 0, "shape must be height and width");
+    need(out.shape(0) == static_cast<size_t>(target.height) * static_cast<size_t>(target.width) * 3, "out has the wrong size");
+    StageTimes times{};
+    Outcome outcome;
+    {
+        nb::gil_scoped_release release;
+        outcome = profile_one(bytes_of(data), bytes_of(entries), b, target, repeats, times);
+    }
+    nb::list seconds;
+    for (const double value : times.seconds) seconds.append(value);
+    return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), seconds);
+}
+
 uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
     nb::gil_scoped_release release;
     return crc32c(data.data(), data.shape(0), value);
@@ -180,6 +198,8 @@ uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
 NB_MODULE(_native, m) {
     // At interpreter exit objects may be kept by other modules' globals; that is no leak worth a message.
     nb::set_leak_warnings(false);
+    const std::string error = level_error();
+    if (!error.empty()) throw nb::import_error(error.c_str());
     nb::class_<Files>(m, "Files")
         .def("__init__",
              [](Files* self, nb::list paths) {
@@ -191,12 +211,19 @@ NB_MODULE(_native, m) {
     nb::class_<Pool>(m, "Pool")
         .def(nb::init<int>())
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
+    m.def("simd_level", [] { return level().name; });
+    m.def("simd_levels", [] {
+        nb::list names;
+        for (const Level* one : levels()) names.append(one->name);
+        return names;
+    });
     m.def("words", [](int status, int why, int64_t a, int64_t b) { return words({static_cast<Status>(status), static_cast<Why>(why), a, b}); });
     m.def("crc32c", &crc32c_door);
     m.def("crc32c_by_table", [](Array<const uint8_t> data, uint32_t value) { return crc32c_by_table(data.data(), data.shape(0), value); });
     m.def("probe", &probe_door);
     m.def("scan", &scan_door);
     m.def("decode_one", &decode_one_door);
+    m.def("profile_one", &profile_door);
     m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
           nb::arg("out"), nb::arg("shape"), nb::arg("raw"), nb::arg("pool").none(), nb::arg("bytes_read"), nb::arg("details"));
     m.def("read_ranges", &read_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("starts"), nb::arg("buffer"), nb::arg("pool").none(),

@@ -209,7 +209,7 @@ Outcome read_segment(int marker, const uint8_t* p, size_t length, size_t at, Hea
 
 }  // namespace
 
-Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header) {
+Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_end) {
     header = Header();
     if (size == 0) return corrupt(Why::empty_file);
     if (size < 2 || data[0] != 0xFF || data[1] != 0xD8) return not_taken(Why::not_jpeg, sniff(data, size));
@@ -235,7 +235,7 @@ Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header) {
         at += length;
     }
     header.scan_begin = at;
-    header.scan_end = find_scan_end(data, at, size);
+    header.scan_end = find_end ? find_scan_end(data, at, size) : size;
     return {};
 }
 

@@ -4,12 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu.h"
 #include "crc32c.h"
-
-#if FEEDRATE_X86
-#include <immintrin.h>
-#endif
+#include "level.h"
 
 namespace feedrate {
 
@@ -25,32 +21,13 @@ uint32_t get_u32(const uint8_t* from) {
 
 Outcome bad_table(Why why, int64_t a = 0, int64_t b = 0) { return {Status::bad_entries, why, a, b}; }
 
-uint32_t pixel(uint32_t r, uint32_t g, uint32_t b) { return r | g << 8 | b << 16; }
-
-#if FEEDRATE_X86
-// Four pixels at a time; returns how many were written. A load is four bytes longer than its pixels, so the last ones are left.
-FEEDRATE_AVX2 int spread_avx2(const uint8_t* in, int count, uint32_t* out) {
-    const __m128i order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
-    int x = 0;
-    for (; x + 6 <= count; x += 4) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 3 * x));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + x), _mm_shuffle_epi8(bytes, order));
-    }
-    return x;
-}
-#endif
-
 void write_line(const uint8_t* in, int channels, int count, bool gray, uint32_t* out) {
     if (channels == 1) {
         for (int x = 0; x < count; ++x) out[x] = in[x] * 0x010101u;
     } else if (gray) {  // Pillow's convert("L")
         for (int x = 0; x < count; ++x, in += 3) out[x] = ((in[0] * 19595u + in[1] * 38470u + in[2] * 7471u + 0x8000u) >> 16) * 0x010101u;
     } else {
-        int x = 0;
-#if FEEDRATE_X86
-        if (has_avx2()) x = spread_avx2(in, count, out);
-#endif
-        for (; x < count; ++x) out[x] = pixel(in[3 * x], in[3 * x + 1], in[3 * x + 2]);
+        level().spread_rgb(in, count, out);
     }
 }
 

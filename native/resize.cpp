@@ -8,114 +8,14 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu.h"
-
-#if FEEDRATE_X86
-#include <immintrin.h>
-#endif
+#include "level.h"
 
 namespace feedrate {
 
 namespace {
 
-constexpr int kPrecision = 32 - 8 - 2;
-constexpr int32_t kHalf = 1 << (kPrecision - 1);
-
-// Two lines at once: a pixel of `pair` is one pixel of each. Weights are rounded one by one, so that many of them can add up to
-// a little more than one: hence the limit of 255.
-void shrink_plain(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
-    for (int x = 0; x < out_width; ++x) {
-        const auto* in = reinterpret_cast<const uint8_t*>(pair + taps.first[static_cast<size_t>(x)]);
-        const int32_t* weight = &taps.weight[static_cast<size_t>(x) * static_cast<size_t>(taps.width)];
-        const int count = taps.count[static_cast<size_t>(x)];
-        int32_t sum[8];
-        for (int i = 0; i < 8; ++i) sum[i] = kHalf;
-        for (int k = 0; k < count; ++k)
-            for (int i = 0; i < 8; ++i) sum[i] += in[8 * k + i] * weight[k];
-        uint8_t bytes[8];
-        for (int i = 0; i < 8; ++i) bytes[i] = static_cast<uint8_t>(std::min(sum[i] >> kPrecision, 255));
-        std::memcpy(out0 + x, bytes, 4);
-        std::memcpy(out1 + x, bytes + 4, 4);
-    }
-}
-
-#if FEEDRATE_X86
-// kCount taps for every pixel (0: taps.most), the unused ones of weight zero: a count that changes from pixel to pixel cannot
-// be predicted.
-template <int kCount>
-FEEDRATE_AVX2 void shrink_count(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
-    const int32_t* weight = taps.weight.data();
-    const int* first = taps.first.data();
-    const int count = kCount ? kCount : taps.most;
-    for (int x = 0; x < out_width; ++x, weight += taps.width) {
-        const uint64_t* in = pair + first[x];
-        __m256i sum = _mm256_set1_epi32(kHalf);
-        for (int k = 0; k < count; ++k) {
-            const __m256i pixels = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + k)));
-            sum = _mm256_add_epi32(sum, _mm256_mullo_epi32(pixels, _mm256_set1_epi32(weight[k])));
-        }
-        const __m256i words = _mm256_packs_epi32(_mm256_srai_epi32(sum, kPrecision), _mm256_setzero_si256());
-        const __m256i bytes = _mm256_packus_epi16(words, words);
-        out0[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(bytes)));
-        out1[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(bytes, 1)));
-    }
-}
-
-void shrink_avx2(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
-    switch (taps.most) {
-        case 2: return shrink_count<2>(pair, taps, out_width, out0, out1);
-        case 3: return shrink_count<3>(pair, taps, out_width, out0, out1);
-        case 4: return shrink_count<4>(pair, taps, out_width, out0, out1);
-        case 5: return shrink_count<5>(pair, taps, out_width, out0, out1);
-        default: return shrink_count<0>(pair, taps, out_width, out0, out1);
-    }
-}
-
-// Four pixels at a time; returns how many were written. The store is four bytes longer than the pixels, so the last ones are left.
-FEEDRATE_AVX2 size_t pack_rgb_avx2(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
-    const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-    const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
-    size_t x = 0;
-    for (; x + 6 <= width; x += 4) {
-        const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * x), _mm_shuffle_epi8(pixels, flip ? mirrored : straight));
-    }
-    return x;
-}
-#endif
-
-FEEDRATE_INLINE void interleave(const uint32_t* line0, const uint32_t* line1, int width, uint64_t* pair) {
-    for (int x = 0; x < width; ++x) pair[x] = line0[x] | static_cast<uint64_t>(line1[x]) << 32;
-}
-
-// One output line from `count` lines of `width` bytes.
-FEEDRATE_INLINE void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
-    constexpr int kChunk = 32;
-    int32_t sum[kChunk];
-    for (int x = 0; x < width; x += kChunk) {
-        for (int i = 0; i < kChunk; ++i) sum[i] = kHalf;
-        for (int k = 0; k < count; ++k) {
-            const uint8_t* in = rows[k] + x;
-            for (int i = 0; i < kChunk; ++i) sum[i] += in[i] * weight[k];
-        }
-        for (int i = 0; i < kChunk; ++i) out[x + i] = static_cast<uint8_t>(std::min(sum[i] >> kPrecision, 255));
-    }
-}
-
-void lower_plain(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
-    lower(rows, count, weight, width, out);
-}
-#if FEEDRATE_X86
-FEEDRATE_AVX2 void lower_avx2(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
-    lower(rows, count, weight, width, out);
-}
-#else
-constexpr auto shrink_avx2 = shrink_plain;
-constexpr auto lower_avx2 = lower_plain;
-#endif
-
 // Lines are made a whole number of chunks long, so that `lower` needs no remainder.
-size_t padded(int pixels) { return (static_cast<size_t>(pixels) + 7) / 8 * 8; }
+size_t padded(int pixels) { return (static_cast<size_t>(pixels) * 4 + kLineChunk - 1) / kLineChunk * kLineChunk / 4; }
 
 }  // namespace
 
@@ -141,7 +41,7 @@ void Taps::make(int in_size, int out_size) {
         }
         for (int x = 0; x < high - low; ++x) {
             const double share = total != 0.0 ? w[static_cast<size_t>(x)] / total : w[static_cast<size_t>(x)];
-            weight[i * static_cast<size_t>(width) + static_cast<size_t>(x)] = static_cast<int32_t>(0.5 + share * (1 << kPrecision));
+            weight[i * static_cast<size_t>(width) + static_cast<size_t>(x)] = static_cast<int32_t>(0.5 + share * (1 << kWeightBits));
         }
         first[i] = low;
         count[i] = high - low;
@@ -175,8 +75,8 @@ void Resizer::begin(int in_width, int in_height, const Target& target) {
 }
 
 void Resizer::shrink_pair(const uint32_t* line0, const uint32_t* line1, uint32_t* out0, uint32_t* out1) {
-    interleave(line0, line1, in_width_, pair_.data());
-    (has_avx2() ? shrink_avx2 : shrink_plain)(pair_.data(), across_, target_.width, out0, out1);
+    level().interleave(line0, line1, in_width_, pair_.data());
+    level().shrink(pair_.data(), across_, target_.width, out0, out1);
 }
 
 void Resizer::push() {
@@ -210,7 +110,7 @@ void Resizer::lower_ready() {
         for (int k = 0; k < count; ++k) rows_[static_cast<size_t>(k)] = reinterpret_cast<const uint8_t*>(slot(first + k));
         uint32_t* out = line_[lowered_ % 2].data();
         const int32_t* weight = &down_.weight[y * static_cast<size_t>(down_.width)];
-        (has_avx2() ? lower_avx2 : lower_plain)(rows_.data(), count, weight, static_cast<int>(padded(width) * 4), reinterpret_cast<uint8_t*>(out));
+        level().lower(rows_.data(), count, weight, static_cast<int>(padded(width) * 4), reinterpret_cast<uint8_t*>(out));
         ++lowered_;
         if (!lower_first_ || !horizontal_) {
             emit(out, lowered_ - 1);
@@ -225,21 +125,8 @@ void Resizer::lower_ready() {
 void Resizer::emit(const uint32_t* line, int y) {
     const size_t width = static_cast<size_t>(target_.width), channels = static_cast<size_t>(target_.channels);
     uint8_t* out = target_.pixels + static_cast<size_t>(y) * width * channels;
-    const uint32_t* in = target_.flip ? line + width - 1 : line;
-    const ptrdiff_t step = target_.flip ? -1 : 1;
-    if (channels == 1) {
-        for (size_t x = 0; x < width; ++x, in += step) out[x] = static_cast<uint8_t>(*in);
-        return;
-    }
-    size_t x = 0;
-#if FEEDRATE_X86
-    if (has_avx2()) x = pack_rgb_avx2(line, width, target_.flip, out);
-#endif
-    out += 3 * x;
-    in += step * static_cast<ptrdiff_t>(x);
-    // Four bytes at a time, the fourth is overwritten by the next pixel; the last pixel goes alone.
-    for (; x + 1 < width; ++x, in += step, out += 3) std::memcpy(out, in, 4);
-    std::memcpy(out, in, 3);
+    if (channels == 3) return level().pack_rgb(line, width, target_.flip, out);
+    for (size_t x = 0; x < width; ++x) out[x] = static_cast<uint8_t>(line[target_.flip ? width - 1 - x : x]);
 }
 
 void Resizer::trim(size_t limit) {

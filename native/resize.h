@@ -6,18 +6,9 @@
 #include <vector>
 
 #include "jpeg.h"
+#include "level.h"
 
 namespace feedrate {
-
-// One dimension: for every output pixel the first input pixel, how many, and their weights.
-struct Taps {
-    int width = 0;  // weights per output pixel, the unused ones zero
-    int most = 0;   // of the counts
-    std::vector<int> first, count;
-    std::vector<int32_t> weight;
-
-    void make(int in_size, int out_size);
-};
 
 // Lines are pixels of four bytes (R, G, B and nothing); a gray image carries its value three times. The lines that the
 // vertical pass still needs are kept in a ring, so that memory does not grow with the height.

@@ -9,9 +9,11 @@ Outcome scan_jpeg(const uint8_t* data, size_t size, Header& header, std::string&
     entries.clear();
     Outcome outcome = parse_jpeg(data, size, header);
     if (!outcome.ok()) return outcome;
-    Entropy entropy;
-    outcome = entropy.start(data, header);
+    McuTables tables;
+    outcome = make_tables(header, tables);
     if (!outcome.ok()) return outcome;
+    Entropy entropy;
+    entropy.start(data, header, tables);
     EntriesWriter writer(header);
     for (int row = 0; row < header.mcu_rows; ++row) {
         for (int column = 0; column < header.mcus_per_row; column += writer.step()) {

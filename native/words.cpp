@@ -54,7 +54,7 @@ const char* format_of(Why why) {
         case Why::entries_version: return "entry points of version %lld, this kernel reads version 1";
         case Why::entries_short: return "entry points have %lld bytes, %lld are needed";
         case Why::entries_crc: return "entry points are damaged (their checksum differs)";
-        case Why::entries_other_file: return "entry points belong to another file (length or checksum differs)";
+        case Why::entries_other_file: return "entry points belong to another file (its checksum differs)";
         case Why::entries_geometry: return "entry points do not fit the size of the image";
         case Why::entries_offsets: return "entry point %lld lies outside the image data or before its predecessor";
         case Why::entries_wrong: return "decoding does not arrive at entry point %lld";

@@ -14,9 +14,9 @@ import pytest
 from feedrate.bench.feeds import FeedOptions, drain, make_feed
 from feedrate.bench.files import draw_crop, list_images
 from feedrate.bench.loader import BenchOptions, bench_loader
-from feedrate.bench.pixels import check_pixels, judge_pixels
 from feedrate.demo.dataset import write_photographs
 from feedrate.errors import PackError, SourceError, UsageError
+from feedrate.load.pixels import check_pixels
 from feedrate.pack import PackOptions, Recode, pack
 
 
@@ -110,17 +110,6 @@ def test_crops_through_the_kernel_are_those_of_pillow(files_and_pack: tuple[str,
     assert check.by_pillow == 0
     assert check.is_same
     assert random.getstate() == state
-
-
-def test_pixels_that_differ_are_not_called_the_same() -> None:
-    ours = np.zeros((2, 4, 4, 3), np.uint8)
-    assert judge_pixels(ours, ours).lowest_psnr_db is None
-    assert judge_pixels(ours, ours).is_same
-    theirs = ours.copy()
-    theirs[1, 0, 0, 0] = 3
-    check = judge_pixels(ours, theirs)
-    assert check.largest_difference == 3
-    assert not check.is_same
 
 
 def test_labels_are_numbers_of_top_folders_and_a_flat_folder_has_one(tmp_path: Path) -> None:

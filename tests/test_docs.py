@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,11 +56,21 @@ def test_no_open_end_is_left_in_the_sources() -> None:
     assert [str(p.relative_to(ROOT)) for p in files if words.search(p.read_text())] == []
 
 
-def test_the_figures_in_the_readme_are_those_of_the_committed_results() -> None:
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks" / "figures.py")
+def load_script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    figures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(figures)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_chart_is_drawn_from_the_committed_results() -> None:
+    chart = load_script("chart")
+    assert chart.CHART.read_text() == chart.render(json.loads(chart.RESULT.read_text()))
+
+
+def test_the_figures_in_the_readme_are_those_of_the_committed_results() -> None:
+    figures = load_script("figures")
     text = (ROOT / "README.md").read_text()
     assert figures.render(text) == text

@@ -15,7 +15,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"demo"},
-    {"pack", "bench"},
+    {"pack", "bench", "fidelity"},
     {"load"},
     {"format"},
     {"kernel", "probe", "stats"},

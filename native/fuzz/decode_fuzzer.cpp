@@ -37,11 +37,11 @@ void put_u32(std::string& to, size_t at, uint32_t value) {
 
 // Changes one byte behind the fingerprint and makes the checksum right again, so that the change is not found at the door.
 std::string spoil(std::string entries, uint8_t where, uint8_t value) {
-    if (entries.size() <= 24) return entries;
+    if (entries.size() <= 12) return entries;
     const size_t at = 12 + static_cast<size_t>(where) * 37 % (entries.size() - 12);
     entries[at] = static_cast<char>(entries[at] ^ value);
     const auto* bytes = reinterpret_cast<const uint8_t*>(entries.data());
-    put_u32(entries, 20, crc32c(bytes + 24, entries.size() - 24, crc32c(bytes, 20, 0)));
+    put_u32(entries, 8, crc32c(bytes + 12, entries.size() - 12, crc32c(bytes, 8, 0)));
     return entries;
 }
 

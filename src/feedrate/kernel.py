@@ -23,6 +23,8 @@ from feedrate.pillow import Box
 try:
     from feedrate import _native
 except ImportError as error:
+    if "FEEDRATE_SIMD" in str(error):
+        raise
     raise ImportError(
         f"feedrate's C++ kernel cannot be loaded ({error}); build it with `make build` or `pip install .`"
     ) from error
@@ -134,6 +136,16 @@ class Pool:
         if executor is None or executor[0] != os.getpid():
             executor = self._executor = (os.getpid(), ThreadPoolExecutor(self.threads, "feedrate-pillow"))
         list(executor[1].map(work, samples))
+
+
+def simd_level() -> str:
+    """Return which vector code runs: the best of `simd_levels()`, or what FEEDRATE_SIMD named at import."""
+    return _native.simd_level()
+
+
+def simd_levels() -> list[str]:
+    """Return the levels of vector code that this machine can run, best first; all give the same pixels."""
+    return _native.simd_levels()
 
 
 def crc32c(data: Any, value: int = 0) -> int:
@@ -330,6 +342,30 @@ def decode_one(
     if filled != Status.OK:
         raise ValueError(words if status == Status.CORRUPT else said)
     return out
+
+
+STAGES = ("checksum", "headers", "huffman", "idct", "colour", "resize")
+
+
+def profile_decode(
+    data: bytes, entries: bytes, *, box: Box, size: tuple[int, int], repeats: int = 5
+) -> dict[str, float]:
+    """Return the seconds of processor time that each of `STAGES` takes for one crop of an image in memory.
+
+    A stage's time is what it adds: decodes that stop after each stage are run in turn, `repeats` times, and
+    the least of each counts. "headers" includes the tables and the check of the entry points.
+
+    Raises:
+        ValueError: the kernel does not decode this; in words.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    out = np.empty(size[0] * size[1] * 3, np.uint8)
+    status, words, sums = _native.profile_one(_as_bytes(data), _as_bytes(entries), box, out, size, repeats)
+    if status != Status.OK:
+        raise ValueError(words)
+    befores = [0.0, *sums[:-1]]
+    return {name: max(s - before, 0.0) for name, s, before in zip(STAGES, sums, befores, strict=True)}
 
 
 def _as_bytes(data: Any) -> npt.NDArray[Any]:

@@ -177,8 +177,20 @@ def test_a_coefficient_that_no_encoder_writes_is_decoded_as_pillow_does(factor: 
 
 def reseal(entries: bytes) -> bytes:
     """Return changed entries with the checksum that they need to pass as whole."""
-    crc = kernel.crc32c(entries[24:], kernel.crc32c(entries[:20]))
-    return entries[:20] + struct.pack("<I", crc) + entries[24:]
+    crc = kernel.crc32c(entries[12:], kernel.crc32c(entries[:8]))
+    return entries[:8] + struct.pack("<I", crc) + entries[12:]
+
+
+def bit_of(entries: bytes, number: int, field: int) -> int:
+    """Return where a field of an entry begins, in bits; field 0 is the distance, then come the predictors."""
+    widths = list(entries[12:16])
+    return 8 * 22 + number * sum(widths) + sum(widths[:field])
+
+
+def with_changed_bits(entries: bytes, at: int, bits: int) -> bytes:
+    """Return the entries with `bits` bits from bit `at` on turned over."""
+    changed = int.from_bytes(entries, "little") ^ (((1 << bits) - 1) << at)
+    return reseal(changed.to_bytes(len(entries), "little"))
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +209,7 @@ def test_entries_of_another_file_are_refused(tmp_path, photo) -> None:
     status, words = decode_whole(tmp_path, photo[0], other)
     assert (status, words) == (
         Status.BAD_ENTRIES,
-        "entry points belong to another file (length or checksum differs)",
+        "entry points belong to another file (its checksum differs)",
     )
 
 
@@ -231,27 +243,37 @@ def test_a_changed_byte_anywhere_in_the_entries_is_noticed(tmp_path, photo) -> N
 
 def test_entries_of_the_wrong_length_are_refused(tmp_path, photo) -> None:
     data, entries = photo
-    changed = [entries[:10], reseal(entries[:-1]), reseal(entries + b"\0"), reseal(entries[:24])]
+    changed = [entries[:10], reseal(entries[:-1]), reseal(entries + b"\0"), reseal(entries[:22])]
     _, report = Store(tmp_path, [data] * 4, entries=changed).decode([(0, 0, 200, 160)] * 4)
     assert set(report.statuses.tolist()) == {Status.BAD_ENTRIES}
 
 
-@pytest.mark.parametrize("field", [0, 4, 6, 8])
+@pytest.mark.parametrize("field", [0, 1, 2, 3])
 def test_an_entry_that_decoding_does_not_arrive_at_is_refused(tmp_path, photo, field: int) -> None:
     data, entries = photo
-    at = 24 + 10 * 5 + field
-    status, words = decode_whole(tmp_path, data, reseal(patched(entries, at, bytes([entries[at] ^ 1]))))
+    changed = with_changed_bits(entries, bit_of(entries, 5, field), 1)
+    status, words = decode_whole(tmp_path, data, changed)
     assert status == Status.BAD_ENTRIES
     assert "entry point" in words
 
 
-def test_entries_that_run_backwards_are_refused(tmp_path, photo) -> None:
+def test_entries_that_stand_still_are_refused(tmp_path, photo) -> None:
     data, entries = photo
-    status, words = decode_whole(tmp_path, data, reseal(patched(entries, 24 + 10 * 3, bytes(4))))
+    width, at = entries[12], bit_of(entries, 3, 0)
+    value = int.from_bytes(entries, "little") & (((1 << width) - 1) << at)
+    still = reseal((int.from_bytes(entries, "little") ^ value).to_bytes(len(entries), "little"))
+    status, words = decode_whole(tmp_path, data, still)
     assert (status, words) == (
         Status.BAD_ENTRIES,
         "entry point 3 lies outside the image data or before its predecessor",
     )
+
+
+@pytest.mark.parametrize("at", [1, 2, 12, 13, 15])
+def test_entries_with_senseless_numbers_are_refused(tmp_path, photo, at: int) -> None:
+    data, entries = photo
+    status, _ = decode_whole(tmp_path, data, reseal(patched(entries, at, b"\xff")))
+    assert status == Status.BAD_ENTRIES
 
 
 def test_entries_of_an_unknown_version_are_refused(tmp_path, photo) -> None:

@@ -338,3 +338,20 @@ def test_random_crops_of_a_batch_match_pillow_within_one_level(mixed: Store) -> 
     out, _ = mixed.decode(boxes, size=(24, 40))
     for i, box in enumerate(boxes):
         assert np.abs(out[i].astype(int) - by_pillow(read_part(mixed, i), box, (24, 40))).max() <= 1
+
+
+def test_profile_decode_gives_the_seconds_of_every_stage() -> None:
+    data = make_jpeg(300, 200, "4:2:0")
+    entries = kernel.scan(data).entries
+    stages = kernel.profile_decode(data, entries, box=(10, 20, 290, 190), size=(64, 64), repeats=2)
+    assert tuple(stages) == kernel.STAGES
+    assert all(seconds >= 0 for seconds in stages.values())
+    assert sum(stages.values()) > 0
+
+
+def test_profile_decode_refuses_what_the_kernel_does_not_decode() -> None:
+    data = make_jpeg(30, 20, progressive=True)
+    with pytest.raises(ValueError, match="progressive"):
+        kernel.profile_decode(data, b"", box=(0, 0, 30, 20), size=(8, 8))
+    with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
+        kernel.profile_decode(data, b"", box=(0, 0, 30, 20), size=(8, 8), repeats=0)

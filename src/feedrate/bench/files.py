@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from feedrate.errors import SourceError
+from feedrate.format.folder import find_images
 
 if TYPE_CHECKING:
     import torch
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 SCALE = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
 
@@ -30,16 +29,7 @@ RATIO = (3 / 4, 4 / 3)
 def list_images(root: str | os.PathLike[str]) -> list[tuple[str, int]]:
     """Return (path, label) of every image under `root`; the label is the number of its top folder."""
     top = Path(root)
-    paths = sorted(
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(top)
-        for name in names
-        if name.lower().endswith(SUFFIXES)
-    )
-    if not paths:
-        raise SourceError(
-            f"no images in {top}", hint=f"feedrate looks for files ending in {', '.join(SUFFIXES)}"
-        )
+    paths = find_images([top])
     classes = [Path(path).relative_to(top).parts[0] if Path(path).parent != top else "" for path in paths]
     numbers = {name: number for number, name in enumerate(sorted(set(classes)))}
     return [(path, numbers[name]) for path, name in zip(paths, classes, strict=True)]

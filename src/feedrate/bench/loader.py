@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 
 from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.harness import Contestant, Runner, Say, compare, run_rounds, sum_up
-from feedrate.bench.pixels import check_pixels
 from feedrate.bench.process import run_in_process
 from feedrate.errors import PackError, UsageError
 from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
+from feedrate.load.pixels import check_pixels
 from feedrate.probe.machine import describe_machine
 from feedrate.results import BenchResult
 

@@ -70,17 +70,18 @@ def _draw_size(rng: np.random.Generator) -> tuple[int, int]:
 
 def _paint(rng: np.random.Generator, label: int, width: int, height: int) -> F32:
     """Return height x width x YCbCr: a scene of shapes, under texture of varying strength."""
-    scene = np.asarray(_draw_scene(rng, label, width, height).convert("YCbCr"), np.float32)
+    scene = np.asarray(draw_scene(rng, label, width, height).convert("YCbCr"), np.float32)
     contrast = 11.5 * math.exp(rng.normal(0, 0.45))
     # Photographs have busy and quiet places: the strength of the texture is itself a slow texture.
-    strength = np.exp(0.9 * _window(rng, "slow", width, height)) * contrast
-    scene[..., 0] += strength * _window(rng, "rough", width, height)
+    strength = np.exp(0.9 * cut_texture(rng, "slow", width, height)) * contrast
+    scene[..., 0] += strength * cut_texture(rng, "rough", width, height)
     for plane in (1, 2):
-        scene[..., plane] += 0.16 * strength * _window(rng, "rough", width, height)
+        scene[..., plane] += 0.16 * strength * cut_texture(rng, "rough", width, height)
     return np.clip(scene, 0, 255, out=scene)
 
 
-def _draw_scene(rng: np.random.Generator, label: int, width: int, height: int) -> Image.Image:
+def draw_scene(rng: np.random.Generator, label: int, width: int, height: int) -> Image.Image:
+    """Return shapes of a class on a ground, in flat colours."""
     tone, shape = divmod(label, len(SHAPES))
     # Background and objects take their hues around those of their class; the spread makes classes overlap.
     image = Image.new("RGB", (width, height), _draw_colour(rng, 0.55 if tone == 0 else 0.08, 0.06))
@@ -129,7 +130,8 @@ def _texture(kind: str) -> F32:
     return texture
 
 
-def _window(rng: np.random.Generator, kind: str, width: int, height: int) -> F32:
+def cut_texture(rng: np.random.Generator, kind: str, width: int, height: int) -> F32:
+    """Return a random window of "rough" or "slow" noise of deviation 1; each side is below 1024 pixels."""
     texture = _texture(kind)
     left, top = (int(rng.integers(_TEXTURE_SIDE - side)) for side in (width, height))
     window = texture[top : top + height, left : left + width]

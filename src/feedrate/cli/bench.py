@@ -1,100 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare loaders on this machine and these images.
+"""Measure loaders and decoders on this machine and these images.
 
-'feedrate bench loader SOURCE' loads the images of a folder, or of a pack, through
-torch's DataLoader with Pillow and through feedrate.Loader, in turn and each time in
-a fresh process: random crops, flips, batches of uint8. It says images per second,
-CPU time per image, memory, the time to the first batch, and whether the pixels agree.
-For it a folder is packed, and a pack unpacked, into a temporary folder.
+'feedrate bench loader SOURCE' compares torch's DataLoader with feedrate.Loader.
+'feedrate bench kernel' compares decoders on one thread, step by step.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
-from feedrate.cli.signals import ended_like_an_interrupt
-from feedrate.errors import NotFound
+from feedrate.cli import bench_kernel, bench_loader
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    loader = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True).add_parser(
-        "loader",
-        help="torch's DataLoader with Pillow against feedrate.Loader",
-        description=parser.description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    loader.add_argument("source", metavar="SOURCE", type=Path, help="a folder of images, or a pack")
-    loader.add_argument(
-        "--rounds", type=positive, metavar="N", default=3, help="runs of each loader, in turn (default: 3)"
-    )
-    loader.add_argument(
-        "--epochs",
-        type=positive,
-        metavar="N",
-        default=2,
-        help="timed epochs per run; one more is discarded (default: 2)",
-    )
-    loader.add_argument(
-        "--threads",
-        type=positive,
-        metavar="N",
-        help="threads or workers (default: the cores this process may use)",
-    )
-    loader.add_argument(
-        "--batch-size", type=positive, metavar="N", default=256, help="images per batch (default: 256)"
-    )
-    loader.add_argument(
-        "--size", type=positive, metavar="N", default=224, help="side of the crops in pixels (default: 224)"
-    )
-    add_json_arguments(loader)
+    kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
+    for name, module in (("loader", bench_loader), ("kernel", bench_kernel)):
+        text = (module.__doc__ or "").strip()
+        kind = kinds.add_parser(
+            name,
+            help=text.splitlines()[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(kind)
+        kind.set_defaults(measure=module.run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from feedrate.bench.feeds import require_torch
-    from feedrate.bench.loader import BenchOptions, bench_loader
-    from feedrate.probe.cpu import count_usable_cores
-    from feedrate.report.bench import draw_bench
-    from feedrate.report.document import dump_document
-
-    threads = count_usable_cores() if arguments.threads is None else arguments.threads
-    options = BenchOptions(arguments.rounds, arguments.epochs, threads, arguments.batch_size, arguments.size)
-    check_json_target(arguments)
-    require_torch("the comparison is with torch's DataLoader, so it")
-    with ended_like_an_interrupt(), _files_and_pack(arguments.source) as (files, pack):
-        result = bench_loader(str(files), str(pack), options, source=str(arguments.source), say=say)
-    if arguments.json != "-":
-        draw_bench(result, Console())
-    write_json(arguments, dump_document("bench loader", result))
-    return 0
-
-
-@contextmanager
-def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
-    """Give the same images as a folder and as a pack; what is missing is made, and removed at the end."""
-    from feedrate.pack import PackOptions, pack, unpack
-    from feedrate.report.progress import ProgressBar
-
-    if not source.exists():
-        raise NotFound(f"no folder or pack at {source}")
-    with tempfile.TemporaryDirectory(prefix="feedrate-bench-") as temporary:
-        packed, files = source, source
-        if not (source / "pack.json").exists():
-            packed = Path(temporary) / "pack"
-            say(f"packing {source} into {packed} (removed at the end)")
-            with ProgressBar() as bar:
-                rejected = pack(source, packed, PackOptions(), watch=bar.update).rejected
-        if packed is source or rejected:
-            # Files that were left out would end the other loader.
-            files = Path(temporary) / "files"
-            say(f"unpacking {packed} into {files} (removed at the end)")
-            with ProgressBar() as bar:
-                unpack(packed, files, watch=bar.update)
-        yield files, packed
+    exit_code: int = arguments.measure(arguments)
+    return exit_code

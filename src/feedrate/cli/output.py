@@ -10,19 +10,22 @@ from pathlib import Path
 from feedrate.errors import AlreadyExists, NotFound, StorageError
 
 
-def add_json_arguments(parser: argparse.ArgumentParser) -> None:
+def add_json_arguments(parser: argparse.ArgumentParser, *, overwritten: str = "the JSON file") -> None:
     parser.add_argument(
         "--json", metavar="PATH", help="write the result as JSON too; '-': to standard output instead"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite the JSON file")
+    parser.add_argument("--force", action="store_true", help=f"overwrite {overwritten}")
 
 
 def check_json_target(arguments: argparse.Namespace) -> None:
     """Refuse before the work, not after it."""
-    if arguments.json in (None, "-"):
-        return
-    target = Path(arguments.json)
-    if target.exists() and not arguments.force:
+    if arguments.json not in (None, "-"):
+        check_target(Path(arguments.json), force=arguments.force)
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Refuse to write over a file, or into a folder that is not there."""
+    if target.exists() and not force:
         raise AlreadyExists(
             f"{target} is already there", hint="add --force to overwrite it, or name another file"
         )
@@ -34,10 +37,15 @@ def write_json(arguments: argparse.Namespace, text: str) -> None:
     if arguments.json == "-":
         sys.stdout.write(text)
     elif arguments.json is not None:
-        try:
-            Path(arguments.json).write_text(text)
-        except OSError as error:
-            raise StorageError(f"cannot write {arguments.json}: {error.strerror}") from error
+        write_text(Path(arguments.json), text)
+
+
+def write_text(target: Path, text: str) -> None:
+    try:
+        # A path on the command line need not be text.
+        target.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise StorageError(f"cannot write {target}: {error.strerror}") from error
 
 
 def say(text: str) -> None:

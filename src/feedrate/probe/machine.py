@@ -15,7 +15,10 @@ from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.memory import count_usable_memory_bytes
 from feedrate.results import Machine
 
-PACKAGES = ("feedrate", "numpy", "pillow", "pyarrow", "torch")
+PACKAGES = (
+    "feedrate", "numpy", "pillow", "pyarrow", "torch",
+    "simplejpeg", "opencv-python-headless", "opencv-python",
+)  # fmt: skip
 
 
 def describe_machine(command_line: Sequence[str] | None = None) -> Machine:

@@ -19,7 +19,7 @@ _NOISE = 0.05
 
 def draw_bench(result: BenchResult, console: Console) -> None:
     before, after = result.before, result.after
-    table = _make_table("", "images/s", "quartiles", "CPU/image", "memory", "first batch")
+    table = make_table("", "images/s", "quartiles", "CPU/image", "memory", "first batch")
     for one, style in ((before, ""), (after, "bold")):
         table.add_row(
             one.contestant,
@@ -74,7 +74,7 @@ def describe_ratio(ratio: float, before: Standing, after: Standing) -> str:
 
 def draw_demo(result: DemoResult, console: Console) -> None:
     before, after = result.before, result.after
-    table = _make_table("", before.contestant, after.contestant, "ratio")
+    table = make_table("", before.contestant, after.contestant, "ratio")
 
     def add(name: str, first: str, second: str, ratio: str) -> None:
         table.add_row(name, first, second, ratio)
@@ -130,7 +130,8 @@ def _describe_next(result: DemoResult) -> str:
     return "\n".join(lines)
 
 
-def _make_table(*columns: str) -> Table:
+def make_table(*columns: str) -> Table:
+    """Return a table whose first column is of names and whose others are of numbers."""
     from rich import box
     from rich.table import Table
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights and rounding follow jdsample.c and jdcolor.c of libjpeg-turbo, so that every pixel is the same.
+namespace feedrate::FEEDRATE_LEVEL {
+
+namespace {
+
+FEEDRATE_HOT_INLINE int32_t clamp(int32_t value) { return std::min(std::max(value, 0), 255); }
+
+FEEDRATE_HOT_INLINE void convert_some(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
+    for (int i = 0; i < count; ++i) {
+        const int32_t u = cb[i] - 128, v = cr[i] - 128;
+        const int32_t r = clamp(y[i] + ((kRed * v + kHalf) >> 16));
+        const int32_t g = clamp(y[i] + ((kGreenBlue * u + kGreenRed * v + kHalf) >> 16));
+        const int32_t b = clamp(y[i] + ((kBlue * u + kHalf) >> 16));
+        out[i] = static_cast<uint32_t>(r | g << 8 | b << 16);
+    }
+}
+
+#if FEEDRATE_VECTORS
+
+FEEDRATE_HOT_INLINE __m256i load16(const uint8_t* from) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
+
+// (twice * factor + 65536) >> 17, in 16 bits: the high half of the product, halved with rounding, is the same number.
+FEEDRATE_HOT_INLINE __m256i round_product(__m256i twice, int16_t factor) {
+    const __m256i high = _mm256_mulhi_epi16(twice, _mm256_set1_epi16(factor));
+    return _mm256_srai_epi16(_mm256_add_epi16(high, _mm256_set1_epi16(1)), 1);
+}
+
+// (kGreenBlue * u + kGreenRed * v + kHalf) >> 16, with a whole v taken out of the second factor so that it has 16 bits.
+FEEDRATE_HOT_INLINE __m256i green_of(__m256i u, __m256i v) {
+    const __m256i factors = _mm256_set1_epi32(static_cast<int>((kGreenBlue & 0xFFFF) | (kGreenRed + 65536) << 16));
+    const __m256i half = _mm256_set1_epi32(kHalf);
+    const __m256i low = _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(u, v), factors), half);
+    const __m256i high = _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpackhi_epi16(u, v), factors), half);
+    return _mm256_sub_epi16(_mm256_packs_epi32(_mm256_srai_epi32(low, 16), _mm256_srai_epi32(high, 16)), v);
+}
+
+FEEDRATE_HOT_INLINE void convert_16(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, uint32_t* out) {
+    const __m256i center = _mm256_set1_epi16(128);
+    const __m256i luma = load16(y), u = _mm256_sub_epi16(load16(cb), center), v = _mm256_sub_epi16(load16(cr), center);
+    const __m256i u2 = _mm256_add_epi16(u, u), v2 = _mm256_add_epi16(v, v);
+    const __m256i r = _mm256_add_epi16(_mm256_add_epi16(luma, v), round_product(v2, kRed - 65536));
+    const __m256i g = _mm256_add_epi16(luma, green_of(u, v));
+    const __m256i b = _mm256_add_epi16(_mm256_add_epi16(luma, u2), round_product(u2, static_cast<int16_t>(kBlue - 2 * 65536)));
+    // Within each half: r g r g ..., b 0 b 0 ..., then r g b 0.
+    const __m256i rb = _mm256_packus_epi16(r, b), g0 = _mm256_packus_epi16(g, _mm256_setzero_si256());
+    const __m256i rg = _mm256_unpacklo_epi8(rb, g0), b0 = _mm256_unpackhi_epi8(rb, g0);
+    const __m256i low = _mm256_unpacklo_epi16(rg, b0), high = _mm256_unpackhi_epi16(rg, b0);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 8), _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+FEEDRATE_HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
+    int i = 0;
+    for (; i + 16 <= count; i += 16) convert_16(y + i, cb + i, cr + i, out + i);
+    if (i == count) return;
+    // The last ones go together with some that are already there.
+    if (count >= 16)
+        convert_16(y + count - 16, cb + count - 16, cr + count - 16, out + count - 16);
+    else
+        convert_some(y, cb, cr, count, out);
+}
+
+#else
+
+FEEDRATE_HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
+    convert_some(y, cb, cr, count, out);
+}
+
+#endif
+
+FEEDRATE_HOT void widen(const uint8_t* in, int count, uint8_t* out) {
+    for (int i = 0; i < count; ++i) {
+        const int here = 3 * in[i];
+        out[2 * i] = static_cast<uint8_t>((here + in[i - 1] + 1) >> 2);
+        out[2 * i + 1] = static_cast<uint8_t>((here + in[i + 1] + 2) >> 2);
+    }
+}
+
+FEEDRATE_HOT void add_rows(const uint8_t* near, const uint8_t* far, int count, uint16_t* sums) {
+    for (int i = 0; i < count; ++i) sums[i] = static_cast<uint16_t>(3 * near[i] + far[i]);
+}
+
+FEEDRATE_HOT void widen_sums(const uint16_t* in, int count, uint8_t* out) {
+    for (int i = 0; i < count; ++i) {
+        const uint16_t here = static_cast<uint16_t>(3 * in[i]);
+        out[2 * i] = static_cast<uint8_t>(static_cast<uint16_t>(here + in[i - 1] + 8) >> 4);
+        out[2 * i + 1] = static_cast<uint8_t>(static_cast<uint16_t>(here + in[i + 1] + 7) >> 4);
+    }
+}
+
+}  // namespace
+
+}  // namespace feedrate::FEEDRATE_LEVEL

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inverse DCT of one block, bit for bit that of libjpeg's accurate integer method. The factors are those that jidctint.c of
+// the Independent JPEG Group arrives at (the method of Loeffler, Ligtenberg and Moschytz, ICASSP 1989, with 13-bit constants),
+// multiplied out: a sum of products each, which is the same number in integers and one vector instruction per pair. Scaling and
+// rounding follow jidctint.c too, so that every sample is libjpeg's.
+namespace feedrate::FEEDRATE_LEVEL {
+
+namespace {
+
+constexpr int kConstBits = 13;  // of the factors
+constexpr int kPass1Bits = 2;   // kept between the passes
+constexpr int kShift1 = kConstBits - kPass1Bits, kShift2 = kConstBits + kPass1Bits + 3;
+
+// Rows: what the inputs 0 and 4, or 2 and 6, add to the even sums.
+constexpr int kEven04[2][2] = {{8192, 8192}, {8192, -8192}};
+constexpr int kEven26[2][2] = {{10703, 4433}, {4433, -10704}};
+// What the inputs 1 and 5, and 3 and 7, add to the odd sums.
+constexpr int kOdd15[4][2] = {{11363, 6437}, {9633, -11362}, {6437, 2261}, {2260, 9633}};
+constexpr int kOdd37[4][2] = {{9633, 2260}, {-2259, -6436}, {-11362, 9633}, {-6436, -11363}};
+
+FEEDRATE_HOT_INLINE uint8_t to_sample(int value) { return static_cast<uint8_t>(std::min(std::max(value + 128, 0), 255)); }
+
+// What both passes make of a DC value alone.
+FEEDRATE_HOT_INLINE void fill_flat(int dc, uint8_t* samples, ptrdiff_t stride) {
+    const uint64_t word = to_sample((dc * (1 << kPass1Bits) + 16) >> (kPass1Bits + 3)) * uint64_t{0x0101010101010101};
+    for (int y = 0; y < 8; ++y) std::memcpy(samples + y * stride, &word, 8);
+}
+
+#if FEEDRATE_VECTORS
+
+// Lines i and i + 4 in x[i], eight 16-bit values each: value by value when they come in, in the two halves when they go out.
+struct Lines {
+    __m256i x[4];
+};
+
+FEEDRATE_HOT_INLINE __m256i pair(const int (&factor)[2]) {
+    return _mm256_set1_epi32(static_cast<int>(static_cast<uint32_t>(factor[0] & 0xFFFF) | static_cast<uint32_t>(factor[1]) << 16));
+}
+
+// Transforms across the lines, and turns rows into columns.
+template <int kShift>
+FEEDRATE_HOT_INLINE Lines transform(const Lines& in) {
+    const __m256i(&p)[4] = in.x;
+    __m256i even[4], r[8];
+    const __m256i round = _mm256_set1_epi32(1 << (kShift - 1));
+    for (int j = 0; j < 2; ++j) {
+        const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(p[0], pair(kEven04[j])), round), b = _mm256_madd_epi16(p[2], pair(kEven26[j]));
+        even[j] = _mm256_add_epi32(a, b);
+        even[3 - j] = _mm256_sub_epi32(a, b);
+    }
+    for (int j = 0; j < 4; ++j) {
+        const __m256i odd = _mm256_add_epi32(_mm256_madd_epi16(p[1], pair(kOdd15[j])), _mm256_madd_epi16(p[3], pair(kOdd37[j])));
+        r[j] = _mm256_srai_epi32(_mm256_add_epi32(even[j], odd), kShift);
+        r[7 - j] = _mm256_srai_epi32(_mm256_sub_epi32(even[j], odd), kShift);
+    }
+    // Columns 0 to 3 in the lower half, 4 to 7 in the upper.
+    const __m256i a = _mm256_packs_epi32(r[0], r[1]), b = _mm256_packs_epi32(r[2], r[3]);
+    const __m256i c = _mm256_packs_epi32(r[4], r[5]), d = _mm256_packs_epi32(r[6], r[7]);
+    const __m256i ab0 = _mm256_unpacklo_epi16(a, b), ab1 = _mm256_unpackhi_epi16(a, b);
+    const __m256i cd0 = _mm256_unpacklo_epi16(c, d), cd1 = _mm256_unpackhi_epi16(c, d);
+    const __m256i top01 = _mm256_unpacklo_epi16(ab0, ab1), top23 = _mm256_unpackhi_epi16(ab0, ab1);
+    const __m256i low01 = _mm256_unpacklo_epi16(cd0, cd1), low23 = _mm256_unpackhi_epi16(cd0, cd1);
+    return {{_mm256_unpacklo_epi64(top01, low01), _mm256_unpackhi_epi64(top01, low01), _mm256_unpacklo_epi64(top23, low23),
+             _mm256_unpackhi_epi64(top23, low23)}};
+}
+
+FEEDRATE_HOT_INLINE void store_two(__m128i rows, uint8_t* first, uint8_t* second) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(first), rows);
+    _mm_storeh_pd(reinterpret_cast<double*>(second), _mm_castsi128_pd(rows));
+}
+
+// From halves to value by value.
+FEEDRATE_HOT_INLINE Lines zip(const Lines& in) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    Lines out;
+    for (int i = 0; i < 4; ++i) out.x[i] = _mm256_shuffle_epi8(_mm256_permute4x64_epi64(in.x[i], 0xD8), order);
+    return out;
+}
+
+FEEDRATE_HOT_INLINE void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples, ptrdiff_t stride) {
+    Lines lines;
+    for (int i = 0; i < 4; ++i) {
+        const auto *c = reinterpret_cast<const __m256i*>(coefficients + 16 * i), *q = reinterpret_cast<const __m256i*>(quant + 16 * i);
+        lines.x[i] = _mm256_mullo_epi16(_mm256_load_si256(c), _mm256_load_si256(q));
+    }
+    lines = transform<kShift2>(zip(transform<kShift1>(lines)));
+    const __m256i center = _mm256_set1_epi8(static_cast<char>(0x80));
+    for (int i = 0; i < 4; i += 2) {
+        const __m256i rows = _mm256_xor_si256(_mm256_packs_epi16(lines.x[i], lines.x[i + 1]), center);
+        store_two(_mm256_castsi256_si128(rows), samples + i * stride, samples + (i + 1) * stride);
+        store_two(_mm256_extracti128_si256(rows, 1), samples + (i + 4) * stride, samples + (i + 5) * stride);
+    }
+}
+
+#else
+
+// Sums wrap instead of overflowing: only damaged files get there.
+FEEDRATE_HOT_INLINE uint32_t product(int32_t a, int32_t b, const int (&factor)[2]) {
+    return static_cast<uint32_t>(a) * static_cast<uint32_t>(factor[0]) + static_cast<uint32_t>(b) * static_cast<uint32_t>(factor[1]);
+}
+
+template <int kShift>
+FEEDRATE_HOT_INLINE int16_t scaled(uint32_t sum) {
+    return static_cast<int16_t>(std::min(std::max(static_cast<int32_t>(sum) >> kShift, -32768), 32767));
+}
+
+// One dimension of eight lines: in[8 * i + line] to out[8 * i + line].
+template <int kShift>
+FEEDRATE_HOT void transform(const int16_t* in, int16_t* out) {
+    for (int i = 0; i < 8; ++i) {
+        uint32_t even[4], odd[4];
+        for (int j = 0; j < 2; ++j) {
+            const uint32_t a = product(in[i], in[32 + i], kEven04[j]) + (1u << (kShift - 1)), b = product(in[16 + i], in[48 + i], kEven26[j]);
+            even[j] = a + b;
+            even[3 - j] = a - b;
+        }
+        for (int j = 0; j < 4; ++j) odd[j] = product(in[8 + i], in[40 + i], kOdd15[j]) + product(in[24 + i], in[56 + i], kOdd37[j]);
+        for (int j = 0; j < 4; ++j) {
+            out[8 * j + i] = scaled<kShift>(even[j] + odd[j]);
+            out[8 * (7 - j) + i] = scaled<kShift>(even[j] - odd[j]);
+        }
+    }
+}
+
+FEEDRATE_HOT void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples, ptrdiff_t stride) {
+    int16_t a[64], b[64];
+    for (int i = 0; i < 64; ++i) {
+        const int place = place_of(i / 8, i % 8);
+        a[i] = static_cast<int16_t>(coefficients[place] * quant[place]);
+    }
+    transform<kShift1>(a, b);
+    for (int i = 0; i < 64; ++i) a[i] = b[i % 8 * 8 + i / 8];
+    transform<kShift2>(a, b);
+    for (int y = 0; y < 8; ++y)
+        for (int x = 0; x < 8; ++x) samples[y * stride + x] = to_sample(b[8 * x + y]);
+}
+
+#endif
+
+// `coefficients` and `quant`: 64, as in kPlace, aligned to 32 bytes.
+FEEDRATE_HOT_INLINE void inverse_dct(const int16_t* coefficients, const int16_t* quant, int last, uint8_t* samples, ptrdiff_t stride) {
+    if (last == 0)
+        fill_flat(static_cast<int16_t>(coefficients[0] * quant[0]), samples, stride);
+    else
+        transform_block(coefficients, quant, samples, stride);
+}
+
+}  // namespace
+
+}  // namespace feedrate::FEEDRATE_LEVEL

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything that is compiled once per level. The including file defines FEEDRATE_LEVEL (a namespace), FEEDRATE_TARGET (an
+// attribute) and FEEDRATE_VECTORS (1: AVX2 and BMI2 are there).
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "../colour.h"
+#include "../level.h"
+
+#if FEEDRATE_VECTORS
+#include <immintrin.h>
+#endif
+
+// Every function in hot/ carries one of these. No lambdas there: they would not inherit the target.
+#define FEEDRATE_HOT FEEDRATE_TARGET
+#define FEEDRATE_HOT_INLINE FEEDRATE_TARGET FEEDRATE_INLINE
+
+#include "idct.h"
+// It uses the IDCT.
+#include "entropy.h"
+// The rest stands alone.
+#include "colour.h"
+#include "resize.h"
+
+namespace feedrate::FEEDRATE_LEVEL {
+
+inline Level make_level(const char* name) {
+    return {name, unstuff, read_mcus, read_mcu_pairs, convert_rgb, widen, add_rows, widen_sums, interleave, shrink, lower, pack_rgb, spread_rgb};
+}
+
+}  // namespace feedrate::FEEDRATE_LEVEL

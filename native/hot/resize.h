@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded to eight bits. Weights are rounded one by one,
+// so that many of them can add up to a little more than one: hence the limit of 255.
+namespace feedrate::FEEDRATE_LEVEL {
+
+namespace {
+
+constexpr int32_t kRound = 1 << (kWeightBits - 1);
+
+FEEDRATE_HOT void interleave(const uint32_t* line0, const uint32_t* line1, int width, uint64_t* pair) {
+    for (int x = 0; x < width; ++x) pair[x] = line0[x] | static_cast<uint64_t>(line1[x]) << 32;
+}
+
+// A part of a line, by 32-bit products: any number of taps.
+FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, const int32_t* weight, int x, uint8_t* out) {
+    int32_t sum[kLineChunk];
+    for (int i = 0; i < kLineChunk; ++i) sum[i] = kRound;
+    for (int k = 0; k < count; ++k) {
+        const uint8_t* in = rows[k] + x;
+        for (int i = 0; i < kLineChunk; ++i) sum[i] += in[i] * weight[k];
+    }
+    for (int i = 0; i < kLineChunk; ++i) out[x + i] = static_cast<uint8_t>(std::min(sum[i] >> kWeightBits, 255));
+}
+
+#if FEEDRATE_VECTORS
+
+// kCount taps for every pixel (0: taps.most), the unused ones of weight zero: a count that changes from pixel to pixel cannot
+// be predicted.
+template <int kCount>
+FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint64_t* in, const int32_t* weight, int most) {
+    const int count = kCount ? kCount : most;
+    __m256i sum = _mm256_set1_epi32(kRound);
+    for (int k = 0; k < count; ++k) {
+        const __m256i pixels = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + k)));
+        sum = _mm256_add_epi32(sum, _mm256_mullo_epi32(pixels, _mm256_set1_epi32(weight[k])));
+    }
+    return _mm256_srai_epi32(sum, kWeightBits);
+}
+
+template <int kCount>
+FEEDRATE_HOT void shrink_count(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+    const int32_t* weight = taps.weight.data();
+    const int* first = taps.first.data();
+    const int width = taps.width, most = taps.most;
+    int x = 0;
+    for (; x + 4 <= out_width; x += 4, weight += 4 * width) {
+        const __m256i a = shrink_pixel<kCount>(pair + first[x], weight, most);
+        const __m256i b = shrink_pixel<kCount>(pair + first[x + 1], weight + width, most);
+        const __m256i c = shrink_pixel<kCount>(pair + first[x + 2], weight + 2 * width, most);
+        const __m256i d = shrink_pixel<kCount>(pair + first[x + 3], weight + 3 * width, most);
+        const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out0 + x), _mm256_castsi256_si128(bytes));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out1 + x), _mm256_extracti128_si256(bytes, 1));
+    }
+    for (; x < out_width; ++x, weight += width) {
+        const __m256i words = _mm256_packs_epi32(shrink_pixel<kCount>(pair + first[x], weight, most), _mm256_setzero_si256());
+        const __m256i bytes = _mm256_packus_epi16(words, words);
+        out0[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(bytes)));
+        out1[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(bytes, 1)));
+    }
+}
+
+FEEDRATE_HOT void shrink(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+    switch (taps.most) {
+        case 2: return shrink_count<2>(pair, taps, out_width, out0, out1);
+        case 3: return shrink_count<3>(pair, taps, out_width, out0, out1);
+        case 4: return shrink_count<4>(pair, taps, out_width, out0, out1);
+        case 5: return shrink_count<5>(pair, taps, out_width, out0, out1);
+        default: return shrink_count<0>(pair, taps, out_width, out0, out1);
+    }
+}
+
+// A weight in two parts: weight = 65536 * high + low, low signed in 16 bits, high at most 64. A pair of taps is then one product of
+// bytes for the high parts, whose sums stay within 16 bits, and one of words for the low parts.
+struct SplitPair {
+    __m256i high, low;
+};
+
+FEEDRATE_HOT_INLINE SplitPair split(int32_t a, int32_t b) {
+    const auto low_a = static_cast<int16_t>(a & 0xFFFF), low_b = static_cast<int16_t>(b & 0xFFFF);
+    const int32_t high_a = (a - low_a) >> 16, high_b = (b - low_b) >> 16;
+    return {_mm256_set1_epi16(static_cast<int16_t>(high_a | high_b << 8)),
+            _mm256_set1_epi32(static_cast<int32_t>(static_cast<uint16_t>(low_a) | static_cast<uint32_t>(static_cast<uint16_t>(low_b)) << 16))};
+}
+
+struct Sums {
+    __m256i high[2], low[4];
+};
+
+FEEDRATE_HOT_INLINE void add_pair(Sums& sums, const uint8_t* row0, const uint8_t* row1, const SplitPair& weight) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row0)), b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row1));
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i pairs[2] = {_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b)};
+    for (int i = 0; i < 2; ++i) {
+        sums.high[i] = _mm256_add_epi16(sums.high[i], _mm256_maddubs_epi16(pairs[i], weight.high));
+        sums.low[2 * i] = _mm256_add_epi32(sums.low[2 * i], _mm256_madd_epi16(_mm256_unpacklo_epi8(pairs[i], zero), weight.low));
+        sums.low[2 * i + 1] = _mm256_add_epi32(sums.low[2 * i + 1], _mm256_madd_epi16(_mm256_unpackhi_epi8(pairs[i], zero), weight.low));
+    }
+}
+
+FEEDRATE_HOT_INLINE void store_sums(const Sums& sums, uint8_t* out) {
+    __m256i words[2];
+    for (int i = 0; i < 2; ++i) {
+        const __m256i carry = _mm256_packs_epi32(_mm256_srai_epi32(sums.low[2 * i], 16), _mm256_srai_epi32(sums.low[2 * i + 1], 16));
+        words[i] = _mm256_srai_epi16(_mm256_add_epi16(sums.high[i], carry), kWeightBits - 16);
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_packus_epi16(words[0], words[1]));
+}
+
+template <int kPairs>
+FEEDRATE_HOT void lower_pairs(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+    constexpr int kMost = kPairs ? kPairs : 32;
+    SplitPair weights[kMost];
+    const uint8_t* lines[2 * kMost];
+    const int pairs = kPairs ? kPairs : (count + 1) / 2;
+    for (int i = 0; i < pairs; ++i) {
+        const bool both = 2 * i + 1 < count;
+        weights[i] = split(weight[2 * i], both ? weight[2 * i + 1] : 0);
+        lines[2 * i] = rows[2 * i];
+        lines[2 * i + 1] = rows[both ? 2 * i + 1 : 2 * i];
+    }
+    for (int x = 0; x < width; x += kLineChunk) {
+        Sums sums;
+        for (auto& high : sums.high) high = _mm256_set1_epi16(kRound >> 16);
+        for (auto& low : sums.low) low = _mm256_setzero_si256();
+        for (int i = 0; i < pairs; ++i) add_pair(sums, lines[2 * i] + x, lines[2 * i + 1] + x, weights[i]);
+        store_sums(sums, out + x);
+    }
+}
+
+FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+    switch ((count + 1) / 2) {
+        case 1: return lower_pairs<1>(rows, count, weight, width, out);
+        case 2: return lower_pairs<2>(rows, count, weight, width, out);
+        case 3: return lower_pairs<3>(rows, count, weight, width, out);
+        default: break;
+    }
+    if (count <= 64) return lower_pairs<0>(rows, count, weight, width, out);
+    for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
+}
+
+#else
+
+FEEDRATE_HOT void shrink(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+    for (int x = 0; x < out_width; ++x) {
+        const auto* in = reinterpret_cast<const uint8_t*>(pair + taps.first[static_cast<size_t>(x)]);
+        const int32_t* weight = &taps.weight[static_cast<size_t>(x) * static_cast<size_t>(taps.width)];
+        const int count = taps.count[static_cast<size_t>(x)];
+        int32_t sum[8];
+        for (int i = 0; i < 8; ++i) sum[i] = kRound;
+        for (int k = 0; k < count; ++k)
+            for (int i = 0; i < 8; ++i) sum[i] += in[8 * k + i] * weight[k];
+        uint8_t bytes[8];
+        for (int i = 0; i < 8; ++i) bytes[i] = static_cast<uint8_t>(std::min(sum[i] >> kWeightBits, 255));
+        std::memcpy(out0 + x, bytes, 4);
+        std::memcpy(out1 + x, bytes + 4, 4);
+    }
+}
+
+FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+    for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
+}
+
+#endif
+
+FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
+    size_t x = 0;
+#if FEEDRATE_VECTORS
+    // Four pixels at a time; the store is four bytes longer than the pixels, so the last ones are left.
+    const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+    const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
+    const __m128i order = flip ? mirrored : straight;
+    for (; x + 6 <= width; x += 4) {
+        const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * x), _mm_shuffle_epi8(pixels, order));
+    }
+#endif
+    const ptrdiff_t step = flip ? -1 : 1;
+    const uint32_t* in = flip ? line + (width - 1 - x) : line + x;
+    out += 3 * x;
+    // Four bytes at a time, the fourth is overwritten by the next pixel; the last pixel goes alone.
+    for (; x + 1 < width; ++x, in += step, out += 3) std::memcpy(out, in, 4);
+    std::memcpy(out, in, 3);
+}
+
+FEEDRATE_HOT void spread_rgb(const uint8_t* in, int count, uint32_t* out) {
+    int x = 0;
+#if FEEDRATE_VECTORS
+    // Four pixels at a time; the load is four bytes longer than its pixels, so the last ones are left.
+    const __m128i order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+    for (; x + 6 <= count; x += 4) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 3 * x));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + x), _mm_shuffle_epi8(bytes, order));
+    }
+#endif
+    for (; x < count; ++x) out[x] = in[3 * x] | static_cast<uint32_t>(in[3 * x + 1]) << 8 | static_cast<uint32_t>(in[3 * x + 2]) << 16;
+}
+
+}  // namespace
+
+}  // namespace feedrate::FEEDRATE_LEVEL

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoders that people train with, each doing the same job on one thread: read, decode, crop, resize, flip.
+
+Every one reads its file from the page cache; only feedrate checks a crc. Those called `reduced` let libjpeg
+decode at a half, a quarter or an eighth where the crop allows it: fast on large pictures, and other pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from feedrate.kernel import U8
+from feedrate.load.geometry import Geometry
+from feedrate.load.pixels import decode_as_torchvision
+from feedrate.load.samples import Samples
+from feedrate.pillow import Box
+
+FEEDRATE, PILLOW = "feedrate", "Pillow"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The same images, crops and flips for every decoder."""
+
+    samples: Samples
+    geometry: Geometry
+    side: int
+
+    def make_out(self) -> U8:
+        return np.zeros((len(self.samples), self.side, self.side, 3), np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """`needs`: modules that must be installed. `is_reduced`: gives other pixels where it reduces."""
+
+    name: str
+    decode: Callable[[Task, U8], None]
+    needs: tuple[str, ...] = ()
+    is_reduced: bool = False
+
+    def find_missing(self) -> str | None:
+        """Return why it cannot run here, in words."""
+        packages = {"cv2": "opencv-python-headless"}
+        missing = [packages.get(name, name) for name in self.needs if find_spec(name) is None]
+        return f"not installed: pip install {' '.join(missing)}" if missing else None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one image is to become."""
+
+    box: Box
+    side: int
+    flip: bool
+    size: tuple[int, int]  # width, height of the image
+
+    def needed_size(self) -> tuple[int, int]:
+        """Return the smallest width and height of the whole image at which the crop has enough pixels."""
+        left, top, right, bottom = self.box
+        width, height = self.size
+        return (
+            min(width, math.ceil(width * self.side / (right - left))),
+            min(height, math.ceil(height * self.side / (bottom - top))),
+        )
+
+    def scale_box(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """Return the crop in pixels of the whole image at another size."""
+        across, down = width / self.size[0], height / self.size[1]
+        left, top, right, bottom = self.box
+        return left * across, top * down, right * across, bottom * down
+
+
+def one_by_one(decode: Callable[[bytes, Part], U8]) -> Callable[[Task, U8], None]:
+    """Make a decoder of single files into one of tasks."""
+
+    def decode_all(task: Task, out: U8) -> None:
+        widths, heights = task.geometry.sides
+        for i, box in enumerate(task.geometry.boxes.tolist()):
+            size = int(widths[i]), int(heights[i])
+            part = Part(tuple(box), task.side, bool(task.geometry.flips[i]), size)
+            out[i] = decode(task.samples.read(i), part)
+
+    return decode_all
+
+
+def decode_with_feedrate(task: Task, out: U8) -> None:
+    report = task.samples.decode(task.geometry, out)
+    for number, reason in report.reasons.items():
+        raise ValueError(f"{task.samples.names[number]}: {reason}")
+
+
+def decode_with_pillow(file: bytes, part: Part) -> U8:
+    return decode_as_torchvision(file, part.box, part.side, part.flip)
+
+
+def decode_with_pillow_reduced(file: bytes, part: Part) -> U8:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(file)) as image:
+        image.draft("RGB", part.needed_size())
+        box = part.scale_box(*image.size)
+        picture = image.convert("RGB").resize((part.side, part.side), Image.Resampling.BILINEAR, box=box)
+    pixels = np.asarray(picture)
+    return pixels[:, ::-1] if part.flip else pixels
+
+
+def decode_with_simplejpeg(file: bytes, part: Part) -> U8:
+    import simplejpeg
+
+    return _resize(simplejpeg.decode_jpeg(file), part)
+
+
+def decode_with_simplejpeg_reduced(file: bytes, part: Part) -> U8:
+    import simplejpeg
+
+    width, height = part.needed_size()
+    return _resize(simplejpeg.decode_jpeg(file, min_height=height, min_width=width, min_factor=1), part)
+
+
+def decode_with_opencv(file: bytes, part: Part) -> U8:
+    import cv2
+
+    return _swap(_resize(_decode_with_opencv(file, cv2.IMREAD_COLOR), part))
+
+
+def decode_with_opencv_reduced(file: bytes, part: Part) -> U8:
+    import cv2
+
+    left, top, right, bottom = part.box
+    factor = min((right - left) // part.side, (bottom - top) // part.side)
+    flag = cv2.IMREAD_COLOR
+    for least, reduced in (
+        (2, cv2.IMREAD_REDUCED_COLOR_2),
+        (4, cv2.IMREAD_REDUCED_COLOR_4),
+        (8, cv2.IMREAD_REDUCED_COLOR_8),
+    ):
+        flag = reduced if factor >= least else flag
+    return _swap(_resize(_decode_with_opencv(file, flag), part))
+
+
+def _decode_with_opencv(file: bytes, flag: int) -> U8:
+    import cv2
+
+    # As Pillow does, it leaves the orientation alone: a crop box must mean the same to all.
+    pixels = cv2.imdecode(np.frombuffer(file, np.uint8), flag | cv2.IMREAD_IGNORE_ORIENTATION)
+    if pixels is None:
+        raise ValueError("OpenCV does not decode it")
+    return np.asarray(pixels, np.uint8)
+
+
+def _resize(pixels: Any, part: Part) -> U8:
+    import cv2
+
+    height, width = pixels.shape[:2]
+    left, top, right, bottom = (round(edge) for edge in part.scale_box(width, height))
+    crop = pixels[top : max(bottom, top + 1), left : max(right, left + 1)]
+    small = cv2.resize(crop, (part.side, part.side), interpolation=cv2.INTER_AREA)
+    return np.asarray(cv2.flip(small, 1) if part.flip else small, np.uint8)
+
+
+def _swap(pixels: U8) -> U8:
+    import cv2
+
+    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), np.uint8)
+
+
+DECODERS = (
+    Decoder(FEEDRATE, decode_with_feedrate),
+    Decoder(PILLOW, one_by_one(decode_with_pillow)),
+    Decoder("simplejpeg + OpenCV", one_by_one(decode_with_simplejpeg), ("simplejpeg", "cv2")),
+    Decoder("OpenCV", one_by_one(decode_with_opencv), ("cv2",)),
+    Decoder("Pillow, reduced", one_by_one(decode_with_pillow_reduced), is_reduced=True),
+    Decoder(
+        "simplejpeg, reduced", one_by_one(decode_with_simplejpeg_reduced), ("simplejpeg", "cv2"),
+        is_reduced=True,
+    ),
+    Decoder("OpenCV, reduced", one_by_one(decode_with_opencv_reduced), ("cv2",), is_reduced=True),
+)  # fmt: skip
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Keep OpenCV from spreading its work: what is compared is CPU time on one thread."""
+    if find_spec("cv2") is None:
+        yield
+        return
+    import cv2
+
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(before)

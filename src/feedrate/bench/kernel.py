@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate bench kernel`: decoders against each other, in images per second of CPU time on one thread."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from feedrate.bench.decoders import DECODERS, FEEDRATE, PILLOW, Decoder, Task, on_one_thread
+from feedrate.bench.harness import Say
+from feedrate.bench.sets import SETS, write_set
+from feedrate.bench.stages import Clock, find_profile, measure_stages
+from feedrate.errors import SourceError, UsageError
+from feedrate.format.folder import find_images, is_pack
+from feedrate.format.keys import printable
+from feedrate.format.pack import Pack
+from feedrate.kernel import I64, U8
+from feedrate.load.pixels import compare_pixels
+from feedrate.load.samples import Samples, open_files, open_pack, pick
+from feedrate.probe.machine import describe_machine
+from feedrate.results import KernelResult, KernelSet, KernelStanding
+from feedrate.stats import median, median_ratio, spread
+
+_JPEG = b"\xff\xd8"
+SOURCE_IMAGES = 100  # of a folder or a pack, unless the user says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOptions:
+    """`images`: per set; None: as many as the set has."""
+
+    images: int | None = None
+    side: int = 224
+    rounds: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, flag in (("images", "--images"), ("side", "--size"), ("rounds", "--rounds")):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{flag} must be at least 1, got {value}")
+
+
+def bench_source(source: str, options: KernelOptions, *, say: Say) -> KernelResult:
+    """Compare on images of a folder, a file or a pack.
+
+    Raises:
+        NotFound: there is nothing of that name.
+        SourceError: it holds no image that can be decoded.
+    """
+    name = printable(os.fsencode(source))
+    wanted = SOURCE_IMAGES if options.images is None else options.images
+    if is_pack(source):
+        pack = Pack(source)
+        try:
+            with open_pack(pack, pick(len(pack), wanted, options.seed)) as samples:
+                return _finish([bench_set(name, samples, options, say=say)], options)
+        finally:
+            pack.close()
+    paths = find_images([source])
+    numbers = pick(len(paths), wanted, options.seed)
+    with open_files([paths[i] for i in numbers], numbers) as samples:
+        return _finish([bench_set(name, samples, options, say=say)], options)
+
+
+def bench_made(names: Sequence[str], options: KernelOptions, *, say: Say) -> KernelResult:
+    """Compare on sets of images that are made here, and removed at the end."""
+    sets = []
+    with tempfile.TemporaryDirectory(prefix="feedrate-bench-") as folder:
+        for name in names:
+            say(f"making {SETS[name].what} images in {folder} (removed at the end)" if name in SETS else name)
+            with open_files(write_set(name, Path(folder), options.images)) as samples:
+                sets.append(bench_set(name, samples, options, say=say))
+    return _finish(sets, options)
+
+
+def bench_set(
+    name: str,
+    samples: Samples,
+    options: KernelOptions,
+    *,
+    say: Say,
+    decoders: Sequence[Decoder] = DECODERS,
+    clock: Clock = time.process_time,
+) -> KernelSet:
+    """Let every decoder do the same job in turn, round by round."""
+    if not len(samples):
+        why = f": {samples.rejected[0].path}: {samples.rejected[0].reason}" if samples.rejected else ""
+        raise SourceError(f"no image in {name} can be decoded{why}")
+    task = Task(samples, samples.draw(options.side, options.seed), options.side)
+    with on_one_thread():
+        say(f"{name}: every decoder once, to warm up and to compare pixels")
+        pictures, left_out = _try_decoders(task, decoders)
+        running = [decoder for decoder in decoders if decoder.name in pictures]
+        seconds = _run_rounds(name, task, running, options.rounds, say=say, clock=clock)
+        by_pillow, taken = _find_taken(task)
+        stages = measure_stages(task, taken, rounds=options.rounds, clock=clock, profile=find_profile())
+    widths, heights = task.geometry.sides
+    return KernelSet(
+        name=name,
+        images=len(samples),
+        mean_megapixels=float((widths * heights).mean()) / 1e6,
+        mean_bytes=float(samples.images.length.mean()),
+        by_pillow=by_pillow,
+        standings=tuple(_stand(decoder.name, seconds, pictures) for decoder in running),
+        stages=stages,
+        left_out=left_out,
+        rejected=samples.rejected,
+    )
+
+
+def _try_decoders(task: Task, decoders: Sequence[Decoder]) -> tuple[dict[str, U8], dict[str, str]]:
+    """Return what each decoder makes of the task, and why others make nothing."""
+    pictures: dict[str, U8] = {}
+    left_out: dict[str, str] = {}
+    boxes = task.geometry.boxes
+    shorter = np.minimum(boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
+    for decoder in decoders:
+        why = decoder.find_missing()
+        if why is None and decoder.is_reduced and np.median(shorter) < 2 * task.side:
+            why = "most crops are too small to be decoded at half size"
+        if why is None:
+            out = task.make_out()
+            try:
+                decoder.decode(task, out)
+            except Exception as error:
+                if decoder.name in (FEEDRATE, PILLOW):
+                    raise
+                why = f"does not decode these images: {' '.join(str(error).split())}"
+            else:
+                pictures[decoder.name] = out
+                continue
+        left_out[decoder.name] = why
+    return pictures, left_out
+
+
+def _run_rounds(
+    name: str, task: Task, decoders: Sequence[Decoder], rounds: int, *, say: Say, clock: Clock
+) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {decoder.name: [] for decoder in decoders}
+    out = task.make_out()
+    for number in range(rounds):
+        say(f"{name}: round {number + 1} of {rounds}")
+        for decoder in decoders:
+            started = clock()
+            decoder.decode(task, out)
+            seconds[decoder.name].append(clock() - started)
+    return seconds
+
+
+def _find_taken(task: Task) -> tuple[dict[str, int], I64]:
+    """Return why images go through Pillow and how many, and the numbers of the JPEGs that do not."""
+    reasons: Counter[str] = Counter()
+    taken = []
+    for number in range(len(task.samples)):
+        _, report = task.samples.decode_one(number, task.geometry, (1, 1))
+        reasons.update(report.pillow_reasons or {})
+        if not report.by_pillow and task.samples.read(number).startswith(_JPEG):
+            taken.append(number)
+    return dict(reasons.most_common()), np.array(taken, np.int64)
+
+
+def _stand(name: str, seconds: dict[str, list[float]], pictures: dict[str, U8]) -> KernelStanding:
+    images = len(pictures[name])
+    rates = [images / s for s in seconds[name]]
+    slow, fast = spread(rates)
+    psnrs = [
+        found.psnr_db
+        for ours, theirs in zip(pictures[name], pictures[PILLOW], strict=True)
+        if (found := compare_pixels(ours, theirs)).psnr_db is not None
+    ]
+    return KernelStanding(
+        contestant=name,
+        images_per_cpu_s=median(rates),
+        slow_images_per_cpu_s=slow,
+        fast_images_per_cpu_s=fast,
+        ratio=median_ratio([images / s for s in seconds[FEEDRATE]], rates),
+        mean_psnr_db=sum(psnrs) / len(psnrs) if psnrs else None,
+        lowest_psnr_db=min(psnrs, default=None),
+        cpu_s=tuple(seconds[name]),
+    )
+
+
+def _finish(sets: Sequence[KernelSet], options: KernelOptions) -> KernelResult:
+    return KernelResult(options.side, options.rounds, tuple(sets), describe_machine())

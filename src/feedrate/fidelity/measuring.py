@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate fidelity`: a sample decoded as the loader would and as Pillow does, and how far they differ."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from feedrate.errors import UsageError
+from feedrate.fidelity.pictures import Pair, draw_pictures
+from feedrate.fidelity.subject import Subject, open_subject
+from feedrate.kernel import U8, Status
+from feedrate.load.geometry import Geometry
+from feedrate.load.pixels import (
+    LARGEST_DIFFERENCE,
+    LOWEST_PSNR_DB,
+    Difference,
+    compare_pixels,
+    decode_as_torchvision,
+    decode_part,
+)
+from feedrate.probe.machine import describe_machine
+from feedrate.results import Comparison, Fidelity, ImageDifference, Pictures, Rejection, Tick
+
+_WORST = 6  # named in the result and shown on the page
+
+Watch = Callable[[Tick], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityOptions:
+    images: int = 200
+    seed: int = 0
+    side: int = 224
+    originals: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, flag in (("images", "--images"), ("side", "--size")):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{flag} must be at least 1, got {getattr(self, name)}")
+
+
+def measure_fidelity(
+    sources: Sequence[str], options: FidelityOptions, *, watch: Watch = lambda _: None
+) -> tuple[Fidelity, Pictures]:
+    """Compare a sample of a pack, or of folders and files.
+
+    Args:
+        watch: told how far it is.
+
+    Raises:
+        NotFound, SourceError, UsageError, PackError: as `open_subject`.
+    """
+    with open_subject(sources, options.images, options.seed, options.originals) as subject:
+        look = _Look(subject, options)
+        total, total_bytes = len(subject.samples), int(subject.samples.images.length.sum())
+        for number in range(total):
+            watch(Tick("comparing", number, total, total_bytes=total_bytes))
+            look.at(number)
+    result = Fidelity(
+        source=subject.source,
+        dataset_images=subject.dataset_images,
+        sampled=subject.wanted,
+        seed=options.seed,
+        image_side=options.side,
+        lowest_psnr_limit_db=LOWEST_PSNR_DB,
+        largest_difference_limit=LARGEST_DIFFERENCE,
+        pillow=look.pillow.sum_up(lossy=False),
+        by_pillow=dict(look.by_pillow.most_common()),
+        originals=look.originals.sum_up(lossy=bool(subject.lossy_settings)),
+        originals_folder=None if options.originals is None else str(options.originals),
+        settings=subject.lossy_settings,
+        not_compared=(*subject.samples.rejected, *look.not_compared),
+        refused=tuple(look.refused),
+        missing=tuple(look.missing),
+        machine=describe_machine(),
+    )
+    return result, Pictures(draw_pictures(look.pillow.worst), draw_pictures(look.originals.worst))
+
+
+@dataclass
+class _Tally:
+    """Sums up one comparison as it goes, and keeps the pixels of the worst pairs only."""
+
+    psnrs: list[float | None] = field(default_factory=list)
+    levels: list[tuple[int, int, int, int]] = field(default_factory=list)
+    largest: int = 0
+    outside: int = 0
+    worst: list[Pair] = field(default_factory=list)
+
+    def add(self, pair: Pair, found: Difference) -> None:
+        self.psnrs.append(found.psnr_db)
+        self.levels.append(found.levels)
+        self.largest = max(self.largest, found.largest)
+        self.outside += not found.is_rounding
+        self.worst = sorted([*self.worst, pair], key=_psnr)[:_WORST]
+
+    def sum_up(self, *, lossy: bool) -> Comparison | None:
+        if not self.psnrs:
+            return None
+        differing = [psnr for psnr in self.psnrs if psnr is not None]
+        shares = np.array(self.levels, np.float64).sum(axis=0)
+        zero, one, two, more = (shares / shares.sum()).tolist()
+        return Comparison(
+            images=len(self.psnrs),
+            equal_images=len(self.psnrs) - len(differing),
+            mean_psnr_db=sum(differing) / len(differing) if differing else None,
+            lowest_psnr_db=min(differing, default=None),
+            largest_difference=self.largest,
+            level_shares=(zero, one, two, more),
+            worst=tuple(pair.difference for pair in self.worst if pair.difference.psnr_db is not None),
+            outside=self.outside,
+            lossy=lossy,
+        )
+
+
+def _psnr(pair: Pair) -> float:
+    return math.inf if pair.difference.psnr_db is None else pair.difference.psnr_db
+
+
+class _Look:
+    """One pass over the sample, image by image."""
+
+    def __init__(self, subject: Subject, options: FidelityOptions) -> None:
+        self.subject = subject
+        self.options = options
+        self.geometry: Geometry = subject.samples.draw(options.side, options.seed)
+        self.pillow, self.originals = _Tally(), _Tally()
+        self.by_pillow: Counter[str] = Counter()
+        self.not_compared: list[Rejection] = []
+        self.refused: list[Rejection] = []
+        self.missing: list[Rejection] = []
+
+    def at(self, number: int) -> None:
+        side, samples = self.options.side, self.subject.samples
+        ours, report = samples.decode_one(number, self.geometry, (side, side))
+        reason = next(iter(report.reasons.values()), None)
+        theirs = self._ask_pillow(number)
+        is_damage = report.statuses[0] == Status.CORRUPT
+        if reason is not None and (isinstance(theirs, np.ndarray) or not is_damage):
+            self.refused.append(self._reject(number, reason))
+        elif isinstance(theirs, str):
+            self.not_compared.append(self._reject(number, reason or f"Pillow does not decode it: {theirs}"))
+        elif report.by_pillow:
+            self.by_pillow.update(report.pillow_reasons or {})
+        else:
+            self._compare(self.pillow, number, ours, theirs)
+        if self.options.originals is not None and reason is None:
+            self._compare_with_original(number, ours)
+
+    def _ask_pillow(self, number: int) -> U8 | str:
+        left, top, right, bottom = self.geometry.boxes[number].tolist()
+        flip = bool(self.geometry.flips[number])
+        try:
+            file = self.subject.samples.read(number)
+            return decode_as_torchvision(file, (left, top, right, bottom), self.options.side, flip)
+        except Exception as error:  # Pillow's readers raise whatever damage leads them into
+            return _words(error)
+
+    def _compare(self, tally: _Tally, number: int, ours: U8, theirs: U8) -> None:
+        left, top, right, bottom = self.geometry.boxes[number].tolist()
+        found = compare_pixels(ours, theirs)
+        difference = ImageDifference(
+            name=self.subject.samples.names[number],
+            width=int(self.geometry.sides[0][number]),
+            height=int(self.geometry.sides[1][number]),
+            box=(left, top, right, bottom),
+            flip=bool(self.geometry.flips[number]),
+            psnr_db=found.psnr_db,
+            largest_difference=found.largest,
+            identical_share=found.levels[0] / sum(found.levels),
+        )
+        tally.add(Pair(difference, ours, theirs), found)
+
+    def _compare_with_original(self, number: int, ours: U8) -> None:
+        assert self.options.originals is not None
+        path = self.subject.original_paths[number]
+        # A pack may come from a stranger.
+        if path.startswith(b"/") or b".." in path.split(b"/"):
+            self.missing.append(self._reject(number, "its path leads out of the folder: refused"))
+            return
+        try:
+            with open(os.path.join(os.fsencode(self.options.originals), path), "rb") as file:
+                theirs = self._decode_original(number, file.read())
+        except FileNotFoundError:
+            self.missing.append(self._reject(number, "is not there"))
+        except Exception as error:  # as above, and the disk's
+            self.missing.append(self._reject(number, _words(error)))
+        else:
+            self._compare(self.originals, number, ours, theirs)
+
+    def _decode_original(self, number: int, file: bytes) -> U8:
+        from feedrate import pillow
+
+        left, top, right, bottom = self.geometry.boxes[number].tolist()
+        stored = int(self.geometry.sides[0][number]), int(self.geometry.sides[1][number])
+        flip, side = bool(self.geometry.flips[number]), self.options.side
+        width, height, _ = pillow.measure(file)
+        if (width, height) == stored:
+            return decode_as_torchvision(file, (left, top, right, bottom), side, flip)
+        # A resized copy: its pixels lie between those of the original, and so do the edges of the crop.
+        across, down = width / stored[0], height / stored[1]
+        return decode_part(file, (left * across, top * down, right * across, bottom * down), side, flip)
+
+    def _reject(self, number: int, reason: str) -> Rejection:
+        return Rejection(self.subject.samples.names[number], "image", reason)
+
+
+def _words(error: Exception) -> str:
+    # Pillow names the object in memory that it could not identify, which says nothing to anybody.
+    text = " ".join(str(error).split())
+    return text if text and "0x" not in text else type(error).__name__

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some images of a dataset, in files or in a pack, decoded as the loader does: for commands that measure.
+
+Files are read in place: their entry points, which a pack keeps in its index, go into a temporary file.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import PackError, StorageError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.keys import printable
+from feedrate.format.pack import Pack, Rows
+from feedrate.kernel import I64, U8, DecodeReport, Ranges
+from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
+from feedrate.load.image import RandomResizedCrop
+from feedrate.results import Rejection
+
+IMAGE = Field("image", Kind.IMAGE)
+_ROW = np.dtype([("number", "<i8"), ("image.width", "<u4"), ("image.height", "<u4")])
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Images to measure with.
+
+    Attributes:
+        names: paths as the user knows them.
+        rows: at least number, image.width and image.height of each.
+        images: where each image file lies in `files`.
+        rejected: what was asked for and cannot be decoded, each with its reason.
+    """
+
+    names: tuple[str, ...]
+    rows: Rows
+    files: kernel.Files
+    images: Ranges
+    decode_chosen: Callable[[I64, Geometry, U8], DecodeReport]
+    rejected: tuple[Rejection, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def draw(self, side: int, seed: int) -> Geometry:
+        """Return the crops and flips that a loader with this seed draws in its first epoch."""
+        return Artist(IMAGE, RandomResizedCrop(side), 0.5, seed).draw(0, self.rows, None)
+
+    def decode(self, geometry: Geometry, out: U8) -> DecodeReport:
+        """Decode all of them into `out` in the calling thread, as the loader does."""
+        return self.decode_chosen(np.arange(len(self)), geometry, out)
+
+    def decode_one(self, number: int, geometry: Geometry, shape: tuple[int, int]) -> tuple[U8, DecodeReport]:
+        """Decode one of them to height x width."""
+        chosen = np.array([number], np.int64)
+        out = np.zeros((1, *shape, 3), np.uint8)
+        report = self.decode_chosen(chosen, choose(geometry, chosen), out)
+        return out[0], report
+
+    def read(self, number: int) -> bytes:
+        """Return the bytes of an image file, as Python reads them.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        path = self.files.paths[int(self.images.file[number])]
+        try:
+            with open(path, "rb") as file:
+                file.seek(int(self.images.offset[number]))
+                return file.read(int(self.images.length[number]))
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def choose(geometry: Geometry, chosen: I64) -> Geometry:
+    """Return the draws of some of the samples."""
+    widths, heights = geometry.sides
+    return Geometry(geometry.boxes[chosen], geometry.flips[chosen], (widths[chosen], heights[chosen]))
+
+
+def pick(count: int, wanted: int, seed: int) -> I64:
+    """Return up to `wanted` of the numbers below `count`, in ascending order."""
+    if wanted >= count:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, wanted, replace=False)).astype(np.int64)
+
+
+@contextmanager
+def open_files(paths: Sequence[str], numbers: I64 | None = None) -> Iterator[Samples]:
+    """Open image files: each is read and scanned once. `numbers` are theirs in the dataset, for the draws."""
+    numbers = np.arange(len(paths)) if numbers is None else numbers
+    rejected: list[Rejection] = []
+    rows, lengths, checks, entries, names = [], [], [], [], []
+    for number, path in zip(numbers.tolist(), paths, strict=True):
+        name = printable(os.fsencode(path))
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            rejected.append(Rejection(name, IMAGE.name, f"cannot be read: {error.strerror}"))
+            continue
+        scan = kernel.scan(data)
+        size = _ask_pillow(data) if scan.damaged else (scan.width, scan.height)
+        if size is None:
+            rejected.append(Rejection(name, IMAGE.name, scan.reason or "not an image"))
+            continue
+        rows.append((number, *size))
+        lengths.append(len(data))
+        checks.append(kernel.crc32c(data))
+        entries.append(scan.entries)
+        names.append((name, path))
+    count = len(names)
+    with tempfile.NamedTemporaryFile(prefix="feedrate-entries-") as sidecar:
+        try:
+            sidecar.write(b"".join(entries))
+            sidecar.flush()
+        except OSError as error:
+            raise StorageError(f"cannot write {sidecar.name}: {error.strerror}") from error
+        files = kernel.Files([*(path for _, path in names), sidecar.name])
+        images = Ranges(
+            file=np.arange(count, dtype=np.int32),
+            offset=np.zeros(count, np.int64),
+            length=np.array(lengths, np.int64),
+            crc32c=np.array(checks, np.uint32),
+        )
+        sizes = np.array([len(one) for one in entries], np.int64)
+        places = Ranges(np.full(count, count, np.int32), np.cumsum(sizes) - sizes, sizes)
+
+        def decode(chosen: I64, geometry: Geometry, out: U8) -> DecodeReport:
+            return kernel.decode_batch(
+                files, take_ranges(images, chosen), out, boxes=geometry.boxes, flips=geometry.flips,
+                entries=take_ranges(places, chosen),
+            )  # fmt: skip
+
+        try:
+            yield Samples(
+                tuple(name for name, _ in names), np.array(rows, _ROW), files, images, decode, tuple(rejected)
+            )
+        finally:
+            files.close()
+
+
+@contextmanager
+def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
+    """Take samples of a pack by their positions. The pack stays the caller's to close."""
+    stored = pack.manifest.field(IMAGE.name)
+    if stored is None or stored.kind is not Kind.IMAGE:
+        have = ", ".join(f.name for f in pack.fields)
+        raise PackError(f"{pack.path} has no field 'image' to decode; it has: {have}")
+    rows, statuses = pack.rows(positions)
+    if statuses.any():
+        bad = int(np.flatnonzero(statuses)[0])
+        raise pack.describe_bad(int(positions[bad]), IMAGE.name, None, "its row of the index is damaged")
+    names = tuple(printable(path) for path in pack.texts("image.path", positions))
+
+    def decode(chosen: I64, geometry: Geometry, out: U8) -> DecodeReport:
+        return decode_pixels(Places(pack, rows[chosen], positions[chosen]), stored, geometry, out, None)
+
+    yield Samples(names, rows, pack.files, pack.ranges(IMAGE.name, rows, positions), decode)
+
+
+def take_ranges(ranges: Ranges, chosen: I64) -> Ranges:
+    crc = None if ranges.crc32c is None else ranges.crc32c[chosen]
+    return Ranges(ranges.file[chosen], ranges.offset[chosen], ranges.length[chosen], crc)
+
+
+def _ask_pillow(data: bytes) -> tuple[int, int] | None:
+    """Return the size of an image that Pillow decodes although the kernel finds it damaged."""
+    from feedrate import pillow
+
+    try:
+        return pillow.check(data)
+    except pillow.Undecodable:
+        return None
