@@ -187,15 +187,17 @@ Decoder::~Decoder() { delete scratch_; }
 
 Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last) {
     Scratch& s = *scratch_;
+    // Before anything that hands the file to others: entries of another file mean that an index is wrong, whatever the file is.
+    Outcome outcome = check_entries(entries, file_crc);
     // Entries are of files that were scanned to their end.
-    Outcome outcome = parse_jpeg(file.data, file.size, s.header, entries.size == 0);
+    if (outcome.ok()) outcome = parse_jpeg(file.data, file.size, s.header, entries.size == 0);
     if (outcome.ok()) outcome = check_box(box, s.header);
     if (!outcome.ok()) return outcome;
     if (!is_possible(s.header)) {  // find out how much of it is there
         std::string unused;
         return scan_jpeg(file.data, file.size, s.header, unused);
     }
-    outcome = s.entries.open(entries, s.header, file_crc);
+    outcome = s.entries.open(entries, s.header);
     if (outcome.ok()) outcome = make_tables(s.header, s.tables);
     if (!outcome.ok()) return outcome;
     for (Entropy& one : s.entropy) one.start(file.data, s.header, s.tables);

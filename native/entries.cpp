@@ -74,6 +74,8 @@ struct Widths {
     }
 };
 
+Outcome bad(Why why, int64_t a = 0, int64_t b = 0) { return {Status::bad_entries, why, a, b}; }
+
 }  // namespace
 
 EntriesWriter::EntriesWriter(const Header& header) : header_(header) {
@@ -123,18 +125,23 @@ std::string EntriesWriter::finish(const uint8_t* data, size_t size) {
     return head + tail;
 }
 
-Outcome Entries::open(Bytes bytes, const Header& header, uint32_t file_crc) {
-    const auto bad = [](Why why, int64_t a = 0, int64_t b = 0) { return Outcome{Status::bad_entries, why, a, b}; };
+Outcome check_entries(Bytes bytes, uint32_t file_crc) {
+    if (bytes.size == 0) return {};
+    const uint8_t* p = bytes.data;
+    if (p[0] != kVersion) return bad(Why::entries_version, p[0]);
+    if (bytes.size < kHead) return bad(Why::entries_short, static_cast<int64_t>(bytes.size), kHead);
+    if (own_crc(p, bytes.size) != get(p + 8, 4)) return bad(Why::entries_crc);
+    return get(p + 4, 4) == file_crc ? Outcome{} : bad(Why::entries_other_file);
+}
+
+Outcome Entries::open(Bytes bytes, const Header& header) {
     per_row_ = 0;
     entries_.clear();
     if (bytes.size == 0) return {};
     const uint8_t* p = bytes.data;
-    if (p[0] != kVersion) return bad(Why::entries_version, p[0]);
     const int components = header.component_count;
     const size_t head = kHead + 1 + 3 * static_cast<size_t>(components);
     if (bytes.size < head) return bad(Why::entries_short, static_cast<int64_t>(bytes.size), static_cast<int64_t>(head));
-    if (own_crc(p, bytes.size) != get(p + 8, 4)) return bad(Why::entries_crc);
-    if (get(p + 4, 4) != file_crc) return bad(Why::entries_other_file);
     step_ = static_cast<int>(get(p + 2, 2));
     Widths widths;
     widths.distance = p[kHead];

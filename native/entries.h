@@ -29,11 +29,14 @@ private:
     std::vector<Entry> entries_;
 };
 
+// Whether entries are whole and those of the file with this checksum. None at all is fine.
+Outcome check_entries(Bytes bytes, uint32_t file_crc);
+
 // Entries that were checked against the file.
 class Entries {
 public:
-    // An empty `bytes` is ok and means that there are none.
-    Outcome open(Bytes bytes, const Header& header, uint32_t file_crc);
+    // `bytes` have passed check_entries; empty means that there are none.
+    Outcome open(Bytes bytes, const Header& header);
     bool empty() const { return per_row_ == 0; }
     int step() const { return step_; }
     int64_t count() const { return static_cast<int64_t>(entries_.size()); }

@@ -199,9 +199,12 @@ Outcome read_segment(int marker, const uint8_t* p, size_t length, size_t at, Hea
         }
         default: break;
     }
-    if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC8 && marker != 0xCC)
-        return read_frame(marker, p, length, at, header, seen);
-    return {};
+    if (marker == 0xCC) return not_taken(Why::arithmetic);
+    if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC8) return read_frame(marker, p, length, at, header, seen);
+    // Application data, comments and a number of lines (which libjpeg does not look at either) are passed over. What is left is
+    // reserved, and libjpeg refuses it: nobody knows what it says about the image.
+    const bool passed_over = (marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE || marker == 0xDC;
+    return passed_over ? Outcome{} : corrupt(Why::bad_marker, static_cast<int64_t>(at - 1));
 }
 
 }  // namespace
@@ -220,9 +223,9 @@ Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_e
         while (at < size && data[at] == 0xFF) ++at;
         if (at >= size) return ends;
         const int marker = data[at++];
-        if (marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7)) continue;
+        if (marker >= 0xD0 && marker <= 0xD7) continue;
         if (marker == 0xD9) return corrupt(Why::no_scan);
-        if (marker == 0x00 || marker == 0xD8) return corrupt(Why::bad_marker, static_cast<int64_t>(at - 1));
+        if (marker == 0x00 || marker == 0x01 || marker == 0xD8) return corrupt(Why::bad_marker, static_cast<int64_t>(at - 1));
         if (size - at < 2) return ends;
         const size_t length = static_cast<size_t>(word_at(data + at));
         if (length < 2) return corrupt(Why::bad_segment, marker, static_cast<int64_t>(at));

@@ -330,7 +330,7 @@ def decode_one(
     _check_box((left, top, right, bottom), width, height)
     rows, columns = size or (bottom - top, right - left)
     out = np.empty((rows, columns, channels), np.uint8)
-    if not nearest and status == Status.OK:
+    if not nearest and (status == Status.OK or len(entries)):
         status, words = _native.decode_one(
             array, _as_bytes(entries), (left, top, right, bottom), out.reshape(-1), out.shape, flip
         )

@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
+import platform
 import struct
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_images import SAMPLINGS, Store, by_pillow, decode_with_entries, find_frame, make_jpeg
+from kernel_images import (
+    SAMPLINGS,
+    Store,
+    by_pillow,
+    decode_with_entries,
+    encode,
+    find_frame,
+    make_jpeg,
+)
 
 from feedrate import kernel
 from feedrate.kernel import Status
@@ -134,6 +143,38 @@ def test_a_restart_marker_out_of_order_is_damage() -> None:
     assert "restart markers out of order" in (scan.reason or "")
 
 
+# Reserved, JPG, DHP, EXP, JPG0 and JPG13 with a length; TEM, which has none, and which Pillow does not know.
+@pytest.mark.parametrize("marker", [0x02, 0xBF, 0xC8, 0xDE, 0xDF, 0xF0, 0xFD, 0x01])
+def test_a_marker_that_libjpeg_or_pillow_refuses_is_not_passed_over(marker: int) -> None:
+    data = make_jpeg(40, 30)
+    data = data[:2] + bytes([0xFF, marker]) + (b"" if marker == 0x01 else b"\0\4ab") + data[2:]
+    with pytest.raises(OSError, match=r"\w"):
+        by_pillow(data)
+    assert kernel.scan(data).reason == "no JPEG marker where one must be, at byte 3"
+    with pytest.raises(ValueError, match="no JPEG marker where one must be"):
+        kernel.decode_one(data)
+
+
+def test_conditions_of_arithmetic_coding_are_left_to_pillow() -> None:
+    data = make_jpeg(40, 30)
+    good, bad = (data[:2] + b"\xff\xcc\0\4" + table + data[2:] for table in (b"\x10\5", b"\x7f\5"))
+    assert kernel.scan(good).reason == "arithmetic coding"
+    np.testing.assert_array_equal(kernel.decode_one(good), by_pillow(data))
+    assert kernel.scan(bad).damaged
+
+
+@pytest.mark.xfail(
+    platform.machine() == "x86_64",
+    reason="libjpeg-turbo's vector code lets this overflow, ours does not; a change to the IDCT itself",
+)
+@pytest.mark.parametrize("factor", [10, 50])
+def test_a_coefficient_that_no_encoder_writes_is_decoded_as_pillow_does(factor: int) -> None:
+    data = encode(np.full((8, 8), 255, np.uint8), quality=85)
+    at = find_frame(data, 0xDB) + 5
+    data = patched(data, at, bytes([data[at] * factor]))
+    np.testing.assert_array_equal(kernel.decode_one(data), by_pillow(data))
+
+
 def reseal(entries: bytes) -> bytes:
     """Return changed entries with the checksum that they need to pass as whole."""
     crc = kernel.crc32c(entries[12:], kernel.crc32c(entries[:8]))
@@ -170,6 +211,24 @@ def test_entries_of_another_file_are_refused(tmp_path, photo) -> None:
         Status.BAD_ENTRIES,
         "entry points belong to another file (its checksum differs)",
     )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        make_jpeg(40, 30, progressive=True),
+        make_jpeg(40, 30).replace(b"\xff\xc0", b"junk\xff\xc0"),
+        patched(make_jpeg(40, 30), find_frame(make_jpeg(40, 30)) + 5, struct.pack(">H", 3000)),
+    ],
+    ids=["progressive", "damaged headers", "larger than its data"],
+)
+def test_entries_of_another_file_are_refused_even_where_pillow_decodes(tmp_path, photo, data: bytes) -> None:
+    assert kernel.decode_one(data).any()
+    out, report = decode_with_entries(tmp_path, data, photo[1], (0, 0, 40, 30))
+    assert report.statuses.tolist() == [Status.BAD_ENTRIES]
+    assert not out.any()
+    with pytest.raises(ValueError, match="entry points belong to another file"):
+        kernel.decode_one(data, entries=photo[1])
 
 
 def test_a_changed_byte_anywhere_in_the_entries_is_noticed(tmp_path, photo) -> None:

@@ -186,7 +186,7 @@ def test_an_offset_at_the_end_of_the_numbers_is_a_status(tmp_path: Path) -> None
 def test_jpegs_are_no_raw_images_and_raw_images_no_jpegs(tmp_path: Path) -> None:
     store = make_store(tmp_path, make_pixels(30, 20))
     _, report = store.decode([(0, 0, 5, 5)])
-    assert report.statuses.tolist() == [Status.CORRUPT]
+    assert report.statuses.tolist() == [Status.BAD_ENTRIES]
     with pytest.raises(ValueError, match="raw images need entries, and are not masks"):
         store.decode([(0, 0, 5, 5)], raw=True, entries=None)
 
