@@ -22,7 +22,9 @@ FEEDRATE_HOT_INLINE uint8_t to_sample(int value) { return static_cast<uint8_t>(s
 
 // What both passes make of a DC value alone.
 FEEDRATE_HOT_INLINE void fill_flat(int dc, uint8_t* samples, ptrdiff_t stride) {
-    const uint64_t word = to_sample((dc * (1 << kPass1Bits) + 16) >> (kPass1Bits + 3)) * uint64_t{0x0101010101010101};
+    // 16 bits between the passes, as in libjpeg-turbo's vector code: a value that no encoder writes wraps there too.
+    const int between = static_cast<int16_t>(dc * (1 << kPass1Bits));
+    const uint64_t word = to_sample((between + 16) >> (kPass1Bits + 3)) * uint64_t{0x0101010101010101};
     for (int y = 0; y < 8; ++y) std::memcpy(samples + y * stride, &word, 8);
 }
 
