@@ -49,6 +49,23 @@ def _accuracy(result: dict[str, Any]) -> str:
     )
 
 
+def _threads(result: dict[str, Any]) -> str:
+    runs = result["results"]
+    lines = [
+        "| threads | " + " | ".join(str(run["threads"]) for run in runs) + " |",
+        "|---" * (1 + len(runs)) + "|",
+        "| images per second, `Loader` | " + _rates(runs, "loader"),
+        "| images per second, bare kernel | " + _rates(runs, "kernel"),
+    ]
+    machine = result["machine"]
+    where = f"{machine['cpu_model']}, {machine['usable_cores']} cores, {result['simd_level']}"
+    return "\n".join(lines) + f"\n\n{where}; raw results: [threads.json](benchmarks/results/threads.json).\n"
+
+
+def _rates(runs: list[dict[str, Any]], name: str) -> str:
+    return " | ".join(f"{run['images_per_s'][name]:,.0f}" for run in runs) + " |"
+
+
 def _loader(result: dict[str, Any]) -> str:
     before, after = result["before"], result["after"]
     lines = [
@@ -87,7 +104,7 @@ def _load(name: str) -> dict[str, Any]:
     return document
 
 
-BLOCKS = {"accuracy": _accuracy, "demo": _demo, "loader": _loader}
+BLOCKS = {"accuracy": _accuracy, "demo": _demo, "loader": _loader, "threads": _threads}
 
 if __name__ == "__main__":
     README.write_text(render(README.read_text()))

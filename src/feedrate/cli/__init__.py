@@ -51,7 +51,10 @@ def say_error(message: str, hint: str | None = None) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="feedrate", description="Finds out why your training waits for data, and fixes it.")
+    parser = Parser(
+        prog="feedrate",
+        description="Measures what training loses while it waits for data, and feeds it faster.",
+    )
     parser.add_argument("--version", action="version", version=f"feedrate {version('feedrate')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in COMMANDS:
