@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -20,6 +21,10 @@ def talk(text):
     print(text)
     os.system("echo " + text)
     return {"said": text, "pid": os.getpid()}
+
+def look_for(module):
+    import importlib.util
+    return {"is_there": importlib.util.find_spec(module) is not None}
 
 def fail(reason):
     raise RuntimeError(reason)
@@ -50,6 +55,14 @@ def test_a_function_runs_in_another_process_and_what_it_prints_does_not_spoil_it
     assert result["said"] == "hello"
     assert result["pid"] != os.getpid()
     assert peak_bytes >= 0
+
+
+def test_another_python_needs_none_of_our_dependencies(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # no site-packages
+    bare.chmod(0o755)
+    result, _ = run_in_process("victims:look_for", {"module": "numpy"}, python=str(bare))
+    assert result == {"is_there": False}
 
 
 def test_a_failing_process_is_described_by_its_last_lines() -> None:

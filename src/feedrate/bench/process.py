@@ -27,10 +27,13 @@ class RunFailed(FeedrateError):
     """A process of the benchmark ended without a result."""
 
 
-def run_in_process(function: str, arguments: Mapping[str, object]) -> tuple[dict[str, Any], int]:
+def run_in_process(
+    function: str, arguments: Mapping[str, object], *, python: str = sys.executable
+) -> tuple[dict[str, Any], int]:
     """Call `module:function` with keyword arguments that JSON can carry; return its result and peak memory.
 
-    The memory is that of the whole tree, in bytes, see `measure_tree_memory`.
+    The memory is that of the whole tree, in bytes, see `measure_tree_memory`. `python` may be that of another
+    environment: what starts there needs none of feedrate's dependencies.
 
     No process of the tree outlives this call, however it ends.
 
@@ -39,7 +42,7 @@ def run_in_process(function: str, arguments: Mapping[str, object]) -> tuple[dict
     """
     with tempfile.TemporaryFile() as talk:
         process = subprocess.Popen(
-            [sys.executable, "-m", "feedrate.bench.worker", function],
+            [python, "-m", "feedrate.bench.worker", function],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=talk, env=_environment(),
         )  # fmt: skip
         watch = _MemoryWatch(process.pid)
