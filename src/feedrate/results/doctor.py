@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `doctor` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from feedrate.results.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One thing to change, and what it would give.
+
+    Attributes:
+        name: a stable word, e.g. `more-workers`.
+        title: what to do, as an order: "use 8 workers instead of 2".
+        predicted_speedup: of the whole run, 1.0 when it gives nothing; `low` and `high` bound it.
+        next_bottleneck: the code of the finding that would then come first; None: not known.
+        command: what to type, only where that command exists; a line of Python is in `change`.
+        basis: "measured" (tried in this very run), "predicted" (by the cost model).
+        note: a sentence: why it gives nothing, what it costs, what it may spoil. Empty: nothing to say.
+    """
+
+    name: str
+    title: str
+    predicted_speedup: float
+    low: float
+    high: float
+    next_bottleneck: str | None = None
+    command: str | None = None
+    change: str | None = None
+    basis: str = "predicted"
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause. `share`: how much of the run's time it costs, 0 to 1."""
+
+    code: str
+    share: float
+    title: str
+    cause: str
+    evidence: tuple[str, ...]
+    numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
+    remedies: tuple[Remedy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShare:
+    """A part of the step as the training process lived it. The shares of all parts add up to 1."""
+
+    name: str  # "waiting for data", "copy to the device", "forward", ...
+    seconds_per_step: float
+    share: float
+    exposed_s_per_step: float | None = None  # of a wait: the device stood idle; None: not a wait
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePart:
+    """A part of making one sample, in seconds per sample: wall = cpu + queue + blocked."""
+
+    kind: str  # "read", "decode", "transform", "rest", "collate", "hand-over"
+    name: str  # "PIL.ImageFile.load", "RandomResizedCrop", ...
+    cpu_s: float
+    queue_s: float
+    blocked_s: float
+    share: float  # of the whole sample
+
+
+@dataclass(frozen=True, slots=True)
+class HotLine:
+    """A line of the user's code that the samples of the stack fall on. `share`: of the looks at that process."""
+
+    place: str  # file:line
+    function: str
+    where: str  # "worker" or "main"
+    share: float
+    source: str  # the text of the line, when it could be read
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One measured rate. `name`: real, device, loader, loader-again, kernel, trial-8-workers ..."""
+
+    name: str
+    title: str
+    samples_per_s: float
+    low: float
+    high: float
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step on the timeline, seconds from the first one; what is not listed is `other`."""
+
+    start_s: float
+    wall_s: float
+    wait_s: float
+    exposed_s: float
+    parts: Mapping[str, float]  # "copy", "forward", "backward", "optimizer", "sync", "save", "validation"
+    phase: str
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A reading of the machine over time. `limit`: where the scale ends, when there is such a place."""
+
+    name: str
+    unit: str
+    times_s: tuple[float, ...]
+    values: tuple[float | None, ...]
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact about the machine or the data, in words: ("data lies on", "nfs4, server:/home"). "unknown" is a value."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What the doctor itself cost, from steps that it left unprobed."""
+
+    seconds_per_step: float
+    share: float
+    probed_steps: int
+    unprobed_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What was run and seen.
+
+    Attributes:
+        mode: "experiments", "passive", or "ended" (the script was over before the experiments).
+        exit_code: of the command; None when the doctor ended it.
+        unseen: sentences on what did not happen in the steps seen ("no validation in 112 steps: use --passive").
+        experiments: what was done to the run, in words, in order.
+    """
+
+    mode: str
+    exit_code: int | None
+    seconds: float
+    steps: int
+    warmup_steps: int
+    samples_per_step: float
+    seconds_per_step: float
+    samples_per_s: float
+    exposed_wait_share: float
+    device: str  # "cpu" or the GPU's name
+    ranks: int
+    workers: int
+    usable_cores: float
+    unseen: tuple[str, ...]
+    experiments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`feedrate doctor`. `findings` are ordered: the first one is the verdict."""
+
+    command: tuple[str, ...]
+    verdict: str
+    findings: tuple[Finding, ...]
+    remedies: tuple[Remedy, ...]  # each once, best first; those that give nothing last, with the reason
+    run: RunFacts
+    split: tuple[TimeShare, ...]
+    sample: tuple[SamplePart, ...]
+    hot_lines: tuple[HotLine, ...]
+    rates: tuple[Rate, ...]
+    timeline: tuple[StepRow, ...]
+    curves: tuple[Curve, ...]
+    facts: tuple[Fact, ...]
+    overhead: Overhead | None
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """`feedrate doctor --verify`: what had been predicted, and what came."""
+
+    before_samples_per_s: float
+    after_samples_per_s: float
+    actual_speedup: float
+    applied: Remedy | None  # the remedy that was recognised as applied
+    is_inside: bool | None  # actual in [low, high]; None when no remedy was recognised
+    changed: tuple[str, ...]  # what differs between the two runs, in words: "workers: 2 -> 8"
+    gone: tuple[str, ...]  # codes of findings that went away
+    new: tuple[str, ...]
