@@ -79,7 +79,12 @@ class SampleCost:
 
 def makers(recording: Recording, main: Process, loader: str) -> list[Process]:
     """Return the processes that made the loader's batches: its workers, or the training process itself."""
-    pids = {pid for fact in main.facts_of("workers") if fact.get("loader") == loader for pid in fact.get("pids", ())}
+    pids = {
+        pid
+        for fact in main.facts_of("workers")
+        if fact.get("loader") == loader
+        for pid in fact.get("pids", ())
+    }
     workers = [p for p in recording.processes if p.pid in pids and len(p.of(layout.FETCH))]
     if workers:
         return workers
@@ -102,7 +107,9 @@ def measure_sample(
     for process in processes:
         fetch_list = process.of(layout.FETCH, phase=phase)
         if window is not None:
-            inside = (fetch_list["start"] + fetch_list["wall"] > window[0]) & (fetch_list["start"] < window[1])
+            inside = (fetch_list["start"] + fetch_list["wall"] > window[0]) & (
+                fetch_list["start"] < window[1]
+            )
             fetch_list = fetch_list[inside]
         if not len(fetch_list):
             continue

@@ -103,5 +103,3 @@ def _is_interpreted(spots: Counter[str]) -> bool:
 def _source(place: str) -> str:
     path, _, line = place.rpartition(":")
     return linecache.getline(path, int(line)).strip() if line.isdigit() else ""
-
-

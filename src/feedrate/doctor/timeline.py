@@ -145,7 +145,11 @@ def _passes_of_others(process: Process, waits: Records, phase: int) -> list[_Int
         for first, last in zip(firsts, [*firsts[1:], len(mine)], strict=True):
             batches = mine[first:last]
             before = made["start"][made["start"] <= batches["start"][0]]
-            start = int(before[-1]) if len(before) and (len(passes) == 0 or before[-1] >= passes[-1][1]) else int(batches["start"][0])
+            start = (
+                int(before[-1])
+                if len(before) and (len(passes) == 0 or before[-1] >= passes[-1][1])
+                else int(batches["start"][0])
+            )
             end = int(batches["start"][-1] + batches["wall"][-1])
             if batches["a"][-1] >= 0 and len(batches) > 1:
                 # Left by `break`: the last batch was worked on, too.
@@ -154,7 +158,9 @@ def _passes_of_others(process: Process, waits: Records, phase: int) -> list[_Int
     return sorted(passes)
 
 
-def _epoch_starts(process: Process, waits: Records, loader: str, usual_wait: float, phase: int) -> list[_Interval]:
+def _epoch_starts(
+    process: Process, waits: Records, loader: str, usual_wait: float, phase: int
+) -> list[_Interval]:
     """Return the pauses between epochs: the end of the old iterator, the making of the new one, its first batch."""
     pauses: list[_Interval] = []
     made = process.of(layout.ITERATOR, phase=phase)
