@@ -75,6 +75,7 @@ class Measured:
     copy_rates: Fact
     receive_cpu_s: float  # CPU of the training thread inside next(), per batch
     feeder_cpu_s: float  # CPU of the other threads of the workers, per batch
+    before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
 
     @property
     def workers(self) -> int:
@@ -104,6 +105,26 @@ class Measured:
     @property
     def exposed_s(self) -> float:
         return self.loop.per_step("exposed")
+
+    @property
+    def exposed_share(self) -> float:
+        return self.exposed_s / self.step_s
+
+    def share_of(self, part: str) -> float:
+        return self.loop.per_step(part) / self.step_s
+
+    def each(self, part: str, times: int) -> float:
+        """Return how long one of a part's rare occurrences took."""
+        return self.loop.per_step(part) * len(self.loop.steps) / max(times, 1)
+
+    def place_of(self, part: str) -> str:
+        """Return the call that most of a part's time went into, as file:line."""
+        places = self.loop.places.get(part, {})
+        return max(places, key=lambda place: places[place]) if places else ""
+
+    @property
+    def batch_bytes(self) -> int:
+        return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
 
     @property
     def device_s(self) -> float:
@@ -193,6 +214,7 @@ def measure(
         copy_rates=main.last("copy-rates"),
         receive_cpu_s=_receive_cpu(main, loop),
         feeder_cpu_s=_feeder_cpu(workers),
+        before_forward_s=_before_forward(main),
     )  # fmt: skip
 
 
@@ -238,3 +260,8 @@ def _receive_cpu(main: Process, loop: Loop) -> float:
 def _feeder_cpu(workers: Sequence[Process]) -> float:
     spent = [int(record["a"]) for p in workers for record in p.of(layout.HANDOVER, phase=layout.REAL)]
     return sum(spent) * 1e-9 / len(spent) if spent else 0.0
+
+
+def _before_forward(main: Process) -> float:
+    records = main.of(layout.DEVICE, phase=layout.REAL)
+    return float(records["a"].mean()) * 1e-9 if len(records) else 0.0

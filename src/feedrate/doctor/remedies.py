@@ -163,7 +163,7 @@ def pack_files(m: Measured) -> Remedy | None:
     sample, data = m.sample, m.around.data
     if sample is None or data is None:
         return None
-    blocked = _read_blocked(m)
+    blocked = read_blocked(m)
     share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)
     source = shlex.quote(data.folder)
     if share < 0.05:
@@ -187,7 +187,7 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
     sample, data, around_ = m.sample, m.around.data, m.around
     if sample is None or data is None or around_.scratch is None or around_.scratch_bytes_per_s is None:
         return None
-    blocked = _read_blocked(m)
+    blocked = read_blocked(m)
     if blocked.blocked_s < 0.05 * sample.total.wall_s:
         return None
     left = sample.read_bytes / around_.scratch_bytes_per_s
@@ -206,7 +206,7 @@ def cache_in_memory(m: Measured) -> Remedy | None:
     if sample is None:
         return None
     saved = sample.kind("read").plus(sample.kind("decode"))
-    saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, _read_blocked(m).blocked_s))
+    saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
     if saved.wall_s < 0.05 * sample.total.wall_s:
         return None
     now, n = m.pipeline, m.samples_per_step
@@ -289,10 +289,9 @@ def preprocess_once(m: Measured) -> Remedy | None:
     if share is None or share < 0.1:
         return None
     now = m.pipeline
-    read = sample.read_bytes and 0.0
     prediction, then = change(
         m,
-        fetch_cpu_s=now.fetch_cpu_s * (1 - share) + (read or 0.0),
+        fetch_cpu_s=now.fetch_cpu_s * (1 - share),
         fetch_blocked_s=now.fetch_blocked_s,
         width=MODELLED,
     )
@@ -476,7 +475,7 @@ def _writes(source: str) -> bool:
 
 def remove_syncs(m: Measured) -> Remedy | None:
     sync = m.loop.per_step("sync")
-    idle = None if m.around.gpu_utilisation is None else 1 - m.around.gpu_utilisation
+    idle = idle_share(m)
     if not m.is_on_gpu or sync < 0.02 * m.step_s or idle is None:
         return None
     place = max(m.loop.places.get("sync", {"": 0.0}).items(), key=lambda item: item[1])[0]
@@ -515,13 +514,92 @@ def lighten_handover(m: Measured) -> Remedy | None:
     )
 
 
+def idle_share(m: Measured) -> float | None:
+    """Return how much of the time the GPU idled; None: unknown."""
+    return None if m.around.gpu_utilisation is None else 1.0 - m.around.gpu_utilisation
+
+
+def unpin_workers(m: Measured) -> Remedy | None:
+    """The workers on all usable cores."""
+    sets = [set(fact["affinity"]) for fact in m.worker_facts if fact.get("affinity")]
+    allowed = len(set().union(*sets)) if sets else 0
+    if not sets or allowed >= min(m.workers, int(m.around.cores)):
+        return None
+    now = m.pipeline.with_(cores=float(allowed))
+    then = m.pipeline
+    return _make(
+        m, "unpin-workers", f"let the workers run on all {m.around.cores:.0f} cores instead of {allowed}",
+        predict_change(now, then, m.step_s), then,
+        change="remove the sched_setaffinity or taskset, or ask the scheduler for --cpus-per-task",
+    )  # fmt: skip
+
+
+def stop_others(m: Measured) -> Remedy | None:
+    others = m.around.cores_others
+    if others < 0.1 * m.around.cores:
+        return None
+    now = m.pipeline
+    then = now.with_(cores=m.around.cores)
+    # What computes on cores shared with others computes slower by their share.
+    freed = (m.around.cores - others) / m.around.cores
+    if not m.is_on_gpu:
+        then = then.with_(device_s=now.device_s * freed, fetch_blocked_s=now.fetch_blocked_s)
+    prediction = predict_change(now, then, m.step_s, WIDEST)
+    return _make(
+        m,
+        "stop-others",
+        f"have the machine alone: {m.around.biggest_other or 'others'} takes cores",
+        prediction,
+        then,
+    )
+
+
+def use_less_memory(m: Measured) -> Remedy | None:
+    if m.sample is None or not m.around.memory_limit_bytes or m.sample.major_faults < 0.5:
+        return None
+    prediction, then = change(m, fetch_blocked_s=0.0, width=WIDEST)
+    return _make(m, "use-less-memory", "use less memory, or ask for more (--mem)", prediction, then)
+
+
+def use_gpu(m: Measured) -> Remedy | None:
+    """Assumes that a GPU computes the model ten times as fast as these cores; the data then limits soon."""
+    if m.around.gpus == 0 or m.is_on_gpu:
+        return None
+    prediction, then = change(m, device_s=m.device_s / 10, device_cpu_s=m.device_cpu_s / 10, width=WIDEST)
+    return _make(
+        m, "use-gpu", "compute on the GPU", prediction, then, change="model.to('cuda'), batch.to('cuda')",
+        note="assumes that the GPU computes this model ten times as fast as the CPU",
+    )  # fmt: skip
+
+
+def balance_ranks(m: Measured) -> Remedy | None:
+    if len(m.loops) < 2:
+        return None
+    waits = sorted(loop.per_step("wait") for loop in m.loops.values())
+    excess = waits[-1] - waits[len(waits) // 2 - 1]
+    if excess < 0.05 * m.step_s:
+        return None
+    prediction = around(without(excess / m.step_s), COUNTED, "")
+    return _make(m, "balance-ranks", "give every rank data that comes equally fast", prediction)
+
+
+def move_to_cores(m: Measured) -> Remedy | None:
+    """Work that the device does before the forward pass, on cores that idle."""
+    if not m.is_on_gpu or m.before_forward_s < 0.05 * m.step_s:
+        return None
+    if m.around.cores_ours is not None and m.around.cores_ours > 0.7 * m.around.cores:
+        return None
+    prediction, then = change(m, device_s=m.device_s - m.before_forward_s)
+    return _make(m, "move-to-cores", "do the work before the forward pass in the workers", prediction, then)
+
+
 def remedies_of(m: Measured) -> dict[str, Remedy]:
     """Return every remedy that can be judged from this run, by name."""
     made = (make(m) for make in ALL)
     return {remedy.name: remedy for remedy in made if remedy is not None}
 
 
-def _read_blocked(m: Measured) -> Cost:
+def read_blocked(m: Measured) -> Cost:
     """Return the waiting for storage in one sample: blocked time of reads and decoders, and of the rest where it reads."""
     sample = m.sample
     if sample is None:
@@ -534,5 +612,6 @@ def _read_blocked(m: Measured) -> Cost:
 ALL: tuple[Callable[[Measured], Remedy | None], ...] = (
     change_workers, persist_workers, pin_memory, transfer_bytes, halve_precision, enlarge_batch, pack_files, decode_faster,
     stage_to_scratch, cache_in_memory, read_from_memory, preprocess_once, vectorise_transform, speed_up_main, evaluate_less,
-    save_less, write_less, remove_syncs, keep_on_device, lighten_handover,
+    save_less, write_less, remove_syncs, keep_on_device, lighten_handover, unpin_workers, stop_others, use_less_memory, use_gpu,
+    balance_ranks, move_to_cores,
 )  # fmt: skip
