@@ -14,9 +14,9 @@ from feedrate.doctor.evidence import (
     waits_for_data,
 )
 from feedrate.doctor.measured import Measured
-from feedrate.doctor.remedies import read_blocked, repeated_share, without_cost
 from feedrate.doctor.sample import Cost
 from feedrate.doctor.stacks import HotPlace
+from feedrate.doctor.what_if import read_blocked, repeated_share, without_cost
 from feedrate.units import format_bytes, format_seconds
 
 STARVED_GAIN = 1.15  # more workers must give this much to be the cause
@@ -154,7 +154,7 @@ def find_cold_cache(m: Measured) -> Evidence | None:
     warm = format_seconds(again.total.blocked_s)
     lines = (
         f"a sample waits {format_seconds(blocked.blocked_s)} for the disk, {warm} when it is read again",
-        f"{percent(sample.device_bytes / sample.read_bytes)} of the bytes came from the disk, not from memory",
+        f"{percent(sample.device_bytes / sample.read_bytes)} of the bytes came from the disk, not memory",
         word_storage(m),
     )
     return Evidence(share, lines, {"cold_s": blocked.blocked_s, "warm_s": again.total.blocked_s})
@@ -180,9 +180,10 @@ def find_slow_handover(m: Measured) -> Evidence | None:
     if share < WORTH_TELLING:
         return None
     size = m.batch_bytes
-    pickled, received = format_seconds(m.feeder_cpu_s), format_seconds(m.receive_cpu_s)
+    collated, pickled = format_seconds(collate.wall_s * n), format_seconds(m.feeder_cpu_s)
+    received = format_seconds(m.receive_cpu_s)
     lines = (
-        f"a batch takes {format_seconds(collate.wall_s * n)} to collate, {pickled} to pickle, {received} to receive",
+        f"a batch takes {collated} to collate, {pickled} to pickle, {received} to receive",
         f"its samples take {format_seconds((sample.total.wall_s - collate.wall_s) * n)} to make",
         f"a batch is {format_bytes(size)} of tensors" if size else "a batch holds no tensors: it is pickled",
     )
@@ -241,7 +242,7 @@ def find_repeated_work(m: Measured) -> Evidence | None:
         return None
     proof = "before a sample's first random number"
     lines = [
-        f"{format_seconds(repeated)} of CPU a sample, besides reading and decoding, is the same in every epoch",
+        f"{format_seconds(repeated)} of CPU a sample, besides reading and decoding, repeat in every epoch",
         "the same samples gave the same batch twice" if m.is_repeatable else f"it happens {proof}",
         *(word_place(place) for place in m.looks_fetch.places[:1]),
         wait_words(m),

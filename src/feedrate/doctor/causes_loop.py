@@ -8,7 +8,7 @@ from statistics import median
 from feedrate.doctor.causes_loader import word_place
 from feedrate.doctor.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence, percent
 from feedrate.doctor.measured import Measured
-from feedrate.doctor.remedies import idle_share, other_s, write_s
+from feedrate.doctor.what_if import idle_share, other_s, write_s
 from feedrate.units import format_bytes, format_seconds
 
 
@@ -30,7 +30,7 @@ def find_long_saving(m: Measured) -> Evidence | None:
         return None
     steps, times = len(m.loop.steps), m.loop.saves
     lines = (
-        f"saving takes {percent(share)} of the time: {times} times in {steps} steps, {format_seconds(each)} each",
+        f"saving takes {percent(share)} of the time: {times} in {steps} steps, {format_seconds(each)} each",
         m.place_of("save"),
     )
     return Evidence(share, lines, {"saves": times, "steps": steps, "seconds_each": each})
@@ -43,8 +43,8 @@ def find_epoch_pause(m: Measured) -> Evidence | None:
     kept = "are kept" if m.loader.get("persistent_workers") else "are started anew"
     context = m.loader.get("context") or "fork"
     lines = (
-        f"{format_seconds(each)} pass before an epoch's first batch, {m.loop.epochs} times in {len(m.loop.steps)} steps",
-        f"that is {percent(share)} of the time",
+        f"{format_seconds(each)} pass before an epoch's first batch, {percent(share)} of the time",
+        f"{m.loop.epochs} epochs began in {len(m.loop.steps)} steps",
         f"{m.workers} workers {kept} for each epoch ({context})",
     )
     return Evidence(share, lines, {"epochs": m.loop.epochs, "pause_s": each})
@@ -86,9 +86,9 @@ def find_slow_copies(m: Measured) -> Evidence | None:
     share = seconds / m.step_s
     if share < WORTH_TELLING:
         return None
-    pinned = "pinned" if is_pinned else "not pinned"
+    how = f"{'pinned' if is_pinned else 'not pinned'}, {m.around.copied_element_bytes} bytes a number"
     lines = (
-        f"{format_bytes(copied)} a step go to the device, {pinned}, {m.around.copied_element_bytes} bytes a number",
+        f"{format_bytes(copied)} a step go to the device, {how}",
         f"that takes {format_seconds(seconds)}, {percent(share)} of the time",
         m.place_of("copy"),
     )
@@ -126,8 +126,9 @@ def find_slow_rank(m: Measured) -> Evidence | None:
     share = (waits[slow] - others) / m.step_s
     if share < WORTH_TELLING:
         return None
+    mine, theirs = format_seconds(waits[slow]), format_seconds(others)
     lines = (
-        f"rank {slow} waits {format_seconds(waits[slow])} a step for its data, the others {format_seconds(others)}",
+        f"rank {slow} waits {mine} a step for its data, the others {theirs}",
         f"all ranks wait for it in the backward pass: {percent(share)} of the time",
     )
     return Evidence(share, lines, {"rank": slow, "wait_s": waits[slow], "others_wait_s": others})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The catalogue: every cause the doctor knows, with what proves it, what it costs and what cures it.
 
-A finding's share is the part of the run's time that would be saved if its cause were gone, by the cost model. Some
-causes explain others (decoding is slow because all workers sit on one core): the one that explains comes first.
+A finding's share is the part of the run's time that would be saved if its cause were gone, by the cost model.
+Some causes explain others (decoding is slow because all workers sit on one core): they come first.
 """
 
 from __future__ import annotations

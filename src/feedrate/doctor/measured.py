@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that was measured of one run, as numbers: what the findings are judged by and the report shows."""
+"""All that was measured of one run, as numbers: what findings are judged by and the report shows."""
 
 from __future__ import annotations
 
@@ -194,15 +194,15 @@ def measure(
         module=main.last("module"),
         worker_facts=[fact for p in workers for fact in p.facts_of("worker")],
         sample=measure_sample(made_by, window=window),
-        sample_drained=measure_sample([p for p in recording.processes if len(p.of(layout.FETCH, phase=layout.DRAIN))], layout.DRAIN),
-        sample_again=measure_sample([p for p in recording.processes if len(p.of(layout.FETCH, phase=layout.AGAIN))], layout.AGAIN),
-        device=_phase_timing(main, layout.REPLAY) if _on_gpu(main) else Timing.of(user_seconds(main, layout.REPLAY)),
+        sample_drained=measure_sample(recording.processes, layout.DRAIN),
+        sample_again=measure_sample(recording.processes, layout.AGAIN),
+        device=_device_timing(main, layout.REPLAY),
         drain=Timing.of(batch_seconds(main, layout.DRAIN, skip=1)),
         again=Timing.of(batch_seconds(main, layout.AGAIN, skip=2 * int(loader.get("num_workers") or 0))),
         trials=_trials(main),
         half_precision=_phase_timing(main, layout.REPLAY_HALF_PRECISION),
-        half_batch=_phase_timing(main, layout.REPLAY_HALF_BATCH) if _on_gpu(main) else Timing.of(user_seconds(main, layout.REPLAY_HALF_BATCH)),
-        is_repeatable=next((f["detail"].get("same") for f in main.facts_of("phase") if f.get("phase") == layout.AGAIN and isinstance(f.get("detail"), dict)), None),
+        half_batch=_device_timing(main, layout.REPLAY_HALF_BATCH),
+        is_repeatable=_is_repeatable(main),
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),
         around=around,
@@ -216,6 +216,19 @@ def measure(
         feeder_cpu_s=_feeder_cpu(workers),
         before_forward_s=_before_forward(main),
     )  # fmt: skip
+
+
+def _device_timing(main: Process, phase: int) -> Timing | None:
+    """Return the user's loop on batches that were there; on a GPU its launches say nothing, the phase's ends do."""
+    return _phase_timing(main, phase) if _on_gpu(main) else Timing.of(user_seconds(main, phase))
+
+
+def _is_repeatable(main: Process) -> bool | None:
+    for fact in main.facts_of("phase"):
+        if fact.get("phase") == layout.AGAIN and isinstance(fact.get("detail"), dict):
+            same = fact["detail"].get("same")
+            return None if same is None else bool(same)
+    return None
 
 
 def _on_gpu(main: Process) -> bool:

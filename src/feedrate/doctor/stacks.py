@@ -21,7 +21,7 @@ class HotPlace:
     Attributes:
         share: of all looks of that kind.
         on_cpu: share of its looks in which the thread was computing, not waiting.
-        is_python: the looks fall on many places of the function: Python is interpreting it, rather than one call in C.
+        is_python: the looks fall on many places of the function: it is interpreted, not one call in C.
         undrawn: share of its looks before the sample's first random number; None: not known.
     """
 

@@ -28,9 +28,9 @@ class Prediction:
 def predict_change(now: Pipeline, then: Pipeline, measured_s: float, width: float = MODELLED) -> Prediction:
     """Predict what changing `now` into `then` gives, where a step of `now` was measured to take `measured_s`.
 
-    The model is wrong by some factor today and probably by a like factor afterwards (their ratio says so), but
-    less so where the new limit was measured by itself (the absolute value says so): the middle of both
-    is taken, and their distance widens the interval.
+    The model is wrong by some factor today and probably by a like factor afterwards (the ratio says so), but
+    less so where the new limit was measured by itself (the absolute value says so): the middle of both is
+    taken, and their distance widens the interval.
     """
     ratio, absolute = now.step_s / then.step_s, measured_s / then.step_s
     speedup = math.sqrt(ratio * absolute)
@@ -41,7 +41,7 @@ def predict_change(now: Pipeline, then: Pipeline, measured_s: float, width: floa
 
 
 def around(speedup: float, width: float, next_limit: str) -> Prediction:
-    """Return an interval around a speed-up that shrinks as the speed-up comes near 1: little changes, little can err."""
+    """Return an interval around a speed-up, narrower near 1: where little changes, little can err."""
     # A remedy that takes nothing away cannot lose more than noise does.
     change = abs(math.log(max(speedup, 1e-6)))
     half = math.exp(min(math.log(width), 0.03 + change))
