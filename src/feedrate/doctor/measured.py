@@ -219,7 +219,7 @@ def measure(
 
 
 def _device_timing(main: Process, phase: int) -> Timing | None:
-    """Return the user's loop on batches that were there; on a GPU its launches say nothing, the phase's ends do."""
+    """Return the user's loop on batches in memory; on a GPU launches say nothing, the phase's ends do."""
     return _phase_timing(main, phase) if _on_gpu(main) else Timing.of(user_seconds(main, phase))
 
 

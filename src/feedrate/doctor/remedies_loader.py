@@ -25,8 +25,8 @@ from feedrate.units import format_bytes, format_seconds
 # What the kernel does by itself while it decodes; a pack's Loader needs none of these in Python.
 _DONE_BY_LOADER = (
     "PIL.resize", "PIL.crop", "PIL.convert", "PIL.transpose", "PIL.thumbnail", "cv2.resize", "cv2.cvtColor",
-    "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop", "RandomHorizontalFlip", "ToTensor", "PILToTensor",
-    "Normalize", "ToImage", "ToDtype",
+    "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop", "RandomHorizontalFlip", "ToTensor",
+    "PILToTensor", "Normalize", "ToImage", "ToDtype",
 )  # fmt: skip
 
 
@@ -56,7 +56,8 @@ def change_workers(m: Measured) -> Remedy | None:
             "an IterableDataset must share its samples among workers itself, or each worker repeats them all"
         )
     return make_remedy(
-        m, word, f"use {n} worker{'s' if n > 1 else ''} instead of {m.workers}", prediction, then, basis=basis, note=note,
+        m, word, f"use {n} worker{'s' if n > 1 else ''} instead of {m.workers}", prediction, then,
+        basis=basis, note=note,
         change=f"DataLoader(..., num_workers={n}, persistent_workers=True)",
     )  # fmt: skip
 
@@ -165,8 +166,8 @@ def pack_files(m: Measured) -> Remedy | None:
     saved = blocked.blocked_s * (1 - kept) * m.samples_per_step
     prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved, width=WIDEST)
     return make_remedy(
-        m, "pack", f"pack the small files (of {format_bytes(data.mean_bytes)}) into a few big ones", prediction,
-        then, command=f"feedrate pack {source} PACK",
+        m, "pack", f"pack the files (of {format_bytes(data.mean_bytes)}) into a few big ones", prediction, then,
+        command=f"feedrate pack {source} PACK",
     )  # fmt: skip
 
 

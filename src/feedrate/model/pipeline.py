@@ -2,7 +2,7 @@
 """How long a training step takes, from what its parts take: the queueing behind every prediction.
 
 A batch is made serially inside one worker (read, decode, augment and collate do not overlap there), workers
-run beside each other and beside the device, and all that uses the CPU shares the cores. So a step lasts as long
+run beside each other and beside the device, and all that uses the CPU shares the cores. A step lasts as long
 as the slowest of the device, the workers and the cores, plus what happens between steps.
 """
 
