@@ -52,7 +52,7 @@ def judge_run(observed: Observed, options: DoctorOptions) -> Diagnosis:
     if measured is None:
         steps = max((len(p.of(layout.WAIT, phase=layout.REAL)) for p in recording.mains), default=0)
         raise DoctorError(
-            f"the command took only {format_count(steps, 'batch', 'batches')} from a loader: too few to judge",
+            f"the command took only {format_count(steps, 'batch', 'batches')} from a loader, too few",
             hint="let it run longer: at least 5 steps",
             exit_code=observed.exit_code or 1,
         )
@@ -93,11 +93,11 @@ def _image_size(batch: Mapping[str, object]) -> tuple[int, int] | None:
     """Return height and width of the batch's images, if it holds any."""
     tensors = batch.get("tensors")
     for tensor in tensors if isinstance(tensors, list) else ():
-        shape = tensor.get("shape") or ()
+        shape = [int(side) for side in tensor.get("shape") or ()]
         if len(shape) == 4 and shape[1] in (1, 3, 4):
-            return int(shape[2]), int(shape[3])
+            return shape[2], shape[3]
         if len(shape) == 4 and shape[3] in (1, 3, 4):
-            return int(shape[1]), int(shape[2])
+            return shape[1], shape[2]
     return None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the report says of the machine, the loader and the data besides the findings; "unknown" where it is."""
+"""What the report says of the machine, the loader and the data besides the findings."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def pack_files(m: Measured) -> Remedy | None:
     saved = blocked.blocked_s * (1 - kept) * m.samples_per_step
     prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved, width=WIDEST)
     return make_remedy(
-        m, "pack", f"pack the files (of {format_bytes(data.mean_bytes)}) into a few big ones", prediction, then,
+        m, "pack", f"pack files of {format_bytes(data.mean_bytes)} into a few big ones", prediction, then,
         command=f"feedrate pack {source} PACK",
     )  # fmt: skip
 
