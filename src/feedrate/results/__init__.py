@@ -14,7 +14,7 @@ from feedrate.results.bench import (
 )
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Picture, Pictures
 from feedrate.results.load import LoaderStats, StageStats
-from feedrate.results.machine import Machine
+from feedrate.results.machine import Gpu, GpuProcess, Machine, ReadRate, ScratchRate, Storage
 from feedrate.results.pack import (
     FieldSummary,
     PackDescription,
@@ -35,6 +35,8 @@ __all__ = [
     "DemoResult",
     "Fidelity",
     "FieldSummary",
+    "Gpu",
+    "GpuProcess",
     "ImageDifference",
     "KernelResult",
     "KernelSet",
@@ -48,11 +50,14 @@ __all__ = [
     "Pictures",
     "PixelCheck",
     "Problem",
+    "ReadRate",
     "Recoded",
     "Rejection",
     "SampleLine",
+    "ScratchRate",
     "StageStats",
     "Standing",
+    "Storage",
     "Tick",
     "UnpackResult",
     "VerifyResult",
