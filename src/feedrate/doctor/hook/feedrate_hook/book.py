@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
-from . import layout
+from . import copies
 
 
 class Book:
@@ -49,12 +48,9 @@ class Book:
         start, end = span_ns
         self.fact("phase", phase=phase, start_ns=start, end_ns=end, batches=batches, detail=detail)
 
-    def wait(self, loader: Any, began: tuple[int, int], samples: int, number: int) -> None:
-        """A batch that was taken without returning to the user's loop. `began`: wall and thread time."""
-        wall, cpu = time.perf_counter_ns() - began[0], time.thread_time_ns() - began[1]
-        self._session.record(
-            layout.WAIT, self._session.name_of(loader), began[0], wall, cpu, a=samples, b=number
-        )
+    def take(self, iterator: Any) -> Any:
+        """A batch that does not go to the user's loop, with a WAIT record."""
+        return self._session.loaders.take(iterator, copies.unhooked_next(iterator))
 
     def loader_of(self, iterator: Any) -> Any:
         return self._session.loader_of(iterator)

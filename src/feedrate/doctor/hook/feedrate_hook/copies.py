@@ -66,12 +66,12 @@ def start(loader: Any) -> Any:
         return iter(loader)
 
 
-def taker_of(iterator: Any) -> Callable[[], Any]:
-    """The iterator's next() without the hook around it."""
+def unhooked_next(iterator: Any) -> Callable[[Any], Any]:
+    """The iterator's __next__ without the hook around it."""
     method: Any = type(iterator).__next__
     while hasattr(method, "__wrapped__"):
         method = method.__wrapped__
-    return lambda: method(iterator)
+    return method  # type: ignore[no-any-return]
 
 
 def shut_down(loader: Any, iterator: Any) -> None:

@@ -27,31 +27,22 @@ class Source:
         self._book = book
         self._loader = loader
         self.iterator = iterator
-        self._take = copies.taker_of(iterator)
-        self._number = int(getattr(iterator, "_num_yielded", 0))
         self.restarts = 0
 
     def next(self) -> Any:
+        """A batch, without a record."""
+        return self._next(lambda iterator: copies.unhooked_next(iterator)(iterator))
+
+    def next_recorded(self) -> Any:
+        return self._next(self._book.take)
+
+    def _next(self, take: Callable[[Any], Any]) -> Any:
         try:
-            batch = self._take()
+            return take(self.iterator)
         except StopIteration:
-            self._restart()
-            batch = self._take()  # an empty loader: its StopIteration is an error to the caller
-        self._number += 1
-        return batch
-
-    def next_recorded(self, name_of: Any) -> Any:
-        """The same, with a WAIT record under the name of the user's loader."""
-        began = time.perf_counter_ns(), time.thread_time_ns()
-        batch = self.next()
-        self._book.wait(name_of, began, batches.samples_of(batch), self._number - 1)
-        return batch
-
-    def _restart(self) -> None:
-        self.iterator = copies.start(self._loader)
-        self._take = copies.taker_of(self.iterator)
-        self._number = 0
-        self.restarts += 1
+            self.iterator = copies.start(self._loader)
+            self.restarts += 1
+            return take(self.iterator)  # an empty loader: its StopIteration is an error to the caller
 
 
 class Stretch:
@@ -90,7 +81,7 @@ def drain(book: Any, drained: Drained, loader: Any, source: Source, most_s: floa
     discarded = discard(source.next, copies.prefetched(loader), most_s / 2, drained.recent.append)
     stretch = Stretch(loader.num_workers, most_s)
     while not stretch.is_enough():
-        batch = source.next_recorded(loader)
+        batch = source.next_recorded()
         stretch.count += 1
         drained.recent.append(batch)
         if len(drained.lists) < REMEMBERED:
@@ -114,16 +105,13 @@ def again(book: Any, drained: Drained, loader: Any, most_s: float = MOST_S) -> N
     try:
         digests: list[int | None] = []
 
-        def take() -> Any:
-            return source.next_recorded(loader)
-
         def compare(batch: Any) -> None:
             digests.append(batches.digest_of(batch))
 
-        discarded = discard(take, copies.prefetched(loader), most_s / 2, compare)
+        discarded = discard(source.next_recorded, copies.prefetched(loader), most_s / 2, compare)
         stretch = Stretch(loader.num_workers, most_s)
         while not stretch.is_enough():
-            compare(take())
+            compare(source.next_recorded())
             stretch.count += 1
         same = None if is_iterable else are_same(drained.digests, digests)
         detail = {"same": same, "discarded": discarded, "restarts": source.restarts}

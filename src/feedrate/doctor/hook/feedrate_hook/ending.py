@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a run whose weights are spoilt: workers are sent home, then os._exit. No user code runs after it.
+"""The end of a run whose weights are spoilt: workers are sent home, then os._exit. No user code runs after.
 
-Any thread may call `end`; the first one counts and none returns. The work is done by a thread that was
-started before the guard went up: the fence holds the training loop's thread, and this one has folders to remove. It also
-watches over the loop: when it takes no batch for long, the user's code has left it.
+Any thread may call `end`; the first one counts and none returns. The work is done by a thread that was started
+before the guard went up: the fence holds the loop's thread, and this one has folders to remove. It also watches
+over the loop: when it takes no batch for long, the user's code has left it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def within(seconds: float, work: Callable[[], Any], scope: Any) -> None:
 
 
 def end_children() -> None:
-    """End what this process started. Another session means to stay; multiprocessing's helpers go by themselves."""
+    """End what this process started. What made a session of its own means to stay."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:
         for child in multiprocessing.active_children():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds the user's loop, phase by phase.
 
-The replay comes before the trials: a loop that counts its batches may leave at any step, and what the device can
-take is the number that matters most. What may raise in user code comes last.
+The replay comes before the trials: a loop that counts its batches may leave at any step, and what the device
+can take is the number that matters most. What may raise in user code comes last.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def replace_locks(scope: Any) -> None:
 
 
 def replace_processes(scope: Any, end: Callable[[str], None]) -> None:
-    """What another process is told, it may write; and nobody may wait for its answer for ever. So: the end."""
+    """What another process is told, it may write; and nobody may wait for its answer for ever."""
     places = (
         ("multiprocessing.queues", "Queue", ("put",)),
         ("multiprocessing.queues", "JoinableQueue", ("put",)),

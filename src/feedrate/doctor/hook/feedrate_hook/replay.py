@@ -148,29 +148,26 @@ class Trial(Feed):
         self._workers = workers
         self._copy: Any = None
         self._iterator: Any = None
-        self._take: Any = None
+        self._next: Any = None
         self.warmup = workers * int(getattr(loader, "prefetch_factor", None) or 2) + 4
 
     def start(self) -> None:
         self._copy = copies.copy_loader(self._loader, self._workers)
-        self._restart()
-
-    def _restart(self) -> None:
         self._iterator = copies.start(self._copy)
-        self._take = copies.taker_of(self._iterator)
+        self._next = copies.unhooked_next(self._iterator)
 
     def give(self) -> Any:
         with self._scope.own():
             try:
-                return self._take()
+                return self._next(self._iterator)
             except StopIteration:
-                self._restart()
-                return self._take()
+                self._iterator = copies.start(self._copy)
+                return self._next(self._iterator)
 
     def stop(self) -> None:
         with self._scope.own():
             copies.shut_down(self._copy, self._iterator)
-        self._copy = self._iterator = self._take = None
+        self._copy = self._iterator = None
 
     def detail(self) -> dict[str, Any]:
         return {"workers": self._workers}
