@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, get_args, get_origin, get_type_hints
 
 from bench_results import MACHINE
 from feedrate.results import (
@@ -24,7 +25,7 @@ from feedrate.results import (
     TimeShare,
 )
 
-NASTY = "<script>alert(1)</script>\"'&\x1b[31m\n"
+NASTY = "<script>alert(1)</script>\"'&\x1b[31m\n\udcff"
 FULL = {"real": 110, "drain": 24, "again": 24, "trial": 30, "replay": 30, "replay-half-precision": 20}
 
 
@@ -687,6 +688,42 @@ def make_nasty() -> Diagnosis:
     )
 
 
+_ODD_TEXTS = (
+    "",
+    NASTY,
+    "a",
+    "real",
+    "wait",
+    "\u4f60\u597d " * 9,
+    "\u202e\u0301",
+    "x" * 300,
+    "a word " * 60,
+    "{}%s\x00",
+)
+_ODD_NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 1e-12, 1e300, -1e300, math.nan, math.inf, -math.inf)
+_ODD_COUNTS = (0, 1, 2, -1, 7, 10**9, 10**400)
+
+
+def make_odd(draw: random.Random, kind: object = Diagnosis) -> Any:
+    """Return a value of a type, of a whole diagnosis by default, that no run would give."""
+    if kind is None or kind is type(None):
+        return None
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{one.name: make_odd(draw, hints[one.name]) for one in fields(kind)})
+    if kind in _ODD:
+        return draw.choice(_ODD[kind])
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return tuple(make_odd(draw, inner[0]) for _ in range(draw.choice((0, 1, 2, 3, 9))))
+    if origin is Mapping:
+        return {make_odd(draw, inner[0]): make_odd(draw, inner[1]) for _ in range(draw.randrange(4))}
+    return make_odd(draw, draw.choice(inner))
+
+
+_ODD: Mapping[object, Sequence[object]] = {str: _ODD_TEXTS, float: _ODD_NUMBERS, int: _ODD_COUNTS}
+
+
 DIAGNOSES: Mapping[str, Callable[[], Diagnosis]] = {
     "decode-bound": make_decode_bound,
     "device-bound": make_device_bound,
@@ -697,3 +734,13 @@ DIAGNOSES: Mapping[str, Callable[[], Diagnosis]] = {
     "eight-ranks": make_eight_ranks,
     "nothing-found": make_nothing_found,
 }
+
+
+if __name__ == "__main__":
+    # Draws what the tests compare with anew. Look at the difference before committing it.
+    from pathlib import Path
+
+    from feedrate.report.doctor import draw_diagnosis
+
+    for name, make in DIAGNOSES.items():
+        (Path(__file__).parent / "data" / "doctor" / f"{name}.txt").write_text(draw_diagnosis(make()))

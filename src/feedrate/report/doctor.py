@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from feedrate.report.doctor_words import (
+    clamp,
     clean,
     describe_end,
     describe_gain,
@@ -113,11 +114,11 @@ def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
 
 
 def _share(one: TimeShare) -> str:
-    length = max(0, min(_BAR, round(_BAR * one.share)))
+    length = round(_BAR * clamp(one.share))
     bar, detail, idle = "█" * length, clean(one.detail), one.exposed_s_per_step
-    if idle is not None and is_number(idle) and is_number(one.seconds_per_step) and one.seconds_per_step > 0:
+    if is_number(idle) and is_number(one.seconds_per_step) and one.seconds_per_step > 0:
         # A wait that the device did not notice costs nothing: it is drawn lighter.
-        exposed = max(0, min(length, round(length * idle / one.seconds_per_step)))
+        exposed = round(length * clamp(idle / one.seconds_per_step))
         bar, detail = "█" * exposed + "░" * (length - exposed), f"device idle {describe_seconds(idle)}"
     name = f"  {_shorten(clean(one.name), _NAME - 2)}"
     time, share = describe_seconds(one.seconds_per_step), describe_share(one.share)

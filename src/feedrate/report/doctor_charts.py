@@ -11,16 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from feedrate.report.doctor_words import clean, describe_number, describe_seconds, is_number
+from feedrate.report.doctor_words import clamp, clean, describe_number, describe_seconds, is_number, place
 from feedrate.results import Curve, StepRow
 
 MOST_COLUMNS = 400
 MOST_RANKS = 16
-# A word of a part's name, and the colour it goes by. Order counts: "copy" before "device".
+# Words of a part's name, and the colour it goes by; the first that fits counts.
 _TONES = (
-    ("wait", "exposed"), ("copy", "copy"), ("forward", "forward"), ("backward", "backward"),
-    ("optimizer", "optimizer"), ("sync", "sync"), ("back", "sync"), ("output", "sync"), ("sav", "save"),
-    ("checkpoint", "save"), ("writ", "save"), ("valid", "validation"), ("epoch", "validation"),
+    ("waiting for the device", "sync"), ("sync", "sync"), ("readback", "sync"), ("copy back", "sync"),
+    ("output", "sync"), ("wait", "exposed"), ("copy", "copy"), ("forward", "forward"),
+    ("backward", "backward"), ("optimizer", "optimizer"), ("sav", "save"), ("checkpoint", "save"),
+    ("writ", "save"), ("valid", "validation"), ("epoch", "validation"),
 )  # fmt: skip
 _PHASES = {
     "real": "the run itself",
@@ -45,10 +46,6 @@ def name_phase(phase: str) -> str:
 
 def find_tone(name: str) -> str:
     return next((tone for word, tone in _TONES if word in name.lower()), "other")
-
-
-def clamp(value: float, low: float = 0.0, high: float = 1.0) -> float:
-    return min(high, max(low, value)) if math.isfinite(value) else low
 
 
 def draw_bar(parts: Iterable[tuple[str, float, str]], *, total: float = 1.0, small: bool = False) -> str:
@@ -76,7 +73,7 @@ def draw_interval(low: float, value: float, high: float, *, start: float, end: f
         return '<div class="track"></div>'
 
     def at(number: float) -> float:
-        return 100 * clamp((number - start) / (end - start))
+        return 100 * place(number, start, end)
 
     one = f'<i class="one" style="left: {at(1.0):.2f}%"></i>' if start < 1 < end else ""
     return (
@@ -92,7 +89,7 @@ def draw_scale(start: float, end: float) -> str:
     first = math.ceil(start / step) * step
     ticks = [first + step * n for n in range(7) if first + step * n <= end]
     return '<div class="ticks">' + "".join(
-        f'<span style="left: {100 * clamp((at - start) / (end - start)):.2f}%">{at:g}x</span>' for at in ticks
+        f'<span style="left: {100 * place(at, start, end):.2f}%">{at:g}x</span>' for at in ticks
     ) + "</div>"  # fmt: skip
 
 
@@ -220,32 +217,30 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
         for t, v in zip(curve.times_s, curve.values, strict=False)
         if math.isfinite(t)
     ]  # fmt: skip
-    values = [v for _, v in points if v is not None and math.isfinite(v)]
+    values = [v for _, v in points if is_number(v)]
     title = f"<figcaption>{show(curve.name)} <small>{_describe_values(values, curve)}</small></figcaption>"
     if not values:
         return f"<figure>{title}</figure>"
     start, end = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
-    top = max([*values, curve.limit if curve.limit is not None and is_number(curve.limit) else 0.0, 1e-9])
+    top = max([*values, curve.limit if is_number(curve.limit) else 0.0, 1e-9])
     low = min(0.0, *values)
 
     def at(t: float, v: float) -> str:
-        return (
-            f"{300 * clamp((t - start) / (end - start)):.1f},{66 - 62 * clamp((v - low) / (top - low)):.1f}"
-        )
+        return f"{300 * place(t, start, end):.1f},{66 - 62 * place(v, low, top):.1f}"
 
     path, is_down = [], False
     for t, v in points:
-        if v is None or not math.isfinite(v):
+        if not is_number(v):
             is_down = False
             continue
         path.append(f"{'L' if is_down else 'M'}{at(t, v)}")
         is_down = True
     shade = ""
     if real_until_s is not None and start < real_until_s < end:
-        x = 300 * (real_until_s - start) / (end - start)
+        x = 300 * place(real_until_s, start, end)
         shade = f'<rect class="frame" x="{x:.1f}" y="0" width="{300 - x:.1f}" height="68"/>'
     limit = ""
-    if curve.limit is not None and is_number(curve.limit):
+    if is_number(curve.limit):
         y = at(start, curve.limit).partition(",")[2]
         limit = f'<line class="limit" x1="0" x2="300" y1="{y}" y2="{y}"/>'
     return (

@@ -14,6 +14,7 @@ from feedrate.report.doctor_charts import (
     show,
 )
 from feedrate.report.doctor_words import (
+    clamp,
     describe_number,
     describe_rate,
     describe_seconds,
@@ -42,8 +43,8 @@ def draw_split(split: Sequence[TimeShare]) -> str:
         tone, share = find_tone(one.name), one.share
         idle = one.exposed_s_per_step
         title = f"{one.name}: {describe_seconds(one.seconds_per_step)}, {describe_share(share)}"
-        if idle is not None and is_number(idle) and one.seconds_per_step > 0:
-            exposed = share * min(1.0, max(0.0, idle / one.seconds_per_step))
+        if is_number(idle) and one.seconds_per_step > 0:
+            exposed = share * clamp(idle / one.seconds_per_step)
             parts.append(("exposed", exposed, f"{title}, device idle"))
             parts.append(("hidden", share - exposed, f"{title}, device busy"))
         else:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`feedrate doctor --trace`: the steps as a trace that Perfetto and chrome://tracing open.
 
-A step's parts are known by how long they took, not by when they began: they are laid one after the other in the
-order in which a step goes through them, inside the step.
+A step's parts are known by how long they took, not by when they began: they are laid one after the other, in
+the order in which a step goes through them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 
-from feedrate.report.doctor_words import clean, describe_verdict, is_number
+from feedrate.report.doctor_words import clean, describe_verdict
 from feedrate.results import Curve, Diagnosis, StepRow
 
 _ORDER = ("copy", "forward", "backward", "optimizer", "sync", "save", "validation")
 _STEPS, _PHASES = 1, 2  # threads of a rank
+_LONGEST_S = 1e9  # beyond that, microseconds have no digits left for what is shorter than a step
 _MACHINE = 1_000_000  # the process of the machine's curves, above all ranks
 
 Event = dict[str, object]
@@ -23,7 +24,7 @@ Event = dict[str, object]
 
 def draw_trace(diagnosis: Diagnosis) -> str:
     """Return the trace as JSON; times are microseconds from the first step."""
-    rows = [row for row in diagnosis.timeline if is_number(row.start_s) and is_number(row.wall_s)]
+    rows = [row for row in diagnosis.timeline if _is_time(row.start_s) and _is_time(row.wall_s)]
     events = [*_names(rows, diagnosis.curves)]
     for rank in sorted({row.rank for row in rows}):
         mine = sorted((row for row in rows if row.rank == rank), key=lambda row: row.start_s)
@@ -95,6 +96,10 @@ def _step(row: StepRow, number: int) -> Iterator[Event]:
             now += length
 
 
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and abs(seconds) < _LONGEST_S
+
+
 def _bounded(seconds: float, most: float) -> float:
     return min(max(0.0, seconds), max(0.0, most)) if math.isfinite(seconds) else 0.0
 
@@ -111,6 +116,6 @@ def _span(
 def _counter(curve: Curve) -> Iterator[Event]:
     name = f"{clean(curve.name)} ({clean(curve.unit)})"
     for at, value in zip(curve.times_s, curve.values, strict=False):
-        if value is not None and math.isfinite(value) and math.isfinite(at):
+        if value is not None and math.isfinite(value) and _is_time(at):
             yield {"name": name, "ph": "C", "ts": round(at * 1e6, 3), "pid": _MACHINE, "tid": 0,
                    "args": {clean(curve.unit) or "value": value}}  # fmt: skip

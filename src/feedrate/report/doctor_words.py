@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from feedrate.results import Diagnosis, Remedy, RunFacts
 from feedrate.units import format_count, format_percent, format_rate, format_seconds
@@ -24,27 +25,39 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def is_number(value: float | None) -> TypeGuard[float]:
+    try:
+        return value is not None and math.isfinite(value)
+    except OverflowError:  # a whole number without a float
+        return False
+
+
+def clamp(value: float, low: float = 0.0, high: float = 1.0) -> float:
+    return min(high, max(low, value)) if math.isfinite(value) else low
+
+
+def place(value: float, start: float, end: float) -> float:
+    """Return where a value lies between two others, from 0 to 1."""
+    return clamp((value - start) / (end - start)) if end > start else 0.0
 
 
 def describe_seconds(value: float | None) -> str:
-    if value is None or not math.isfinite(value):
+    if not is_number(value):
         return UNKNOWN
     return format_seconds(value) if value > 0 else "0 s"
 
 
 def describe_share(value: float | None) -> str:
-    return format_percent(value) if value is not None and math.isfinite(value) else UNKNOWN
+    return format_percent(value) if is_number(value) else UNKNOWN
 
 
 def describe_rate(value: float | None) -> str:
-    return format_rate(value, "samples") if value is not None and math.isfinite(value) else UNKNOWN
+    return format_rate(value, "samples") if is_number(value) else UNKNOWN
 
 
 def describe_number(value: float | None) -> str:
     """Return three digits of any number, for scales and tables."""
-    if value is None or not math.isfinite(value):
+    if not is_number(value):
         return UNKNOWN
     size = abs(value)
     if size >= 1e15:
@@ -54,7 +67,7 @@ def describe_number(value: float | None) -> str:
 
 def describe_factor(value: float) -> str:
     """Return `2.4x`; below two one digit more, since 1.04 and 1.00 are not the same."""
-    if not math.isfinite(value):
+    if not is_number(value):
         return UNKNOWN
     return f"{_factor(value, value)}x"
 
@@ -98,8 +111,9 @@ def is_healthy(diagnosis: Diagnosis) -> bool:
 
 
 def describe_useless(remedy: Remedy) -> str:
-    why = clean(remedy.note).rstrip(".") or "no gain was predicted"
-    return f"{clean(remedy.title)}: {why}"
+    """Return what gives nothing, and why; a note that is a whole sentence says both."""
+    why = clean(remedy.note).rstrip(".") or "no gain is predicted"
+    return why if "will not help" in why else f"{clean(remedy.title)}: {why}"
 
 
 def describe_step(run: RunFacts) -> str:
