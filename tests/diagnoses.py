@@ -229,26 +229,27 @@ def make_decode_bound() -> Diagnosis:
         ),
         curves=(
             make_curve("cores busy", "cores", lambda t: 15.8 - 0.3 * math.sin(t) if t < 40 else 3.1, 16.0),
-            make_curve("GPU utilisation", "%", lambda t: 31 + 4 * math.sin(t / 2) if t < 40 else 97.0, 100.0),
-            make_curve("GPU memory", "GB", lambda t: 21.4 + 0 * t, 139.0),
-            make_curve("GPU power", "W", lambda t: 210 + 15 * math.sin(t) if t < 40 else 640.0, 700.0),
-            make_curve("memory of the job", "GB", lambda t: 18 + 0.02 * t, 128.0),
             make_curve(
-                "read from storage", "MB/s", lambda t: 96 + 8 * math.sin(3 * t) if t < 40 else 0.0, None
+                "GPU 0, busy", "share", lambda t: 0.31 + 0.04 * math.sin(t / 2) if t < 40 else 0.97, 1.0
             ),
-            make_curve("host to device", "GB/s", lambda t: None if 20 < t < 26 else 0.5, None),
+            make_curve("GPU 0, memory used", "B", lambda t: 21.4e9 + 0 * t, 150e9),
+            make_curve("GPU 0, power", "W", lambda t: 210 + 15 * math.sin(t) if t < 40 else 640.0, 700.0),
+            make_curve("memory used", "B", lambda t: 18e9 + 2e7 * t, 128e9),
+            make_curve("disks, read", "B/s", lambda t: 96e6 + 8e6 * math.sin(3 * t) if t < 40 else 0.0, None),
+            make_curve("NFS, round trip", "s", lambda t: None if 20 < t < 26 else 0.0005, None),
         ),
         facts=(
-            Fact("data lies on", "ext4, /dev/nvme0n1 (SSD)"),
-            Fact("data folder", "/data/imagenet/train"),
-            Fact("files resident in the page cache", "100% of 4,000 looked at"),
-            Fact("loader", "torch.utils.data.DataLoader"),
-            Fact("batch", "256 x 3 x 224 x 224 float32, pinned"),
-            Fact("pin_memory", "True"),
-            Fact("persistent_workers", "True"),
-            Fact("torch", "2.11.0, CUDA 13.0"),
-            Fact("memory limit of the job", "128 GB, 18.8 GB used"),
-            Fact("other users' processes", "0.1 cores"),
+            Fact("dataset", "data.Photos, 1,281,167 samples"),
+            Fact("loader", "DataLoader, made at train.py:31"),
+            Fact("persistent workers", "True"),
+            Fact("pinned memory", "True"),
+            Fact("batch", "float32 256x3x224x224, int64 256"),
+            Fact("torch", "2.11.0, 16 threads"),
+            Fact("data lies in", "/data/imagenet/train"),
+            Fact("file system", "ext4 (/dev/nvme0n1), solid state"),
+            Fact("in the page cache", "100%"),
+            Fact("memory limit", "128 GB"),
+            Fact("cores used by others", "0.1"),
             Fact("PCIe", "unknown"),
         ),
         overhead=Overhead(0.00009, 0.0003, 80, 20),
@@ -432,11 +433,11 @@ def make_storage_bound() -> Diagnosis:
             SamplePart("transform", "plankton.data.augment", 0.0019, 0.0001, 0.0, 0.048),
         ),
         facts=(
-            Fact("data lies on", "nfs4, fileserver:/datasets"),
-            Fact("data folder", "/net/datasets/plankton"),
+            Fact("file system", "nfs4 (fileserver:/datasets)"),
+            Fact("data lies in", "/net/datasets/plankton"),
             *(Fact(f"NFS option {n}", f"value {n}, and some more words about it") for n in range(24)),
-            Fact("pin_memory", "False"),
-            Fact("batch", "256 x 1 x 128 x 128 float32"),
+            Fact("pinned memory", "False"),
+            Fact("batch", "float32 256x1x128x128"),
         ),
         timeline=make_timeline(
             1.07, {"copy": 0.021, "forward": 0.051, "backward": 0.092, "optimizer": 0.008}, seed=2
@@ -554,7 +555,7 @@ def make_no_gpu() -> Diagnosis:
         timeline=make_timeline(0.512, {"forward": 0.08, "backward": 0.121, "optimizer": 0.012}, seed=3),
         curves=(
             make_curve("cores busy", "cores", lambda t: 1.0 if int(t) % 2 else 1.6, 2.0),
-            make_curve("memory of the job", "GB", lambda t: 1.2 + 0 * t, None),
+            make_curve("memory used", "B", lambda t: 1.2e9 + 0 * t, None),
         ),
         facts=(Fact("GPU", "NVIDIA A10, driver 570, not usable by this torch"), Fact("torch", "2.11.0+cpu")),
     )

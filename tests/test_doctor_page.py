@@ -95,10 +95,10 @@ def test_each_rank_has_its_own_row_of_steps() -> None:
 
 
 def test_a_gap_in_a_curve_stays_a_gap() -> None:
-    curve = Curve("copies", "GB/s", (0.0, 1.0, 2.0, 3.0), (1.0, None, 2.0, float("nan")), 4.0)
+    curve = Curve("copies", "B/s", (0.0, 1.0, 2.0, 3.0), (1.0, None, 2.0, float("nan")), 4.0)
     text = draw_doctor_page(replace(make_decode_bound(), curves=(curve,)))
     assert 'd="M0.0,50.5M200.0,35.0"' in text
-    assert "2 GB/s, at most 2 of 4" in text
+    assert "2 B/s, at most 2 B/s of 4 B/s" in text
 
 
 def browse(page: Path, profile: Path, *options: str) -> subprocess.CompletedProcess[str]:

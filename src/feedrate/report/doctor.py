@@ -25,12 +25,13 @@ from feedrate.report.doctor_words import (
 from feedrate.results import Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
 
 _WIDTH = 80
-_SCREEN = 24
+_SCREEN = 23  # of 24 lines: the prompt that follows must not push the verdict off
 _LABEL = 10
 _NAME = 20  # of a part of the step
 _BAR = 16
 _GAIN = 20
 _LONGEST_COMMAND = 400
+_SHORT_NOTE = 50
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class _Room:
     useless: int
     others: int
     unseen: int
+    is_dense: bool = False
 
 
 # The first that fits a screen is drawn. The last one is at most 30 lines, whatever was found.
@@ -55,7 +57,8 @@ _ROOMS = (
     _Room(3, 0.05, 4, 3, False, 2, 2, 1),
     _Room(3, 0.05, 4, 2, False, 2, 2, 1),
     _Room(3, 0.05, 4, 2, False, 1, 2, 1),
-    _Room(3, 0.05, 3, 2, False, 1, 2, 1),
+    _Room(3, 0.05, 4, 2, False, 1, 1, 1, is_dense=True),
+    _Room(3, 0.05, 3, 2, False, 1, 1, 1, is_dense=True),
 )
 
 
@@ -86,8 +89,9 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
         ],
     ]
     lines: list[str] = []
-    for block in blocks:
-        lines += ["", *block] if lines and block else block
+    for number, block in enumerate(blocks):
+        is_apart = lines and block and not (room.is_dense and number == len(blocks) - 1)
+        lines += ["", *block] if is_apart else block
     return lines
 
 
@@ -172,6 +176,9 @@ def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
         text += " (tried)"
     if one.next_bottleneck:
         text += f"; then {clean(one.next_bottleneck)}"
+    if not has_notes and len(one.note) <= _SHORT_NOTE:
+        # A warning ("may cost accuracy") is short; how a gain comes about is long, and stands on the page.
+        text += f" ({clean(one.note)})" if one.note else ""
     indent = " " * _GAIN
     gain = _shorten(describe_gain(one), _GAIN - 3)
     lines = _wrap(text, first=f"  {gain}".ljust(_GAIN), rest=indent, lines=2)

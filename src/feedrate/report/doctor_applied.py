@@ -13,9 +13,10 @@ from feedrate.results import Remedy
 
 # Facts that somebody sets; the others (free memory, load) differ from run to run.
 _SET = (
-    "loader", "dataset", "pin memory", "persistent workers", "prefetch", "batch", "precision", "autocast",
-    "channels last", "data folder", "data lies on", "torch", "start method", "collate", "affinity",
+    "loader", "dataset", "pinned memory", "persistent workers", "prefetch factor", "batch", "precision",
+    "model", "channels last", "data lies in", "file system", "torch", "start method", "collate", "affinity",
 )  # fmt: skip
+_PLACE = re.compile(r", made at .*")  # moves with every edit of the script
 _FEEDRATE = "feedrate"
 _GONE = 0.5  # a part that shrank by this much was worked on
 _NOTICED = 0.05  # of the step or the sample: less is noise
@@ -57,8 +58,8 @@ def describe_changes(before: Seen, after: Seen) -> list[str]:
     if before.device != after.device:
         changes.append(f"device: {clean(before.device)} -> {clean(after.device)}")
     for name, new_value in after.facts.items():
-        old_value = before.facts.get(name)
-        if old_value is not None and old_value != new_value and _is_set(name):
+        old_value, new_value = (_PLACE.sub("", value) for value in (before.facts.get(name, ""), new_value))
+        if old_value and old_value != new_value and _is_set(name):
             changes.append(f"{clean(name)}: {clean(old_value)} -> {clean(new_value)}")
     words = _compare_words(before.argv, after.argv)
     return [*changes, *([f"command: {words}"] if words else [])]
@@ -84,8 +85,7 @@ def find_applied(before: Seen, after: Seen) -> tuple[Remedy | None, list[str]]:
 
 
 def _is_set(name: str) -> bool:
-    plain = re.sub(r"[-_ ]+", " ", name.lower())
-    return any(plain == word or plain.startswith(f"{word} ") for word in _SET)
+    return name.lower() in _SET
 
 
 def _compare_words(old: tuple[str, ...], new: tuple[str, ...]) -> str:
@@ -142,7 +142,7 @@ def _turned_to(name: str, wanted: Callable[[str], bool]) -> Callable[[Remedy, Se
 def _moved(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
     if _uses_feedrate(after):
         return False
-    pairs = [(_find(before, name), _find(after, name)) for name in ("data folder", "data lies on")]
+    pairs = [(_find(before, name), _find(after, name)) for name in ("data lies in", "file system")]
     return any(old is not None and new is not None and old != new for old, new in pairs)
 
 
@@ -159,10 +159,7 @@ def _uses_feedrate(seen: Seen) -> bool:
 
 
 def _find(seen: Seen, name: str) -> str | None:
-    for one, value in seen.facts.items():
-        if re.sub(r"[-_ ]+", " ", one.lower()) == name:
-            return value
-    return None
+    return seen.facts.get(name)
 
 
 def _is_true(value: str) -> bool:
@@ -174,7 +171,7 @@ _BY_SETTING: dict[str, Callable[[Remedy, Seen, Seen, list[str]], bool]] = {
     "fewer-workers": _workers,
     "larger-batch": _batch,
     "persistent-workers": _turned_to("persistent workers", _is_true),
-    "pinned-memory": _turned_to("pin memory", _is_true),
+    "pinned-memory": _turned_to("pinned memory", _is_true),
     "uint8-transfer": _turned_to("batch", lambda value: "uint8" in value),
     "half-precision": _turned_to("precision", lambda value: "16" in value),
     "channels-last": _turned_to("channels last", _is_true),

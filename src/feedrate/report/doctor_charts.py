@@ -11,8 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from feedrate.report.doctor_words import clamp, clean, describe_number, describe_seconds, is_number, place
+from feedrate.report.doctor_words import (
+    UNKNOWN,
+    clamp,
+    clean,
+    describe_number,
+    describe_seconds,
+    describe_share,
+    is_number,
+    place,
+)
 from feedrate.results import Curve, StepRow
+from feedrate.units import format_bytes
 
 MOST_COLUMNS = 400
 MOST_RANKS = 16
@@ -252,9 +262,18 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
 
 
 def _describe_values(values: Sequence[float], curve: Curve) -> str:
-    unit = show(curve.unit)
     if not values:
-        return "unknown"
-    middle = sorted(values)[len(values) // 2]
-    text = f"{describe_number(middle)} {unit}, at most {describe_number(max(values))}"
-    return text + (f" of {describe_number(curve.limit)}" if is_number(curve.limit) else "")
+        return UNKNOWN
+    middle, most = sorted(values)[len(values) // 2], max(values)
+    text = f"{_describe_reading(middle, curve.unit)}, at most {_describe_reading(most, curve.unit)}"
+    return show(
+        text + (f" of {_describe_reading(curve.limit, curve.unit)}" if is_number(curve.limit) else "")
+    )
+
+
+def _describe_reading(value: float, unit: str) -> str:
+    if unit in ("B", "B/s"):
+        return format_bytes(value) + unit[1:]
+    if unit == "share":
+        return describe_share(value)
+    return describe_seconds(value) if unit == "s" else f"{describe_number(value)} {unit}"

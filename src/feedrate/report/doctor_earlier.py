@@ -8,7 +8,7 @@ what is missing is unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feedrate.errors import UsageError
@@ -75,7 +75,7 @@ def read_earlier(document: object) -> Seen:
         facts={str(one.get("name")): str(one.get("value")) for one in _list(whole, "facts")},
         split={name: seconds for name, seconds in split.items() if seconds is not None},
         sample=_add_up(
-            (str(one.get("kind")), *(_number(one.get(n)) or 0.0 for n in ("cpu_s", "queue_s", "blocked_s")))
+            (str(one.get("kind")), [_number(one.get(n)) or 0.0 for n in ("cpu_s", "queue_s", "blocked_s")])
             for one in _list(whole, "sample")
         ),
         codes=tuple(str(one.get("code")) for one in _list(whole, "findings")),
@@ -110,7 +110,7 @@ def read_present(diagnosis: Diagnosis) -> Seen:
         split={
             one.name: one.seconds_per_step for one in diagnosis.split if math.isfinite(one.seconds_per_step)
         },
-        sample=_add_up((one.kind, one.cpu_s, one.queue_s, one.blocked_s) for one in diagnosis.sample),
+        sample=_add_up((one.kind, (one.cpu_s, one.queue_s, one.blocked_s)) for one in diagnosis.sample),
         codes=tuple(one.code for one in diagnosis.findings),
         remedies=diagnosis.remedies,
     )
@@ -165,9 +165,9 @@ def _remedy(one: Mapping[str, object]) -> Remedy | None:
     )  # fmt: skip
 
 
-def _add_up(parts: object) -> dict[str, tuple[float, float]]:
+def _add_up(parts: Iterable[tuple[str, Sequence[float]]]) -> dict[str, tuple[float, float]]:
     kinds: dict[str, tuple[float, float]] = {}
-    for kind, cpu_s, queue_s, blocked_s in parts:  # type: ignore[attr-defined]
+    for kind, (cpu_s, queue_s, blocked_s) in parts:
         core, blocked = kinds.get(kind, (0.0, 0.0))
         if all(map(math.isfinite, (cpu_s, queue_s, blocked_s))):
             kinds[kind] = (core + cpu_s + queue_s, blocked + blocked_s)
