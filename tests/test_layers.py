@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"demo"},
-    {"pack", "bench", "fidelity"},
+    {"doctor", "pack", "bench", "fidelity"},
     {"load"},
     {"format"},
+    {"model"},
     {"kernel", "probe", "stats"},
     {"pillow"},
     {"results"},
@@ -74,3 +76,17 @@ def test_every_source_file_carries_the_licence_line() -> None:
     assert [
         p.name for p in files if "SPDX-License-Identifier: Apache-2.0" not in p.read_text().splitlines()[0]
     ] == []
+
+
+HOOK = ROOT / "doctor" / "hook"
+
+
+@pytest.mark.parametrize("path", sorted(HOOK.rglob("*.py")), ids=lambda p: str(p.relative_to(HOOK)))
+def test_the_hook_runs_where_feedrate_is_not_installed(path: Path) -> None:
+    allowed = sys.stdlib_module_names | {"feedrate_hook"}
+    for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 8))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            continue
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+        assert {name.split(".")[0] for name in names} <= allowed, f"{path.name} line {node.lineno}: {names}"

@@ -30,7 +30,7 @@ from feedrate.results.doctor import (
 )
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Picture, Pictures
 from feedrate.results.load import LoaderStats, StageStats
-from feedrate.results.machine import Machine
+from feedrate.results.machine import Gpu, GpuProcess, Machine, ReadRate, ScratchRate, Storage
 from feedrate.results.pack import (
     FieldSummary,
     PackDescription,
@@ -55,6 +55,8 @@ __all__ = [
     "Fidelity",
     "FieldSummary",
     "Finding",
+    "Gpu",
+    "GpuProcess",
     "HotLine",
     "ImageDifference",
     "KernelResult",
@@ -72,15 +74,18 @@ __all__ = [
     "PixelCheck",
     "Problem",
     "Rate",
+    "ReadRate",
     "Recoded",
     "Rejection",
     "Remedy",
     "RunFacts",
     "SampleLine",
     "SamplePart",
+    "ScratchRate",
     "StageStats",
     "Standing",
     "StepRow",
+    "Storage",
     "Tick",
     "TimeShare",
     "UnpackResult",

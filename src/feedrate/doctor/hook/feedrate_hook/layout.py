@@ -68,8 +68,11 @@ IO = 23  # of the fetch before it. a: bytes read by system calls (page cache inc
 #          c: major faults
 
 # In both.
-STACK = 30  # one look at a thread's stack. name: "file:line function" innermost first, joined by ';'; a: bits below
-OPENED = 31  # a file opened for reading inside a fetch. name: the path; recorded for the first OPENED_PATHS paths
+STACK = 30  # one look at a thread's stack. name: "file:line function" innermost first, joined by ';', where the innermost
+#             is "file:line@INSTRUCTION function" (f_lasti); a: bits below
+OPENED = (
+    31  # a file opened for reading inside a fetch. name: the path; recorded for the first OPENED_PATHS paths
+)
 CREATED = 32  # a file opened for writing by the training process. name: the path
 OPENED_PATHS = 4000
 
@@ -77,4 +80,7 @@ OPENED_PATHS = 4000
 ON_CPU = 1  # the thread used the CPU for more than half of the time since the last look
 IN_FETCH = 2
 IN_WAIT = 4
-RANDOM_DRAWN = 8  # random numbers were drawn since this sample began: from here on it is not the same every epoch
+RANDOM_DRAWN = (
+    8  # random numbers were drawn since this sample began: from here on it is not the same every epoch
+)
+DRAWS_KNOWN = 16  # this sample's random draws are watched: the bit before means something
