@@ -96,10 +96,7 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
 
 
 def _step(run: RunFacts) -> list[str]:
-    words = list_setting(run)
-    while len(words) > 1 and _LABEL + len(f"{describe_step(run)} ({', '.join(words)})") > _WIDTH:
-        words.pop()
-    return _line("a step", f"{describe_step(run)} ({', '.join(words)})")
+    return _line("a step", _fit(f"{describe_step(run)} (", list_setting(run), ")"))
 
 
 def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
@@ -143,9 +140,9 @@ def _sample(sample: Sequence[SamplePart]) -> list[str]:
     for one in parts:
         kinds[one.kind] = kinds.get(one.kind, 0.0) + one.cpu_s + one.queue_s + one.blocked_s
     most = sorted(kinds.items(), key=lambda item: -item[1])[:3]
-    words = ", ".join(f"{clean(kind)} {describe_share(seconds / wall)}" for kind, seconds in most)
+    words = [f"{clean(kind)} {describe_share(seconds / wall)}" for kind, seconds in most]
     how = ", ".join(f"{describe_share(s / wall)} {name}" for name, s in states.items() if s / wall >= 0.1)
-    return _line("a sample", f"{describe_seconds(wall)}: {words}; {how}")
+    return _line("a sample", _fit(f"{describe_seconds(wall)}: ", words, f"; {how}"))
 
 
 def _evidence(findings: Sequence[Finding], most: int) -> list[str]:
@@ -220,6 +217,12 @@ def _list(label: str, items: Iterable[str], most: int) -> list[str]:
         return []
     more = f" (+{len(left)} more)" if left else ""
     return _wrap(taken + more, first=f"{label:<{_LABEL}}", rest=" " * _LABEL, lines=most)
+
+
+def _fit(head: str, words: Sequence[str], tail: str) -> str:
+    """Return as many of the words as fit on a line, one at least."""
+    texts = [f"{head}{', '.join(words[:count])}{tail}" for count in range(len(words), 0, -1)]
+    return next((text for text in texts if len(text) <= _WIDTH - _LABEL), texts[-1])
 
 
 def _line(label: str, text: str, *, more: int = 0) -> list[str]:
