@@ -81,7 +81,8 @@ svg { display: block; width: 100%; }
 .phases .real { box-shadow: inset 2px 0 var(--accent); color: var(--text); }
 .curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem 1.5rem;
   margin-top: .5rem; }
-figure { margin: 0; } figcaption { font-size: .875rem; } figcaption small { display: block; } .curves svg { height: 4.5rem; }
+figure { margin: 0; } figcaption { font-size: .875rem; }
+figcaption small { display: block; } .curves svg { height: 4.5rem; }
 .curve { fill: none; stroke: var(--accent); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
 .limit { stroke: var(--bad); stroke-width: 1; stroke-dasharray: 4 3; vector-effect: non-scaling-stroke; }
 .frame { fill: var(--panel); }
