@@ -44,7 +44,7 @@ article { border-top: 1px solid var(--line); padding: .75rem 0; }
 .track .point { width: 4px; margin-left: -2px; background: var(--accent); }
 .track .one { width: 1px; background: var(--soft); border-radius: 0; }
 .ticks { position: relative; height: 1.2rem; color: var(--soft); font-size: .8rem; }
-.ticks span { position: absolute; transform: translateX(-50%); }
+.ticks span { position: absolute; white-space: nowrap; transform: translateX(-50%); }
 .scale { display: flex; justify-content: space-between; color: var(--soft); font-size: .8rem; }
 .bar { display: flex; height: 1.4rem; border-radius: .25rem; overflow: hidden; background: var(--shade);
   margin: .75rem 0 .35rem; }
@@ -66,6 +66,7 @@ article { border-top: 1px solid var(--line); padding: .75rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th { color: var(--soft); font-weight: 400; text-align: left; }
 th, td { padding: .2rem .75rem .2rem 0; vertical-align: top; border-bottom: 1px solid var(--line); }
+td:first-child { min-width: 6.5rem; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .wide { width: 40%; }
 svg { display: block; width: 100%; }
