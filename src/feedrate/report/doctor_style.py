@@ -92,7 +92,7 @@ figcaption small { display: block; } .curves svg { height: 4.5rem; }
 .facts dt { color: var(--soft); } .facts dd { margin: 0; }
 @media (max-width: 40rem) { .remedy { grid-template-columns: 1fr; }
   .facts { grid-template-columns: 1fr; gap: 0; } .facts dd { margin-bottom: .4rem; }
-  .wide { display: none; } }
+  .wide { display: none; } .number.soft { white-space: normal; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   article, figure, .chart, tr { break-inside: avoid; } h2 { break-after: avoid; } }
