@@ -16,7 +16,7 @@ from feedrate.doctor.evidence import (
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
 from feedrate.doctor.stacks import HotPlace
-from feedrate.doctor.what_if import read_blocked, repeated_share, without_cost
+from feedrate.doctor.what_if import decoding, read_blocked, repeated_share, saved_without, transforming
 from feedrate.units import format_bytes, format_seconds
 
 STARVED_GAIN = 1.15  # more workers must give this much to be the cause
@@ -55,13 +55,14 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     sample = m.sample
     if sample is None or not waits_for_data(m):
         return None
-    decode = sample.kind("decode")
+    decode = decoding(m)
     share = _share_of(m, Cost(decode.cpu_s, decode.queue_s, 0.0))
     if share < WORTH_TELLING:
         return None
     of_sample = percent(decode.wall_s / sample.total.wall_s)
+    took = format_seconds(decode.cpu_s)
     lines = [
-        f"decoding ({sample.largest('decode')}) takes {format_seconds(decode.cpu_s)} of CPU a sample, "
+        f"decoding and resizing ({sample.largest('decode')}) take {took} of CPU a sample, "
         f"{of_sample} of the {format_seconds(sample.total.wall_s)} that it takes",
         wait_words(m),
     ]
@@ -75,7 +76,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
     sample = m.sample
     if sample is None or not waits_for_data(m):
         return None
-    own = sample.kind("transform").plus(sample.kind("rest"))
+    own = transforming(m)
     share = _share_of(m, Cost(own.cpu_s, own.queue_s, 0.0))
     if share < WORTH_TELLING:
         return None
@@ -231,7 +232,7 @@ def find_repeated_work(m: Measured) -> Evidence | None:
     sample, repeated_part = m.sample, repeated_share(m)
     if sample is None or repeated_part is None or repeated_part < 0.5 or not waits_for_data(m):
         return None
-    own = sample.kind("transform").plus(sample.kind("rest"))
+    own = transforming(m)
     repeated = own.cpu_s * min(repeated_part, 1.0)
     # A Python loop is slow because it is one: that is the transform's finding.
     interpreted = sum(place.share for place in m.looks_fetch.places if place.is_python)
@@ -251,4 +252,4 @@ def find_repeated_work(m: Measured) -> Evidence | None:
 
 
 def _share_of(m: Measured, cost: Cost) -> float:
-    return capped(m, saved_by(without_cost(m, cost).speedup))
+    return capped(m, saved_without(m, cost))

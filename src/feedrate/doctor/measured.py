@@ -236,11 +236,8 @@ def _on_gpu(main: Process) -> bool:
 
 
 def _facts_of_loader(main: Process, kind: str, loader: str) -> Fact:
-    merged: dict[str, object] = {}
-    for fact in main.facts_of(kind):
-        if fact.get("loader") == loader:
-            merged.update(fact)
-    return merged
+    """Return the first: experiments make further loaders of it, and batches of other sizes."""
+    return next((fact for fact in main.facts_of(kind) if fact.get("loader") == loader), {})
 
 
 def _phase_timing(main: Process, phase: int) -> Timing | None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs inside the user's processes. The folder is put on their PYTHONPATH; it never imports feedrate."""
+"""What runs inside the user's processes: this folder is on their PYTHONPATH. It never imports feedrate."""
