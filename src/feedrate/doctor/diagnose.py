@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what was measured to what is said: the verdict, the findings, the remedies, and the tables behind them."""
+"""From what was measured to what is said: verdict, findings, remedies, and the tables behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from feedrate.doctor.findings import WORTH_A_VERDICT, find_causes
+from feedrate.doctor.evidence import WORTH_A_VERDICT
+from feedrate.doctor.findings import find_causes
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import Measured, Timing
-from feedrate.doctor.remedies import other_s, remedies_of
+from feedrate.doctor.remedies import remedies_of
 from feedrate.doctor.timeline import Loop
+from feedrate.doctor.what_if import other_s
 from feedrate.results.doctor import (
     Diagnosis,
     Finding,
@@ -83,7 +85,7 @@ def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tu
 
 
 def measure_overhead(loop: Loop) -> Overhead | None:
-    """Compare the steps that were probed with those that were not; medians, since a checkpoint may fall on either."""
+    """Compare probed steps with those left alone; medians, since a checkpoint may fall on either."""
     usual = [step for step in loop.steps if not step.is_first]
     probed = [step.own_s - step.wait_s for step in usual if step.is_probed]
     bare = [step.own_s - step.wait_s for step in usual if not step.is_probed]
@@ -125,7 +127,7 @@ def _unseen(m: Measured, mode: str) -> list[str]:
         unseen.append(f"no start of an epoch in {steps} steps{hint}")
     if mode == "ended":
         unseen.append(
-            f"the script ended after {steps + m.loop.warmup_steps + 1} steps, before the experiments: predictions are wider"
+            f"the script ended after {steps + m.loop.warmup_steps + 1} steps, before the experiments"
         )
     unseen += [
         f"{layout.PHASES[fact['phase']]}: {fact['why']}"

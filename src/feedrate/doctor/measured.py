@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that was measured of one run, as numbers: what the findings are judged by and the report shows."""
+"""All that was measured of one run, as numbers: what findings are judged by and the report shows."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ class Measured:
     copy_rates: Fact
     receive_cpu_s: float  # CPU of the training thread inside next(), per batch
     feeder_cpu_s: float  # CPU of the other threads of the workers, per batch
+    before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
 
     @property
     def workers(self) -> int:
@@ -104,6 +105,26 @@ class Measured:
     @property
     def exposed_s(self) -> float:
         return self.loop.per_step("exposed")
+
+    @property
+    def exposed_share(self) -> float:
+        return self.exposed_s / self.step_s
+
+    def share_of(self, part: str) -> float:
+        return self.loop.per_step(part) / self.step_s
+
+    def each(self, part: str, times: int) -> float:
+        """Return how long one of a part's rare occurrences took."""
+        return self.loop.per_step(part) * len(self.loop.steps) / max(times, 1)
+
+    def place_of(self, part: str) -> str:
+        """Return the call that most of a part's time went into, as file:line."""
+        places = self.loop.places.get(part, {})
+        return max(places, key=lambda place: places[place]) if places else ""
+
+    @property
+    def batch_bytes(self) -> int:
+        return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
 
     @property
     def device_s(self) -> float:
@@ -173,15 +194,15 @@ def measure(
         module=main.last("module"),
         worker_facts=[fact for p in workers for fact in p.facts_of("worker")],
         sample=measure_sample(made_by, window=window),
-        sample_drained=measure_sample([p for p in recording.processes if len(p.of(layout.FETCH, phase=layout.DRAIN))], layout.DRAIN),
-        sample_again=measure_sample([p for p in recording.processes if len(p.of(layout.FETCH, phase=layout.AGAIN))], layout.AGAIN),
-        device=_phase_timing(main, layout.REPLAY) if _on_gpu(main) else Timing.of(user_seconds(main, layout.REPLAY)),
+        sample_drained=measure_sample(recording.processes, layout.DRAIN),
+        sample_again=measure_sample(recording.processes, layout.AGAIN),
+        device=_device_timing(main, layout.REPLAY),
         drain=Timing.of(batch_seconds(main, layout.DRAIN, skip=1)),
         again=Timing.of(batch_seconds(main, layout.AGAIN, skip=2 * int(loader.get("num_workers") or 0))),
         trials=_trials(main),
         half_precision=_phase_timing(main, layout.REPLAY_HALF_PRECISION),
-        half_batch=_phase_timing(main, layout.REPLAY_HALF_BATCH) if _on_gpu(main) else Timing.of(user_seconds(main, layout.REPLAY_HALF_BATCH)),
-        is_repeatable=next((f["detail"].get("same") for f in main.facts_of("phase") if f.get("phase") == layout.AGAIN and isinstance(f.get("detail"), dict)), None),
+        half_batch=_device_timing(main, layout.REPLAY_HALF_BATCH),
+        is_repeatable=_is_repeatable(main),
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),
         around=around,
@@ -193,7 +214,21 @@ def measure(
         copy_rates=main.last("copy-rates"),
         receive_cpu_s=_receive_cpu(main, loop),
         feeder_cpu_s=_feeder_cpu(workers),
+        before_forward_s=_before_forward(main),
     )  # fmt: skip
+
+
+def _device_timing(main: Process, phase: int) -> Timing | None:
+    """Return the user's loop on batches in memory; on a GPU launches say nothing, the phase's ends do."""
+    return _phase_timing(main, phase) if _on_gpu(main) else Timing.of(user_seconds(main, phase))
+
+
+def _is_repeatable(main: Process) -> bool | None:
+    for fact in main.facts_of("phase"):
+        if fact.get("phase") == layout.AGAIN and isinstance(fact.get("detail"), dict):
+            same = fact["detail"].get("same")
+            return None if same is None else bool(same)
+    return None
 
 
 def _on_gpu(main: Process) -> bool:
@@ -201,11 +236,8 @@ def _on_gpu(main: Process) -> bool:
 
 
 def _facts_of_loader(main: Process, kind: str, loader: str) -> Fact:
-    merged: dict[str, object] = {}
-    for fact in main.facts_of(kind):
-        if fact.get("loader") == loader:
-            merged.update(fact)
-    return merged
+    """Return the first: experiments make further loaders of it, and batches of other sizes."""
+    return next((fact for fact in main.facts_of(kind) if fact.get("loader") == loader), {})
 
 
 def _phase_timing(main: Process, phase: int) -> Timing | None:
@@ -238,3 +270,8 @@ def _receive_cpu(main: Process, loop: Loop) -> float:
 def _feeder_cpu(workers: Sequence[Process]) -> float:
     spent = [int(record["a"]) for p in workers for record in p.of(layout.HANDOVER, phase=layout.REAL)]
     return sum(spent) * 1e-9 / len(spent) if spent else 0.0
+
+
+def _before_forward(main: Process) -> float:
+    records = main.of(layout.DEVICE, phase=layout.REAL)
+    return float(records["a"].mean()) * 1e-9 if len(records) else 0.0

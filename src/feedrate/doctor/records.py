@@ -29,7 +29,7 @@ Fact = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One Python process of the command. Records are ordered by start; the oldest are gone when the ring was full."""
+    """One Python process of the command. Records are ordered by start; `lost`: overwritten in a full ring."""
 
     pid: int
     facts: tuple[Fact, ...]

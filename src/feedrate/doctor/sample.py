@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What making one sample costs, and where: the workers' records, or the training process's own without workers."""
+"""What making one sample costs, and where: from the workers' records, or the training process's own."""
 
 from __future__ import annotations
 

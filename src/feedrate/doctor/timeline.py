@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training process's records as steps: where the time between two batches went, as that process lived it."""
+"""One training process's records as steps: where the time between two batches went."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """From one next() of the training loader to the following one. Times in seconds; `between`: what is not a step's own."""
+    """From one next() of the training loader to the following one; times in seconds."""
 
     start_ns: int
     wall_s: float
@@ -124,7 +124,7 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
 
 
 def _training_loader(process: Process, waits: Records) -> str | None:
-    """Return the loader whose batches are followed by optimizer steps; without any, the one asked most often."""
+    """Return the loader whose batches are followed by optimizer steps; else the one asked most often."""
     optimizer = process.of(layout.OPTIMIZER)["start"]
     score: dict[str, tuple[int, int]] = {}
     for number in np.unique(waits["name"]):
@@ -161,12 +161,13 @@ def _passes_of_others(process: Process, waits: Records, phase: int) -> list[_Int
 def _epoch_starts(
     process: Process, waits: Records, loader: str, usual_wait: float, phase: int
 ) -> list[_Interval]:
-    """Return the pauses between epochs: the end of the old iterator, the making of the new one, its first batch."""
-    pauses: list[_Interval] = []
+    """Return the pauses between epochs: the old iterator's end, the new one, its first batch."""
     made = process.of(layout.ITERATOR, phase=phase)
-    for record in made:
-        if process.name(record["name"]) == loader:
-            pauses.append((int(record["start"]), int(record["start"] + record["wall"])))
+    pauses: list[_Interval] = [
+        (int(record["start"]), int(record["start"] + record["wall"]))
+        for record in made
+        if process.name(record["name"]) == loader
+    ]
     for record in waits:
         start, end = int(record["start"]), int(record["start"] + record["wall"])
         if record["a"] < 0:
@@ -179,7 +180,7 @@ def _epoch_starts(
 def _exclusive_parts(
     process: Process, phase: int, validation: Sequence[_Interval], start_ns: int, end_ns: int
 ) -> tuple[list[tuple[int, int, str]], dict[str, dict[str, float]]]:
-    """Cut nested parts out of those around them (a sync inside a forward pass), and all of them out of validation."""
+    """Cut nested parts out of those around them (a sync in a forward pass), and all out of validation."""
     records = process.of(*PARTS, phase=phase)
     pieces: list[tuple[int, int, str]] = []
     places: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a training step takes, from what its parts take: the queueing behind every prediction.
 
-A batch is made serially inside one worker (read, decode, augment and collate do not overlap there), workers run beside each
-other and beside the device, and all that uses the CPU shares the cores. So a step lasts as long as the slowest
-of the device, the workers and the cores, plus what happens between steps.
+A batch is made serially inside one worker (read, decode, augment and collate do not overlap there), workers
+run beside each other and beside the device, and all that uses the CPU shares the cores. A step lasts as long
+as the slowest of the device, the workers and the cores, plus what happens between steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-# Steps and batches vary, so two nearly equal parts delay each other. A p-norm says by how much: for two equal parts
-# 2 ** (1/8) = 9 %, for 1 to 2 nothing. The value is a compromise over the runs in benchmarks/results/doctor.json.
+# Steps and batches vary, so two nearly equal parts delay each other. A p-norm says by how much: for two equal
+# parts 2 ** (1/8) = 9 %, for 1 to 2 nothing.
 SHARPNESS = 8.0
 
 
@@ -20,10 +20,10 @@ class Pipeline:
     """One training loop; all times in seconds per step.
 
     Attributes:
-        device_s: the step on batches that are already there: copies, forward, backward, optimizer, the loop's own Python.
-        device_cpu_s: CPU time of the training process in it, all threads; on a CPU-only machine most of the step.
+        device_s: the step on batches that are there: copies, forward, backward, optimizer, the loop's Python.
+        device_cpu_s: CPU time of the training process in it, all threads.
         fetch_cpu_s, fetch_blocked_s: making one batch, in the process that makes it.
-        handover_s: what the training process does to receive one batch from a worker, not overlapped with the device.
+        handover_s: what the training process does to receive one batch from a worker.
         workers: 0: the training process makes its batches itself.
         cores: that this job may use, less what others take.
         between_s: validation, checkpoints, epoch starts, spread over the steps.

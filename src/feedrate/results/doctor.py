@@ -185,6 +185,15 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
+class PartChange:
+    """A part of the step in two runs, in seconds per step; None: that run has no such part."""
+
+    name: str
+    before_s: float | None
+    after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """`feedrate doctor --verify`: what had been predicted, and what came."""
 
@@ -196,3 +205,10 @@ class Verification:
     changed: tuple[str, ...]  # what differs between the two runs, in words: "workers: 2 -> 8"
     gone: tuple[str, ...]  # codes of findings that went away
     new: tuple[str, ...]
+    still: tuple[str, ...] = ()
+    before_spread: tuple[float, float] | None = None  # of the samples per second, low and high
+    after_spread: tuple[float, float] | None = None
+    before_exposed_share: float | None = None
+    after_exposed_share: float | None = None
+    parts: tuple[PartChange, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences: why the two runs may not be compared like for like

@@ -7,7 +7,8 @@
     RUN/machine.jsonl              written by the doctor's sampler
 
 A ring is HEADER_BYTES of header and then `capacity` records. The header holds MAGIC, VERSION, pid, capacity and the
-number of records ever written (record n lies in slot n % capacity; the count is stored after the record).
+number of records ever written (record n lies in slot n % capacity; the count is stored after the record); at
+PHASE_OFFSET the phase that the process is in, which its workers read there for their own records.
 
 Every time is time.perf_counter_ns(): CLOCK_MONOTONIC, the same clock in all processes of a node.
 wall = cpu + queue + blocked: `cpu` and `queue` (ready, but no core was free) are those of the recording thread.
@@ -22,6 +23,7 @@ VERSION = 1
 HEADER = struct.Struct("<8sIIqq")  # magic, version, pid, capacity, written
 HEADER_BYTES = 64
 WRITTEN_OFFSET = 24
+PHASE_OFFSET = 32
 CAPACITY = 65536
 
 # kind, phase, name, start_ns, wall_ns, cpu_ns, queue_ns, a, b, c
@@ -63,9 +65,10 @@ PROBED = 2  # the step after this wait is probed; some are left alone, to measur
 FETCH = 20  # one batch made. a: samples; b: worker id (-1: the training process); c: number of the fetch in its process
 PART = 21  # a named part of the fetch before it, its nested parts left out. name: "read:…", "decode:…", "transform:…",
 #            "collate:…"; a: calls
-HANDOVER = 22  # between two fetches of a worker. cpu: pickling; blocked: nothing to do, or no room
+HANDOVER = 22  # between two fetches of a worker. cpu: pickling; blocked: nothing to do, or no room; a: CPU time of
+#                the process's other threads since the fetch before it began (the queue's thread pickles there)
 IO = 23  # of the fetch before it. a: bytes read by system calls (page cache included); b: bytes from a block device;
-#          c: major faults
+#          c: major faults. Each probed fetch has one; a fetch without it was left alone and has no parts either.
 
 # In both.
 STACK = 30  # one look at a thread's stack. name: "file:line function" innermost first, joined by ';', where the innermost
