@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `feedrate doctor` writes once the diagnosis is made, and the earlier document that it compares with."""
+"""What `feedrate doctor` writes once the diagnosis is made, and the document that it may compare with."""
 
 from __future__ import annotations
 

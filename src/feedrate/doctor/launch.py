@@ -26,8 +26,7 @@ from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.tree import ENVIRONMENT
 from feedrate.errors import StorageError
 from feedrate.probe.cpu import measure_usable_cores
-from feedrate.probe.process import read_stat
-from feedrate.units import format_seconds
+from feedrate.units import format_count, format_seconds
 
 SETTINGS_VERSION = 1
 _STACK_HZ = 50
@@ -77,6 +76,7 @@ def run_command(
     is_shared = spans_nodes(command)
     run = make_run_folder(is_shared)
     companion: Companion | None = None
+    observed: Observed | None = None
     try:
         write_settings(run, options)
         environment = make_environment(run, is_shared)
@@ -85,7 +85,8 @@ def run_command(
         yield replace(observed, is_shared=is_shared)
     finally:
         known = _read_members(run)
-        end_members(run, known, grace_s=0.0)
+        if observed is None:
+            end_members(run, known, grace_s=0.0)
         remove_shared_memory(known)
         remove_folder(run)
         if companion is not None:
@@ -122,7 +123,7 @@ def _run(
             spare_sessions=frozenset({os.getsid(0)}) if by_itself else None,
         )
         if left:
-            watch(f"ended {left} processes that the command left behind")
+            watch(f"ended {format_count(left, 'process', 'processes')} that the command left behind")
     return Observed(
         command=command,
         run_folder=run,
@@ -198,9 +199,4 @@ def _read_members(run: Path) -> dict[int, int]:
     known: dict[int, int] = {}
     for sample in read_samples(run):
         known |= {process["pid"]: process["start"] for process in sample.get("processes") or ()}
-    for path in run.glob("*-*.facts"):
-        pid = path.name.partition("-")[0]
-        stat = read_stat(int(pid)) if pid.isdigit() else None
-        if stat is not None:
-            known.setdefault(stat.pid, stat.start)
     return known

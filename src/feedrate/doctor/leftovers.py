@@ -33,7 +33,7 @@ def find_members(run: Path, known: Mapping[int, int]) -> list[ProcessStat]:
     mine = os.getpid()
     for pid in list_processes():
         stat = read_stat(pid)
-        if stat is None or pid == mine or stat.state in ("Z", "X"):
+        if stat is None or pid in (1, mine) or stat.state in ("Z", "X"):
             continue
         if known.get(pid) == stat.start or read_environ(pid, ENVIRONMENT) == str(run):
             found.append(stat)
