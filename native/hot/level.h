@@ -27,7 +27,7 @@
 namespace feedrate::FEEDRATE_LEVEL {
 
 inline Level make_level(const char* name) {
-    return {name, unstuff, read_mcus, read_mcu_pairs, convert_rgb, widen, add_rows, widen_sums, interleave, shrink, lower, pack_rgb, spread_rgb};
+    return {name, unstuff, read_mcus, read_mcu_pairs, convert_rgb, widen, add_rows, widen_sums, shrink, lower, pack_rgb, spread_rgb};
 }
 
 }  // namespace feedrate::FEEDRATE_LEVEL
