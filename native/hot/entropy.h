@@ -64,38 +64,38 @@ enum class Step { more, more_after_refill, complete, bad };
 
 // The other cases of the function below.
 template <bool kStore>
-FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Symbol symbol, unsigned& k, int16_t* block) {
+FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Symbol symbol, uint64_t& k, int16_t* block) {
     Step next = Step::complete;
-    if (FEEDRATE_UNLIKELY(symbol.move == kNotHere)) {
+    if (FEEDRATE_UNLIKELY(symbol.move() == kNotHere)) {
         symbol = ac.long_code(static_cast<uint32_t>(in.buffer >> 47));
-        if (symbol.move == kNotHere) return Step::bad;
-        k += symbol.move - kNotHere;
+        if (symbol.move() == kNotHere) return Step::bad;
+        k += symbol.move() - kNotHere;
         if (k < 63) next = Step::more_after_refill;
     }
-    if (symbol.move == kEndOfBlock) {
+    if (symbol.move() == kEndOfBlock) {
         k -= kEndOfBlock;
     } else {
         if (k > 63) return Step::bad;
-        if (kStore) block[kPlace[k]] = symbol.value(in.buffer);
+        if (kStore) block[ac.place[k]] = symbol.value(in.buffer);
     }
-    in.drop(symbol.bits);
+    in.drop(symbol.word);
     return next;
 }
 
-// Takes 24 bits at most when more symbols follow.
+// Takes 25 bits at most when more symbols follow.
 template <bool kStore>
-FEEDRATE_HOT_INLINE Step take_symbol(BitReader& in, const HuffmanTable& ac, unsigned& k, int16_t* block) {
-    const Symbol& symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
-    k += symbol.move;
+FEEDRATE_HOT_INLINE Step take_symbol(BitReader& in, const HuffmanTable& ac, uint64_t& k, int16_t* block) {
+    const Symbol symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
+    k += symbol.move();
     if (FEEDRATE_UNLIKELY(k >= 63)) return finish_symbol<kStore>(in, ac, symbol, k, block);
-    if (kStore) block[kPlace[k]] = symbol.value(in.buffer);
-    in.drop(symbol.bits);
+    if (kStore) block[ac.place[k]] = symbol.value(in.buffer);
+    in.drop(symbol.word);
     return Step::more;
 }
 
 // Whether the block is at its end after a symbol; refills where that took the bits of two.
 template <bool kStore>
-FEEDRATE_HOT_INLINE bool ends(Step& step, BitReader& in, const HuffmanTable& ac, unsigned& k, int16_t* block) {
+FEEDRATE_HOT_INLINE bool ends(Step& step, BitReader& in, const HuffmanTable& ac, uint64_t& k, int16_t* block) {
     step = take_symbol<kStore>(in, ac, k, block);
     if (step == Step::more) return false;
     if (step != Step::more_after_refill) return true;
@@ -107,16 +107,16 @@ FEEDRATE_HOT_INLINE bool ends(Step& step, BitReader& in, const HuffmanTable& ac,
 template <bool kStore>
 FEEDRATE_HOT_INLINE bool take_dc(BitReader& in, const HuffmanTable& dc, int& predictor, int16_t* block) {
     in.refill();
-    const Symbol* symbol = &dc.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
-    if (FEEDRATE_UNLIKELY(symbol->move == kNotHere)) {
+    const Symbol symbol = dc.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
+    if (FEEDRATE_UNLIKELY(symbol.move() == kNotHere)) {
         const Symbol found = dc.long_code(static_cast<uint32_t>(in.buffer >> 47));
-        if (found.move == kNotHere) return false;
+        if (found.move() == kNotHere) return false;
         predictor += found.value(in.buffer);
-        in.drop(found.bits);
+        in.drop(found.word);
         in.refill();
     } else {
-        predictor += symbol->value(in.buffer);
-        in.drop(symbol->bits);
+        predictor += symbol.value(in.buffer);
+        in.drop(symbol.word);
     }
     if (kStore) block[0] = static_cast<int16_t>(predictor);
     return true;
@@ -125,7 +125,7 @@ FEEDRATE_HOT_INLINE bool take_dc(BitReader& in, const HuffmanTable& dc, int& pre
 // Decodes the AC symbols that follow zigzag index k. Returns the index of the last coefficient, or more where zeros follow it; -1 when
 // the bits are no code or run past the block.
 template <bool kStore>
-FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, unsigned k, int16_t* block) {
+FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, uint64_t k, int16_t* block) {
     Step step;
     for (;;) {
         if (ends<kStore>(step, in, ac, k, block)) break;
@@ -137,7 +137,7 @@ FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, unsigned 
 
 // What is left of a block after a step.
 template <bool kStore>
-FEEDRATE_HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTable& ac, unsigned k, int16_t* block) {
+FEEDRATE_HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTable& ac, uint64_t k, int16_t* block) {
     if (step == Step::complete) return static_cast<int>(k);
     if (step == Step::bad) return -1;
     in.refill();
@@ -148,7 +148,7 @@ FEEDRATE_HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTabl
 template <bool kStore>
 FEEDRATE_HOT __attribute__((noinline)) void take_ac_pair(BitReader (&in)[2], const HuffmanTable& ac, int16_t* blocks, int (&last)[2]) {
     BitReader a = in[0], b = in[1];
-    unsigned k_a = 0, k_b = 0;
+    uint64_t k_a = 0, k_b = 0;
     Step step_a, step_b = Step::more;
     for (;;) {
         if (ends<kStore>(step_a, a, ac, k_a, blocks)) break;
