@@ -24,12 +24,12 @@ enum class Blocks { skip, store, transform };
 // Four weights in two parts: weight = 65536 * high + low, low signed in 16 bits, high at most 64.
 struct SplitFour {
     int8_t high[4];
-    int16_t even[2], odd[2];  // the low parts of taps 0 and 2, 1 and 3
+    int16_t low[4];  // of taps 0, 2, 1, 3
 };
 
 // One dimension of a resize: for every output pixel the first input pixel, how many, and their weights.
 struct Taps {
-    int width = 0;  // weights per output pixel, the unused ones zero
+    int width = 0;  // weights per output pixel, a multiple of four, the unused ones zero
     int most = 0;   // of the counts
     std::vector<int> first, count;
     std::vector<int32_t> weight;

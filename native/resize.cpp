@@ -14,6 +14,8 @@ namespace feedrate {
 
 namespace {
 
+constexpr int kGroup = 4;  // of taps, in SplitFour
+
 // Lines are made a whole number of chunks long, so that `lower` needs no remainder.
 size_t padded(int pixels) { return (static_cast<size_t>(pixels) * 4 + kLineChunk - 1) / kLineChunk * kLineChunk / 4; }
 
@@ -23,7 +25,7 @@ void Taps::make(int in_size, int out_size) {
     const double scale = static_cast<double>(in_size) / out_size;
     const double filter_scale = std::max(scale, 1.0);
     const double support = filter_scale;
-    width = static_cast<int>(std::ceil(support)) * 2 + 1;
+    width = (static_cast<int>(std::ceil(support)) * 2 + kGroup) / kGroup * kGroup;
     const size_t n = static_cast<size_t>(out_size);
     most = 0;
     first.resize(n), count.resize(n), weight.assign(n * static_cast<size_t>(width), 0);
@@ -50,19 +52,17 @@ void Taps::make(int in_size, int out_size) {
 }
 
 void Taps::make_groups() {
-    groups = (most + 3) / 4;
-    const size_t n = static_cast<size_t>(groups);
-    split.resize(first.size() * n);
-    for (size_t x = 0; x < first.size(); ++x) {
-        const int32_t* from = &weight[x * static_cast<size_t>(width)];
-        for (size_t k = 0; k < 4 * n; ++k) {
-            const int32_t all = k < static_cast<size_t>(width) ? from[k] : 0;
-            const auto low = static_cast<int16_t>(all & 0xFFFF);
-            SplitFour& four = split[x * n + k / 4];
-            four.high[k % 4] = static_cast<int8_t>((all - low) >> 16);
-            (k % 2 ? four.odd : four.even)[k % 4 / 2] = low;
-        }
-    }
+    groups = (most + kGroup - 1) / kGroup;
+    split.resize(first.size() * static_cast<size_t>(groups));
+    const int32_t* from = weight.data();
+    SplitFour* to = split.data();
+    for (size_t x = 0; x < first.size(); ++x, from += width)
+        for (int i = 0; i < groups * kGroup; i += kGroup, ++to)
+            for (int k = 0; k < kGroup; ++k) {
+                const auto low = static_cast<int16_t>(from[i + k] & 0xFFFF);
+                to->high[k] = static_cast<int8_t>((from[i + k] - low) >> 16);
+                to->low[k % 2 * 2 + k / 2] = low;
+            }
 }
 
 void Resizer::begin(int in_width, int in_height, const Target& target) {

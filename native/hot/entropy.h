@@ -5,7 +5,7 @@ namespace feedrate::FEEDRATE_LEVEL {
 namespace {
 
 // Whether a byte of the next ones is 0xFF, and where the first one is.
-#if FEEDRATE_VECTORS
+#if FEEDRATE_VECTORS == 256
 constexpr int kUnstuffStep = 32;
 FEEDRATE_HOT_INLINE uint32_t copy_step(const uint8_t* from, uint8_t* to) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -13,6 +13,16 @@ FEEDRATE_HOT_INLINE uint32_t copy_step(const uint8_t* from, uint8_t* to) {
     return static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(-1))));
 }
 FEEDRATE_HOT_INLINE int first_of(uint32_t found, const uint8_t*) { return __builtin_ctz(found); }
+#elif FEEDRATE_VECTORS == 128
+constexpr int kUnstuffStep = 16;
+FEEDRATE_HOT_INLINE uint64_t copy_step(const uint8_t* from, uint8_t* to) {
+    const uint8x16_t bytes = vld1q_u8(from);
+    vst1q_u8(to, bytes);
+    // Four bits of each byte.
+    const uint16x8_t found = vreinterpretq_u16_u8(vceqq_u8(bytes, vdupq_n_u8(0xFF)));
+    return vget_lane_u64(vreinterpret_u64_u8(vshrn_n_u16(found, 4)), 0);
+}
+FEEDRATE_HOT_INLINE int first_of(uint64_t found, const uint8_t*) { return __builtin_ctzll(found) / 4; }
 #else
 constexpr int kUnstuffStep = 8;
 FEEDRATE_HOT_INLINE uint64_t copy_step(const uint8_t* from, uint8_t* to) {

@@ -37,14 +37,12 @@ FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, con
     for (int i = 0; i < kLineChunk; ++i) out[x + i] = static_cast<uint8_t>(std::min(sum[i] >> kWeightBits, 255));
 }
 
-#if FEEDRATE_VECTORS
+#if FEEDRATE_VECTORS == 256
 
 // Four bytes, everywhere.
-template <class Four>
-FEEDRATE_HOT_INLINE __m256i repeat(const Four& bytes) {
-    static_assert(sizeof(bytes) == 4, "");
+FEEDRATE_HOT_INLINE __m256i repeat(const void* bytes) {
     int32_t word;
-    std::memcpy(&word, &bytes, 4);
+    std::memcpy(&word, bytes, 4);
     return _mm256_set1_epi32(word);
 }
 
@@ -62,8 +60,8 @@ FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* 
         const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line0 + 4 * i)), b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line1 + 4 * i));
         const __m256i pixels = _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1), order);
         high = _mm256_add_epi16(high, _mm256_maddubs_epi16(pixels, repeat(weight[i].high)));
-        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_and_si256(pixels, even), repeat(weight[i].even)));
-        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_srli_epi16(pixels, 8), repeat(weight[i].odd)));
+        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_and_si256(pixels, even), repeat(weight[i].low)));
+        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_srli_epi16(pixels, 8), repeat(weight[i].low + 2)));
     }
     const __m256i whole = _mm256_slli_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(1)), 16);
     return _mm256_srai_epi32(_mm256_add_epi32(whole, low), kWeightBits);
@@ -173,7 +171,39 @@ FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* we
     for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
 }
 
+// The first pixels of a line, as far as four at a time go; returns how many. The store is four bytes longer than the pixels, so the
+// last ones are left.
+FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
+    const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+    const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
+    const __m128i order = flip ? mirrored : straight;
+    size_t x = 0;
+    for (; x + 6 <= width; x += 4) {
+        const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * x), _mm_shuffle_epi8(pixels, order));
+    }
+    return x;
+}
+
+// The same the other way; the load is four bytes longer than its pixels.
+FEEDRATE_HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
+    const __m128i order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+    int x = 0;
+    for (; x + 6 <= count; x += 4) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 3 * x));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + x), _mm_shuffle_epi8(bytes, order));
+    }
+    return x;
+}
+
+#elif FEEDRATE_VECTORS == 128
+
+#include "resize_neon.h"
+
 #else
+
+FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t*, size_t, bool, uint8_t*) { return 0; }
+FEEDRATE_HOT_INLINE int spread_most(const uint8_t*, int, uint32_t*) { return 0; }
 
 FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
     shrink_line_widely(line0, taps, out_width, out0);
@@ -187,17 +217,8 @@ FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* we
 #endif
 
 FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
-    size_t x = 0;
-#if FEEDRATE_VECTORS
-    // Four pixels at a time; the store is four bytes longer than the pixels, so the last ones are left.
-    const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-    const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
-    const __m128i order = flip ? mirrored : straight;
-    for (; x + 6 <= width; x += 4) {
-        const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * x), _mm_shuffle_epi8(pixels, order));
-    }
-#endif
+    size_t x = pack_most(line, width, flip, out);
+    if (x == width) return;
     const ptrdiff_t step = flip ? -1 : 1;
     const uint32_t* in = flip ? line + (width - 1 - x) : line + x;
     out += 3 * x;
@@ -207,15 +228,7 @@ FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_
 }
 
 FEEDRATE_HOT void spread_rgb(const uint8_t* in, int count, uint32_t* out) {
-    int x = 0;
-#if FEEDRATE_VECTORS
-    // Four pixels at a time; the load is four bytes longer than its pixels, so the last ones are left.
-    const __m128i order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
-    for (; x + 6 <= count; x += 4) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 3 * x));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + x), _mm_shuffle_epi8(bytes, order));
-    }
-#endif
+    int x = spread_most(in, count, out);
     for (; x < count; ++x) out[x] = in[3 * x] | static_cast<uint32_t>(in[3 * x + 1]) << 8 | static_cast<uint32_t>(in[3 * x + 2]) << 16;
 }
 
