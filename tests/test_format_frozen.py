@@ -80,9 +80,8 @@ def test_version_1_gives_its_files_back(tmp_path: Path) -> None:
     assert digests == DIGESTS
 
 
-# A cat in 4:2:0, a gray one, a dog in 4:4:4 and one that was a PNG, all about 40 pixels wide, by `--raw` and by
-# `--resize 30 --quality 85`. Crops and flips are drawn from the seed alone, so the batch says that they are still
-# the same too.
+# A cat in 4:2:0, a gray one, a dog in 4:4:4 and one that was a PNG, about 40 pixels wide, by `--raw` and by
+# `--resize 30 --quality 85`. Crops and flips are drawn from the seed alone: that they are the same shows too.
 @pytest.mark.parametrize(("name", "crc"), [("pack-v1-raw", 0xF4CDC613), ("pack-v1-recoded", 0xEBD5CE4B)])
 def test_version_1_gives_the_batch_it_gave_when_it_was_written(name: str, crc: int) -> None:
     operation = RandomResizedCrop(24)
