@@ -33,7 +33,7 @@ class Device:
         self._forward: Any = None
 
     def after_fork(self) -> None:
-        """Begin anew in a child, and keep the parent's events for ever: to free one there would end the child."""
+        """Begin anew in a child, and keep the parent's events: to free one there would end the child."""
         kept = (self._pool, self._pending, self._entry, self._arrival, self._forward, self._of_parents)
         self.__init__()  # type: ignore[misc]
         self._of_parents = kept
