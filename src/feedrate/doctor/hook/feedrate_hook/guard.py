@@ -3,7 +3,8 @@
 
 Put up once and never taken down: the process ends behind it. In order: open files are flushed (what was
 written before belongs to the user), their descriptors lead to /dev/null, functions that write do nothing
-(held.py, withheld.py), what gets past them ends the process (fence.py), and so does user code that leaves its loop.
+(held.py, withheld.py), what gets past them ends the process (fence.py), and so does user code that leaves
+its loop.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     RUN/PID-START.facts            JSON lines, one write each: names, processes, loaders, experiments
     RUN/machine.jsonl              written by the doctor's sampler
 
-A ring is HEADER_BYTES of header and then `capacity` records. The header holds MAGIC, VERSION, pid, capacity and
-the number of records ever written (record n lies in slot n % capacity; the count is stored after the record); at
+A ring is HEADER_BYTES of header and then `capacity` records. The header holds MAGIC, VERSION, pid, capacity
+and the number of records ever written (record n lies in slot n % capacity; the count follows the record); at
 PHASE_OFFSET the phase that the process is in, which its workers read there for their own records.
 
 Every time is time.perf_counter_ns(): CLOCK_MONOTONIC, the same clock in all processes of a node.
@@ -52,7 +52,7 @@ OPTIMIZER = 8
 SAVE = 9  # a known saver (torch.save ...). name: call file:line
 EXPOSED = 10  # wall: how long the device stood idle in the wait that began at start_ns
 DEVICE = 11  # device clock, of the step whose wait ended at start_ns. wall: from the batch's arrival to the
-#              step's end; a: of it before the first forward pass; b: idle in between, where it is known, else -1
+#              step's end; a: of it before the first forward pass; b: idle in between, else -1
 PIN = 12  # pinning of a batch in the pin-memory thread. a: bytes
 VALIDATION = 13  # a whole pass over a loader without an optimizer step. name: the loader; a: batches
 WRITE = 14  # writing calls that can be timed from outside (fsync, flush, savefig ...). name: call file:line
