@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"demo"},
-    {"pack", "bench", "fidelity"},
+    {"doctor", "pack", "bench", "fidelity"},
     {"load"},
     {"format"},
+    {"model"},
     {"kernel", "probe", "stats"},
     {"pillow"},
     {"results"},
@@ -39,7 +41,9 @@ def imported_layers(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide the layer"
+            # The hook is a package of its own in the user's processes, so it names itself relatively.
+            is_hook = "feedrate_hook" in path.parts
+            assert node.level == 0 or is_hook, f"{path}: relative imports hide the layer"
             names += [
                 f"{node.module}.{a.name}" if node.module == "feedrate" else str(node.module)
                 for a in node.names
@@ -74,3 +78,18 @@ def test_every_source_file_carries_the_licence_line() -> None:
     assert [
         p.name for p in files if "SPDX-License-Identifier: Apache-2.0" not in p.read_text().splitlines()[0]
     ] == []
+
+
+HOOK = ROOT / "doctor" / "hook"
+
+
+@pytest.mark.parametrize("path", sorted(HOOK.rglob("*.py")), ids=lambda p: str(p.relative_to(HOOK)))
+def test_the_hook_runs_where_feedrate_is_not_installed(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 8))):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [str(node.module)] if isinstance(node, ast.ImportFrom) and not node.level else []
+        roots = {name.split(".")[0] for name in names}
+        assert "feedrate" not in roots
+        # Deeper inside, a module may be named that the user's code has imported.
+        if roots and node.col_offset == 0:
+            assert roots <= sys.stdlib_module_names | {"feedrate_hook"}, f"line {node.lineno}: {names}"

@@ -8,6 +8,7 @@ FeedrateError
 ├── SourceError     (ValueError)         a dataset that cannot be packed as it is
 ├── PackError       (ValueError)         a pack that cannot be read, or is damaged
 ├── StorageError    (OSError)            the disk said no: full, forbidden, gone
+├── DoctorError     (RuntimeError)       a command ran, and there was nothing to examine; carries an exit code
 ├── BadSample       (ValueError)         one sample cannot be read or decoded; carries its name
 └── MissingExtra    (ImportError)        an optional package is needed and not installed
 """
@@ -54,6 +55,14 @@ class StorageError(FeedrateError, OSError):
 
 class MissingExtra(FeedrateError, ImportError):
     """An optional package is needed and not installed."""
+
+
+class DoctorError(FeedrateError, RuntimeError):
+    """A command ran, and there was nothing to examine. `exit_code`: what the shell should see."""
+
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
 
 
 class BadSample(FeedrateError, ValueError):

@@ -42,6 +42,25 @@ def whole_number(text: str, least: int = 0) -> int:
     return number
 
 
+def share(text: str) -> float:
+    """Return 0.05 for `5%` and for `0.05`."""
+    digits, percent, rest = text.strip().partition("%")
+    try:
+        found = float(digits) / (100 if percent else 1)
+    except ValueError:
+        found = -1.0
+    if rest or not 0.0 <= found <= 1.0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a share between 0 and 1: write 5% or 0.05")
+    return found
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+
+
 def reader(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Make a parser of ours speak to argparse, so that a wrong value is wrong usage: exit code 2."""
 

@@ -4,45 +4,28 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable
 from pathlib import Path
+
+from feedrate.probe.cgroup import PROC, ROOT, read_cpuset, walk_groups
 
 
 def count_usable_cores() -> int:
     """Return the cores that affinity and the CPU quota leave; `os.cpu_count()` ignores both."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS has no affinity
-        cores = os.cpu_count() or 1
+    return max(1, math.ceil(measure_usable_cores()))
+
+
+def measure_usable_cores() -> float:
+    """Return the same as a number that need not be whole: a quota of 1.5 cores is 1.5."""
+    cores = float(len(read_cpuset()))
     quota = read_cpu_quota()
-    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+    return cores if quota is None else min(cores, quota)
 
 
-def read_cpu_quota(
-    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> float | None:
+def read_cpu_quota(proc: Path = PROC, root: Path = ROOT) -> float | None:
     """Return the cores that the tightest cgroup above this process grants; None when none limits it."""
-    try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return None
-    quotas = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            quotas += _quotas_upwards(root, path, _read_v2)
-        elif "cpu" in controllers.split(","):
-            quotas += _quotas_upwards(root / controllers, path, _read_v1)
-    return min(quotas, default=None)
-
-
-def _quotas_upwards(root: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:
-    # The leaf often says "no limit" while a job's group above it has one.
-    folder = root / path.lstrip("/")
-    folders = [folder, *folder.parents]
-    quotas = [read(f) for f in folders if f == root or root in f.parents]
-    return [q for q in quotas if q is not None]
+    groups = walk_groups("cpu", proc, root)
+    quotas = [_read_v2(folder) if version == 2 else _read_v1(folder) for version, folder in groups]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _read_v2(folder: Path) -> float | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-_NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of a page
+from feedrate.probe.cgroup import PROC, ROOT, find_memory_group
 
 
 def count_usable_memory_bytes() -> int:
@@ -18,37 +18,10 @@ def count_usable_memory_bytes() -> int:
     return total if limit is None else min(total, limit)
 
 
-def read_memory_limit(
-    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> int | None:
+def read_memory_limit(proc: Path = PROC, root: Path = ROOT) -> int | None:
     """Return the tightest memory limit of the cgroups above this process; None when none limits it."""
-    try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return None
-    limits: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            limits += _limits_upwards(root, path, "memory.max")
-        elif "memory" in controllers.split(","):
-            limits += _limits_upwards(root / "memory", path, "memory.limit_in_bytes")
-    return min(limits, default=None)
-
-
-def _limits_upwards(root: Path, path: str, name: str) -> list[int]:
-    # In a Slurm job the leaf says "unlimited"; the step or the job above it has the limit.
-    folder = root / path.lstrip("/")
-    limits = []
-    for above in (folder, *folder.parents):
-        if above == root or root in above.parents:
-            try:
-                text = (above / name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
-                limits.append(int(text))
-    return limits
+    group = find_memory_group(proc, root)
+    return None if group is None else group.limit_bytes
 
 
 def measure_tree_memory(pid: int) -> int:

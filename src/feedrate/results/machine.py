@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where something was measured."""
+"""Where something was measured, and what that machine is made of."""
 
 from __future__ import annotations
 
@@ -19,3 +19,73 @@ class Machine:
     versions: Mapping[str, str]
     commit: str | None
     command_line: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What lies under a path.
+
+    Attributes:
+        kind: as the kernel names it: `ext4`, `nfs4`, `lustre`, `fuse.sshfs`, `overlay`, `tmpfs`;
+            or `unknown`.
+        source: what is mounted: `/dev/sda1`, `server:/home`.
+        rotational: the disk spins; None: unknown. Virtual disks often claim to.
+        is_virtual_disk: a virtual machine's disk, which says nothing true of what it is made of.
+    """
+
+    path: str
+    mount_point: str
+    kind: str
+    source: str
+    is_network: bool
+    is_fuse: bool
+    is_memory: bool
+    rotational: bool | None
+    device: str | None
+    is_virtual_disk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRate:
+    """Reads of whole files that were not in memory. `latency_s`: until the first bytes, median."""
+
+    files: int
+    size_bytes: int
+    seconds: float
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchRate:
+    """One file written to a folder, past the page cache, and read back. `read_bytes_per_s`: None: unknown."""
+
+    size_bytes: int
+    write_bytes_per_s: float
+    read_bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU at one moment; None: it does not tell."""
+
+    index: int
+    name: str
+    utilisation: float | None  # 0 to 1: the share of the time in which some kernel ran
+    memory_used_bytes: int | None
+    memory_bytes: int | None
+    power_w: float | None
+    power_limit_w: float | None
+    pcie_to_device_bytes_per_s: float | None
+    pcie_from_device_bytes_per_s: float | None
+    pcie_generation: int | None
+    pcie_width: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds memory of a GPU. `memory_bytes`: None: the driver does not tell."""
+
+    gpu: int
+    pid: int
+    memory_bytes: int | None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs inside the user's processes. This folder is put on their PYTHONPATH; nothing in it may import feedrate."""
+"""What runs inside the user's processes: this folder is on their PYTHONPATH. It never imports feedrate."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor's hook: standard library only, Python 3.8 and later, silent, and harmless when anything fails."""
+"""The doctor's hook: standard library only, Python 3.8 and later, silent, harmless when anything fails."""

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a training command and say why it is slow, and what each remedy would give.
+
+Watches the command for about 110 steps, then makes experiments inside it for some 20 s: the loader
+without training, training on batches that are already there. From then on the run's weights are
+spoilt: nothing more of it is written, and it is ended. With --passive it only watches, to the end.
+
+The command's output, exit code and signals pass through; the verdict follows its output.
+
+  feedrate doctor -- python train.py --epochs 1
+  feedrate doctor --html report.html -- torchrun --nproc-per-node 2 train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feedrate.cli.arguments import number, positive, share
+from feedrate.cli.doctor_output import DEFAULT_MAX_EXPOSED_WAIT, read_before, talk, write_report
+from feedrate.cli.output import add_json_arguments, check_json_target, check_target
+from feedrate.cli.signals import ended_like_an_interrupt
+from feedrate.errors import DoctorError, UsageError
+
+if TYPE_CHECKING:
+    from feedrate.doctor.options import DoctorOptions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from feedrate.doctor.options import DEFAULT_STEPS, DoctorOptions
+
+    seconds = DoctorOptions().seconds
+    parser.usage = "feedrate doctor [options] -- COMMAND ..."  # argparse shows the command as "..."
+    parser.add_argument(
+        "--steps", type=positive, metavar="N", default=DEFAULT_STEPS,
+        help=f"steps to see before the experiments (default: {DEFAULT_STEPS}, 10 of them to warm up)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--passive", action="store_true", help="watch the whole run, change nothing, make no experiments"
+    )
+    parser.add_argument(
+        "--seconds", type=number, metavar="S", default=seconds,
+        help=f"see the steps for at most so long, once there are 20 (default: {seconds:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        metavar="DIR",
+        help="a local folder: predict what staging the data there gives",
+    )
+    parser.add_argument("--html", type=Path, metavar="PATH", help="write the report as a page too")
+    parser.add_argument("--trace", type=Path, metavar="PATH", help="write a trace for ui.perfetto.dev too")
+    parser.add_argument(
+        "--check", action="store_true", help="exit code 1 when training waits for data longer than allowed"
+    )
+    parser.add_argument(
+        "--max-exposed-wait", type=share, metavar="SHARE",
+        help=f"of the time, what --check allows: 5%% or 0.05 (default: {DEFAULT_MAX_EXPOSED_WAIT:.0%}%)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--verify", type=Path, metavar="BEFORE.json",
+        help="compare with an earlier --json: what was predicted, and what came",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-slowdown", type=share, metavar="SHARE",
+        help="with --verify: exit code 1 when this run is slower than the earlier one by more than this",
+    )  # fmt: skip
+    add_json_arguments(parser, overwritten="the files named above")
+    parser.add_argument(
+        "command",
+        metavar="COMMAND ...",
+        nargs=argparse.REMAINDER,
+        help="what to run, as you would without",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feedrate.doctor.command import check_command
+    from feedrate.doctor.options import DoctorOptions
+
+    command = read_command(arguments.command)
+    options = DoctorOptions(arguments.steps, arguments.passive, arguments.seconds, arguments.scratch)
+    check_command(command)
+    check_json_target(arguments)
+    for target in (arguments.html, arguments.trace):
+        if target is not None:
+            check_target(target, force=arguments.force)
+    if arguments.max_slowdown is not None and arguments.verify is None:
+        raise UsageError(
+            "--max-slowdown compares with an earlier run, and --verify names none",
+            hint="add --verify BEFORE.json, a file that 'feedrate doctor --json' wrote",
+        )
+    before = None if arguments.verify is None else read_before(arguments.verify)
+    from feedrate.doctor.examine import examine
+
+    talk(announce(options))
+    try:
+        with ended_like_an_interrupt():
+            diagnosis = examine(command, options, watch=talk)
+    except DoctorError as error:
+        from feedrate.cli import say_error
+
+        say_error(error.message, error.hint)
+        return error.exit_code
+    return write_report(arguments, diagnosis, before)
+
+
+def read_command(words: Sequence[str]) -> list[str]:
+    """Return the command without the `--` in front of it.
+
+    Raises:
+        UsageError: an option of ours stands where the command should be.
+    """
+    command = list(words[1:] if words[:1] == ["--"] else words)
+    if command and command[0].startswith("-"):
+        raise UsageError(
+            f"'{command[0]}' is not a command",
+            hint="options first, then: feedrate doctor -- python train.py ...",
+        )
+    return command
+
+
+def announce(options: DoctorOptions) -> str:
+    if options.passive:
+        return "watching the whole run, changing nothing"
+    return (
+        f"watching about {options.steps} steps, then experiments of about 20 s; "
+        "the run's weights are then spoilt and nothing more of it is written"
+    )

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes outside of the script: other processes, short memory, a small /dev/shm, a GPU that stands by."""
+
+from __future__ import annotations
+
+from feedrate.doctor.evidence import (
+    WORTH_A_VERDICT,
+    WORTH_TELLING,
+    Evidence,
+    capped,
+    percent,
+    queue_share,
+)
+from feedrate.doctor.measured import Measured
+from feedrate.units import format_bytes
+
+_SHM_ERRORS = ("Bus error", "shared memory", "No space left on device", "/dev/shm")
+
+
+def find_contention(m: Measured) -> Evidence | None:
+    others = m.around.cores_others + m.around.steal_cores
+    ours = m.around.cores_ours or 0.0
+    if others < 0.15 * m.around.cores:
+        return None
+    # What counts is the waiting for a core, by whoever makes the step long: others of low priority take
+    # cores that nobody wants.
+    waiting = m.exposed_share * queue_share(m) + (1 - m.exposed_share) * m.computing_queue_share
+    if m.workers > m.around.cores:
+        waiting *= others / max(others + ours, 1e-9)  # the rest are our own, too many
+    if waiting < WORTH_TELLING:
+        return None
+    who = f": {m.around.biggest_other}" if m.around.biggest_other else ""
+    lines = [f"other processes use {others:.1f} of {m.around.cores:.0f} cores{who}"]
+    if m.sample is not None:
+        lines.append(f"a sample spends {percent(queue_share(m))} of its time waiting for a core")
+    lines.append(f"forward and backward spend {percent(m.computing_queue_share)} of theirs so")
+    if m.around.gpu_others:
+        lines.append(f"on the GPU, too: {m.around.gpu_others}")
+    share = min(waiting, 0.95)
+    return Evidence(share, tuple(lines), {"cores_others": round(others, 2), "cores": m.around.cores})
+
+
+def find_short_memory(m: Measured) -> Evidence | None:
+    around = m.around
+    limit, used = around.memory_limit_bytes, around.memory_used_bytes
+    is_full = bool(limit and used and used > 0.85 * limit)
+    is_growing = around.steps_to_limit is not None and around.steps_to_limit < 20_000
+    is_swapping = around.swap_bytes_per_s > 1e6 or (is_full and around.major_faults_per_s > 50)
+    stalled = around.memory_stall_share or 0.0
+    if not (is_swapping or is_growing or stalled > WORTH_TELLING):
+        return None
+    lines = []
+    if limit and used:
+        lines.append(f"{format_bytes(used)} of the {format_bytes(limit)} that this job may use are taken")
+    if is_swapping:
+        swapped = format_bytes(around.swap_bytes_per_s)
+        lines.append(
+            f"{around.major_faults_per_s:,.0f} page faults a second wait for a disk; {swapped}/s are swapped"
+        )
+    if stalled > WORTH_TELLING:
+        lines.append(f"stalled on memory {percent(stalled)} of the time")
+    if is_growing and around.steps_to_limit is not None:
+        growth = f"{format_bytes(around.growth_bytes_per_step)} a step in {around.growing_process}"
+        lines.append(f"memory grows by {growth}: the limit is {around.steps_to_limit:,.0f} steps away")
+    share = WORTH_TELLING if is_growing else 0.0
+    if is_swapping or stalled > WORTH_TELLING:
+        faulting = 0.0
+        if m.sample is not None and m.sample.major_faults > 0.5:
+            faulting = m.sample.total.blocked_s / max(m.sample.total.wall_s, 1e-9)
+        share = max(stalled, capped(m, faulting), WORTH_A_VERDICT)
+    numbers = {"used_bytes": used, "limit_bytes": limit, "major_faults_per_s": around.major_faults_per_s}
+    return Evidence(share, tuple(lines), numbers)
+
+
+def find_small_shm(m: Measured) -> Evidence | None:
+    error = str(m.end.get("error") or "")
+    died = any(text in error for text in _SHM_ERRORS)
+    size = m.around.shm_size_bytes
+    needed = m.batch_bytes * m.workers * int(m.loader.get("prefetch_factor") or 2)
+    if not died and (size is None or m.workers == 0 or needed < 0.8 * size):
+        return None
+    held = f"{m.workers} workers keep up to {format_bytes(needed)} of batches in shared memory"
+    lines = [f"{held}; /dev/shm holds {format_bytes(size or 0)}"]
+    if died:
+        lines.append(f"the run ended with: {error[:120]}")
+    return Evidence(0.9 if died else WORTH_TELLING, tuple(lines), {"needed_bytes": needed, "shm_bytes": size})
+
+
+def find_unused_gpu(m: Measured) -> Evidence | None:
+    if m.around.gpus == 0 or m.is_on_gpu:
+        return None
+    lines = [f"{m.around.gpus} GPU{'s' if m.around.gpus > 1 else ''} here ({m.around.gpu_name})"]
+    if m.torch.get("cuda"):
+        lines.append(f"the model ({m.module.get('class', 'unknown')}) is on the CPU")
+    else:
+        built = (
+            "was built for CUDA, but sees no GPU" if m.torch.get("cuda_built") else "is a build without CUDA"
+        )
+        lines.append(f"torch {m.torch.get('version', '')} {built}")
+    if m.torch.get("visible_devices") == "":
+        lines.append("CUDA_VISIBLE_DEVICES is empty")
+    computing = max(m.own_s - m.exposed_s, 0.0) / m.step_s
+    return Evidence(max(computing, 0.5), tuple(lines), {"gpus": m.around.gpus})

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Can this command be run at all? Mistakes are answered before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from feedrate.errors import NotFound, UsageError
+from feedrate.probe.paths import suggest_path
+
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
+_LAUNCHERS = {"srun", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun"}
+_TAKE_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuse a command that cannot run, with what was probably meant.
+
+    Raises:
+        UsageError, NotFound: nothing to run, no such program, no such script; a job that only gets queued.
+    """
+    if not command or not command[0]:
+        raise UsageError("nothing to run", hint="feedrate doctor -- python train.py ...")
+    program = command[0]
+    if os.path.basename(program) == "sbatch":
+        raise UsageError(
+            "sbatch only queues a job, so there is nothing to watch",
+            hint="inside the batch script, put 'feedrate doctor --' before the training command; or: "
+            "feedrate doctor -- srun python train.py ...",
+        )
+    if shutil.which(program) is None:
+        raise NotFound(f"no program '{program}'", hint=_suggest_program(program, command))
+    script = find_script(command)
+    if script is not None and not os.path.exists(script):
+        raise NotFound(f"no script at {script}", hint=suggest_path(script))
+
+
+def _suggest_program(program: str, command: Sequence[str]) -> str | None:
+    is_script = program.endswith(".py")
+    if os.path.isdir(program):
+        return f"{program} is a folder; name a program: feedrate doctor -- python train.py ..."
+    if os.path.isfile(program):
+        rest = " ".join([program, *command[1:]])
+        if is_script:
+            return f"{program} is a script: feedrate doctor -- python {rest}"
+        return f"{program} is a file, but not one that can be run: chmod +x {program}"
+    if os.sep in program:
+        return suggest_path(program)
+    near = difflib.get_close_matches(program, sorted(_list_programs()), n=1, cutoff=0.7)
+    return f"did you mean '{near[0]}'?" if near else None
+
+
+def _list_programs() -> set[str]:
+    names = {"python", "python3", "torchrun"}
+    for folder in os.get_exec_path():
+        try:
+            names.update(os.listdir(folder))
+        except OSError:
+            continue
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """How a command line calls Python. `script`: None for -c, -m and standard input."""
+
+    flags: str  # the letters of all short options without a value: "IuB"
+    script: str | None
+
+
+def read_python_call(command: Sequence[str]) -> PythonCall | None:
+    """Return how the command calls Python; None when its first word is not Python."""
+    if not command or _PYTHON.fullmatch(os.path.basename(command[0])) is None:
+        return None
+    flags = ""
+    words = iter(command[1:])
+    for word in words:
+        if word == "-" or not word.startswith("-"):
+            return PythonCall(flags, None if word == "-" else word)
+        if word in _TAKE_A_VALUE:
+            next(words, None)
+        elif not word.startswith("--") and word[1] not in "WX":
+            letters = word[1:]
+            for position, letter in enumerate(letters):
+                if letter in "cm":
+                    return PythonCall(flags + letters[:position], None)
+                if letter in "WX":
+                    if position == len(letters) - 1:
+                        next(words, None)
+                    break
+                flags += letter
+    return PythonCall(flags, None)
+
+
+def find_script(command: Sequence[str]) -> str | None:
+    """Return the script that `python [options] SCRIPT ...` names; None where there is none to be found."""
+    call = read_python_call(command)
+    return None if call is None else call.script
+
+
+def spans_nodes(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether processes of the command may run on other nodes than this one."""
+    if os.path.basename(command[0]) in _LAUNCHERS:
+        return True
+    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+    return nodes.isdigit() and int(nodes) > 1
+
+
+def find_hook_folder() -> Path:
+    import feedrate.doctor.hook
+
+    return Path(feedrate.doctor.hook.__file__).resolve().parent

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the catalogue share: the form of their answer, and when a number is worth telling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from feedrate.doctor.measured import Measured
+from feedrate.units import format_seconds
+
+WORTH_TELLING = 0.05  # of the time; less is noise
+WORTH_A_VERDICT = 0.10  # less than this, and the run is healthy
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a test found. `cause` stands in for the catalogue's words where this run tells more."""
+
+    share: float
+    lines: tuple[str, ...]
+    numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
+    cause: str = ""
+
+
+def saved_by(speedup: float) -> float:
+    """Return the share of the time that a speed-up saves."""
+    return max(1.0 - 1.0 / speedup, 0.0) if speedup > 0 else 0.0
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def waits_for_data(m: Measured) -> bool:
+    """Whether the loader holds up the training at all."""
+    return m.exposed_share >= WORTH_TELLING
+
+
+def capped(m: Measured, share: float) -> float:
+    """No cause inside the loader can cost more than the waiting for the loader."""
+    return min(share, m.exposed_share)
+
+
+def wait_words(m: Measured) -> str:
+    return f"waiting for data: {percent(m.exposed_share)} of the time, {format_seconds(m.exposed_s)} a step"
+
+
+def queue_share(m: Measured) -> float:
+    """Return how much of a sample's time is spent ready to run, without a core."""
+    return m.sample.total.queue_s / max(m.sample.total.wall_s, 1e-9) if m.sample is not None else 0.0

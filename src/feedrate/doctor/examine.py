@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate doctor`: run the command, read what was seen, and judge it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from feedrate.doctor.absence import check_seen
+from feedrate.doctor.data_files import describe_data, time_kernel
+from feedrate.doctor.diagnose import diagnose
+from feedrate.doctor.facts_about import list_facts
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.launch import Observed, run_command
+from feedrate.doctor.machine import MachineTrace, read_machine
+from feedrate.doctor.measured import KernelTime, Measured, measure
+from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.records import Process, Recording, read_run
+from feedrate.doctor.surroundings import DataFiles, Surroundings
+from feedrate.doctor.timeline import Loop, build_loop
+from feedrate.errors import DoctorError, StorageError
+from feedrate.probe.cpu import measure_usable_cores
+from feedrate.probe.disk import measure_scratch
+from feedrate.probe.machine import describe_machine
+from feedrate.probe.storage import find_scratch
+from feedrate.results.doctor import Diagnosis
+from feedrate.units import format_count
+
+_CROPS = ("RandomResizedCrop", "RandomCrop", "PIL.crop")
+
+
+def examine(
+    command: Sequence[str], options: DoctorOptions, *, watch: Callable[[str], None] = lambda _: None
+) -> Diagnosis:
+    """Run a training, evaluation or inference command and say why it is as slow as it is.
+
+    Raises:
+        UsageError, NotFound: the command cannot be run.
+        DoctorError: it ran, but there was nothing to examine.
+    """
+    with run_command(command, options, watch=watch) as observed:
+        check_seen(observed)
+        return judge_run(observed, options)
+
+
+def judge_run(observed: Observed, options: DoctorOptions) -> Diagnosis:
+    """Turn a run folder into a diagnosis."""
+    recording, trace = read_run(observed.run_folder), read_machine(observed.run_folder)
+    measured = measure_run(recording, trace, options)
+    if measured is None:
+        steps = max((len(p.of(layout.WAIT, phase=layout.REAL)) for p in recording.mains), default=0)
+        raise DoctorError(
+            f"the command took only {format_count(steps, 'batch', 'batches')} from a loader, too few",
+            hint="let it run longer: at least 5 steps",
+            exit_code=observed.exit_code or 1,
+        )
+    mode = "passive" if options.passive else "experiments" if observed.ended_by_doctor else "ended"
+    diagnosis = diagnose(
+        measured,
+        command=observed.command,
+        mode=mode,
+        exit_code=None if observed.ended_by_doctor else observed.exit_code,
+        seconds=observed.seconds,
+        machine=describe_machine(sys.argv),
+        # The curves begin with the first sample of the machine; the steps are drawn over them.
+        origin_ns=int(trace.times_ns[0]) if len(trace) else None,
+    )
+    return replace(diagnosis, curves=trace.curves(), facts=list_facts(measured, trace))
+
+
+def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOptions) -> Measured | None:
+    main = next(iter(recording.mains), None)
+    loop = build_loop(main, options.warmup_steps) if main is not None else None
+    if main is None or loop is None:
+        return None
+    loader = next((f for f in main.facts_of("loader") if f.get("loader") == loop.loader), {})
+    batch = next((f for f in main.facts_of("batch") if f.get("loader") == loop.loader), {})
+    data = describe_data(recording, loader.get("dataset_len"))
+    around = look_around(main, loop, trace, data, loader, batch)
+    around = _add_scratch(around, options.scratch)
+    names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
+    kernel = _time_kernel(data, batch, crops=any(crop in name for name in names for crop in _CROPS))
+    return measure(recording, around, warmup=options.warmup_steps, kernel=kernel)
+
+
+def _time_kernel(data: DataFiles | None, batch: Mapping[str, object], *, crops: bool) -> KernelTime | None:
+    if data is None or not data.jpegs:
+        return None
+    return time_kernel(data.jpegs, _image_size(batch), crops=crops)
+
+
+def _image_size(batch: Mapping[str, object]) -> tuple[int, int] | None:
+    """Return height and width of the batch's images, if it holds any."""
+    tensors = batch.get("tensors")
+    for tensor in tensors if isinstance(tensors, list) else ():
+        shape = [int(side) for side in tensor.get("shape") or ()]
+        if len(shape) == 4 and shape[1] in (1, 3, 4):
+            return shape[2], shape[3]
+        if len(shape) == 4 and shape[3] in (1, 3, 4):
+            return shape[1], shape[2]
+    return None
+
+
+def _add_scratch(around: Surroundings, asked: Path | None) -> Surroundings:
+    """Measure the scratch folder, where reading is what takes the time or the user named one."""
+    data = around.data
+    is_slow_place = data is not None and (data.is_network or data.is_fuse or bool(data.is_rotational))
+    folder = asked or (find_scratch() if is_slow_place else None)
+    if folder is None:
+        return around
+    try:
+        rate = measure_scratch(folder)
+    except StorageError:
+        if asked is not None:
+            raise
+        return around
+    return replace(around, scratch=str(folder), scratch_bytes_per_s=rate.read_bytes_per_s)
+
+
+def look_around(
+    main: Process,
+    loop: Loop,
+    trace: MachineTrace,
+    data: DataFiles | None,
+    loader: Mapping[str, object],
+    batch: Mapping[str, object],
+) -> Surroundings:
+    """Sum up the machine over the real steps."""
+    cores = measure_usable_cores()
+    decoded = _decoded_bytes(loader, batch)
+    copied, element = _copied(main, loop)
+    if not len(trace):
+        return Surroundings(
+            cores, data=data, decoded_bytes=decoded, copied_bytes=copied, copied_element_bytes=element
+        )
+    means = trace.between(loop.start_ns, loop.end_ns)
+    other = means.biggest_other
+    growth = trace.used_growth_per_s(loop.start_ns, loop.end_ns) or 0.0
+    used = None if means.mem_used is None else means.mem_used - (means.mem_cache or 0.0)
+    per_step = growth * loop.seconds / len(loop.steps)
+    left = None if means.mem_limit is None or used is None else means.mem_limit - used
+    fastest = max(trace.processes, key=lambda pid: trace.growth_per_s(pid) or 0.0, default=None)
+    replay = next((f for f in main.facts_of("phase") if f.get("phase") == layout.REPLAY), None)
+    # Slower than a megabyte a second, or too little of what is left, is how any program breathes.
+    is_growing = growth > 1e6 and left is not None and growth * loop.seconds > 0.02 * left
+    return Surroundings(
+        cores=cores,
+        cores_ours=means.cores_busy_ours,
+        cores_others=means.cores_busy_others or 0.0,
+        biggest_other=f"{other.name} ({other.user}) with {other.cores:.1f} cores" if other else "",
+        steal_cores=means.steal or 0.0,
+        busiest_core=means.busiest_core,
+        device_cpu_share=None
+        if replay is None
+        else trace.process_cores(main.pid, int(replay["start_ns"]), int(replay["end_ns"])),
+        memory_limit_bytes=means.mem_limit,
+        memory_used_bytes=used,
+        memory_cache_bytes=means.mem_cache,
+        swap_bytes_per_s=means.swap_rate or 0.0,
+        major_faults_per_s=means.majflt_rate or 0.0,
+        memory_stall_share=means.psi_memory,
+        io_stall_share=means.psi_io,
+        growth_bytes_per_step=per_step if is_growing else 0.0,
+        growing_process=""
+        if fastest is None
+        else "a worker"
+        if fastest != main.pid
+        else "the training process",
+        steps_to_limit=left / per_step if is_growing and left is not None and per_step > 0 else None,
+        disk_read_bytes_per_s=means.disk_read_rate,
+        disk_busy=means.disk_busy,
+        network_bytes_per_s=means.net_rx_rate,
+        shm_size_bytes=means.shm_size,
+        throttled_share=means.throttled_share,
+        gpus=len(trace.gpu_names),
+        gpu_name=trace.gpu_names[0] if trace.gpu_names else "",
+        gpu_utilisation=_of_gpu(means.gpu_util, main),
+        gpu_memory_share=_of_gpu(means.gpu_memory, main),
+        gpu_power_w=_of_gpu(means.gpu_power, main),
+        gpu_others=f"{len(trace.gpu_others)} other processes" if trace.gpu_others else "",
+        data=data,
+        decoded_bytes=decoded,
+        copied_bytes=copied,
+        copied_element_bytes=element,
+    )
+
+
+def _of_gpu(values: Sequence[float | None], main: Process) -> float | None:
+    """Return the reading of this rank's GPU: by its module's device, where all GPUs are visible in order."""
+    _, _, index = str(main.last("module").get("device") or "").partition(":")
+    number = int(index) if index.isdigit() else 0
+    return values[number] if number < len(values) else None
+
+
+def _decoded_bytes(loader: Mapping[str, object], batch: Mapping[str, object]) -> float | None:
+    length, samples, tensors = loader.get("dataset_len"), batch.get("samples"), batch.get("tensors")
+    if (
+        not isinstance(length, int)
+        or not isinstance(samples, int)
+        or not isinstance(tensors, list)
+        or not samples
+    ):
+        return None
+    return sum(float(t.get("bytes") or 0) for t in tensors) / samples * length
+
+
+def _copied(main: Process, loop: Loop) -> tuple[float | None, int | None]:
+    """Return the bytes that go to the device in a step, and the size of one number of the largest copy."""
+    copies = main.of(layout.COPY, phase=layout.REAL)
+    copies = copies[copies["start"] >= loop.start_ns]
+    probed = sum(step.is_probed for step in loop.steps)
+    if not len(copies) or not probed:
+        return None, None
+    largest = copies[int(copies["a"].argmax())]
+    return float(copies["a"].sum()) / probed, int(largest["c"])

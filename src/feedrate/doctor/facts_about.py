@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the report says of the machine, the loader and the data besides the findings."""
+
+from __future__ import annotations
+
+from feedrate.doctor.machine import MachineTrace
+from feedrate.doctor.measured import Measured
+from feedrate.results.doctor import Fact
+from feedrate.units import format_bytes
+
+UNKNOWN = "unknown"
+
+
+def list_facts(m: Measured, trace: MachineTrace) -> tuple[Fact, ...]:
+    return (*_loader_facts(m), *_data_facts(m), *_machine_facts(m), *_sampler_facts(trace))
+
+
+def _loader_facts(m: Measured) -> list[Fact]:
+    loader, batch = m.loader, m.batch
+    tensors = ", ".join(
+        f"{t.get('dtype')} {'x'.join(str(n) for n in t.get('shape') or ())}"
+        for t in batch.get("tensors") or ()
+    )
+    return [
+        Fact("dataset", f"{loader.get('dataset', UNKNOWN)}, {_count(loader.get('dataset_len'))} samples"),
+        Fact("loader", f"{loader.get('class', 'DataLoader')}, made at {loader.get('made_at', UNKNOWN)}"),
+        Fact("workers", str(m.workers)),
+        Fact("persistent workers", str(bool(loader.get("persistent_workers")))),
+        Fact("pinned memory", str(bool(loader.get("pin_memory")))),
+        Fact("batch size", str(loader.get("batch_size", UNKNOWN))),
+        Fact("batch", tensors or "no tensors"),
+        Fact("model", f"{m.module.get('class', UNKNOWN)} on {m.module.get('device', UNKNOWN)}"),
+        Fact("precision", _precision(m)),
+        Fact("torch", f"{m.torch.get('version', UNKNOWN)}, {m.torch.get('threads', UNKNOWN)} threads"),
+    ]
+
+
+def _precision(m: Measured) -> str:
+    if m.autocast.get("enabled"):
+        return f"autocast to {m.autocast.get('dtype') or 'half precision'}"
+    return str(m.module.get("dtype") or UNKNOWN)
+
+
+def _data_facts(m: Measured) -> list[Fact]:
+    data = m.around.data
+    if data is None:
+        return [Fact("data", "no files were opened while samples were made")]
+    spins = {True: "spinning", False: "solid state", None: "unknown kind of disk"}[data.is_rotational]
+    disk = "" if data.is_network or data.is_fuse or data.is_memory else f", {spins}"
+    resident = UNKNOWN if data.resident is None else f"{data.resident:.0%}"
+    return [
+        Fact("data lies in", data.folder),
+        Fact("file system", f"{data.kind} ({data.source}){disk}"),
+        Fact(
+            "files",
+            f"{data.files_seen:,} seen, {format_bytes(data.mean_bytes)} each, {', '.join(data.suffixes)}",
+        ),
+        Fact("in the page cache", resident),
+    ]
+
+
+def _machine_facts(m: Measured) -> list[Fact]:
+    around = m.around
+    return [
+        Fact("usable cores", f"{around.cores:g}"),
+        Fact("cores used by the run", _number(around.cores_ours)),
+        Fact("cores used by others", _number(around.cores_others)),
+        Fact("memory limit", _size(around.memory_limit_bytes)),
+        Fact("memory used", _size(around.memory_used_bytes)),
+        Fact("page cache", _size(around.memory_cache_bytes)),
+        Fact("memory pressure", _share(around.memory_stall_share)),
+        Fact("disk busy", _share(around.disk_busy)),
+        Fact("/dev/shm", _size(around.shm_size_bytes)),
+        Fact("GPU", around.gpu_name or "none"),
+        *([Fact("GPU utilisation", _share(around.gpu_utilisation))] if around.gpus else []),
+        *([Fact("GPU power", f"{around.gpu_power_w:.0f} W")] if around.gpu_power_w is not None else []),
+    ]
+
+
+def _sampler_facts(trace: MachineTrace) -> list[Fact]:
+    return [Fact(f"could not read {name}", why) for name, why in trace.troubles.items()]
+
+
+def _count(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else UNKNOWN
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}"
+
+
+def _size(value: float | None) -> str:
+    return UNKNOWN if value is None else format_bytes(value)
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue: every cause the doctor knows, with what proves it, what it costs and what cures it.
+
+A finding's share is the part of the run's time that would be saved if its cause were gone, by the cost model.
+Some causes explain others (decoding is slow because all workers sit on one core): they come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from feedrate.doctor import causes_loader, causes_loop, causes_machine
+from feedrate.doctor.evidence import WORTH_A_VERDICT, Evidence
+from feedrate.doctor.measured import Measured
+from feedrate.results.doctor import Finding, Remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One cause of the catalogue.
+
+    Attributes:
+        title: the verdict's sentence.
+        cause: why it happens, in one or two sentences.
+        cures: names of remedies, the best ones first; only those that this run allows are shown.
+        explains: codes that this one is the reason of, when it holds.
+    """
+
+    code: str
+    title: str
+    cause: str
+    find: Callable[[Measured], Evidence | None]
+    cures: tuple[str, ...]
+    explains: tuple[str, ...] = ()
+
+
+def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
+    """Return the findings of a run, ordered by what they cost; the first one is the verdict."""
+    found = {entry.code: (entry, evidence) for entry in CATALOGUE if (evidence := entry.find(m)) is not None}
+    shares = {code: evidence.share for code, (_, evidence) in found.items()}
+    for entry, _ in found.values():
+        explained = [shares[code] for code in entry.explains if code in shares]
+        if explained and shares[entry.code] > 0:
+            # As much as the largest that it explains, and a trace more, so that the order says it.
+            shares[entry.code] = min(max(shares[entry.code], max(explained) * 1.001 + 1e-4), 0.999)
+    if any(share >= WORTH_A_VERDICT for code, share in shares.items() if code != "device-bound"):
+        # A device at work is the good case: it never hides a cause that can be cured.
+        rest = max(1.0 - max(share for code, share in shares.items() if code != "device-bound"), 0.0)
+        if "device-bound" in shares:
+            shares["device-bound"] = min(
+                rest, min(s for c, s in shares.items() if s >= WORTH_A_VERDICT and c != "device-bound") * 0.99
+            )
+    findings = [_make(entry, evidence, shares[code], remedies) for code, (entry, evidence) in found.items()]
+    return tuple(sorted(findings, key=lambda finding: -finding.share))
+
+
+def _make(entry: Entry, evidence: Evidence, share: float, remedies: Mapping[str, Remedy]) -> Finding:
+    cures = [remedies[name] for name in entry.cures if name in remedies]
+    return Finding(
+        code=entry.code,
+        share=round(share, 4),
+        title=entry.title,
+        cause=evidence.cause or entry.cause,
+        evidence=evidence.lines,
+        numbers=evidence.numbers,
+        remedies=tuple(sorted(cures, key=lambda remedy: -remedy.predicted_speedup)),
+    )
+
+
+_LOADER = (
+    "decode-bound",
+    "transform-bound",
+    "storage-bound",
+    "handover-bound",
+    "repeated-work",
+    "cold-cache",
+)
+
+CATALOGUE: tuple[Entry, ...] = (
+    Entry(
+        "storage-bound",
+        "Training waits for storage",
+        "The files come slower than they are used.",
+        causes_loader.find_slow_storage,
+        cures=("stage", "pack", "cache-in-memory", "warm-page-cache", "more-workers"),
+    ),
+    Entry(
+        "cold-cache",
+        "The files are not in memory yet",
+        "This epoch reads from the disk what the next ones find in memory.",
+        causes_loader.find_cold_cache,
+        cures=("warm-page-cache", "stage", "pack"),
+        explains=("storage-bound",),
+    ),
+    Entry(
+        "decode-bound",
+        "Training waits for image decoding",
+        "The CPU decodes whole images, most of whose pixels the crop throws away.",
+        causes_loader.find_slow_decoding,
+        cures=("faster-decode", "cache-in-memory", "more-workers", "preprocess-once", "pack"),
+    ),
+    Entry(
+        "transform-bound",
+        "Training waits for the dataset's own transforms",
+        "The code between reading a sample and handing it over is slow.",
+        causes_loader.find_slow_transforms,
+        cures=("vectorise-transform", "preprocess-once", "more-workers", "pack"),
+    ),
+    Entry(
+        "repeated-work",
+        "The same preprocessing is done in every epoch",
+        "Nothing random happens before it, so its result could be kept.",
+        causes_loader.find_repeated_work,
+        cures=("preprocess-once", "cache-in-memory", "more-workers"),
+        explains=("transform-bound", "decode-bound"),
+    ),
+    Entry(
+        "workers-starved",
+        "Too few workers",
+        "Cores stand idle while the training waits for its batches.",
+        causes_loader.find_starved_workers,
+        cures=("more-workers", "faster-decode", "pack"),
+        explains=_LOADER,
+    ),
+    Entry(
+        "workers-oversubscribed",
+        "More workers than cores",
+        "The workers take the cores from each other and from the training.",
+        causes_loader.find_too_many_workers,
+        cures=("fewer-workers", "faster-decode"),
+        explains=(*_LOADER, "epoch-start-pause"),
+    ),
+    Entry(
+        "workers-pinned",
+        "The workers share too few cores",
+        "Their affinity keeps them on few cores while others idle.",
+        causes_loader.find_pinned_workers,
+        cures=("unpin-workers", "faster-decode"),
+        explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
+    ),
+    Entry(
+        "handover-bound",
+        "Handing batches over takes longer than making them",
+        "Collating, pickling and shared memory cost more than the samples.",
+        causes_loader.find_slow_handover,
+        cures=("lighter-handover", "fewer-workers", "more-workers"),
+    ),
+    Entry(
+        "contended",
+        "Other processes take the machine",
+        "Cores (or the GPU) are shared with work that is not this run's.",
+        causes_machine.find_contention,
+        cures=("stop-others", "faster-decode", "fewer-workers"),
+        explains=(*_LOADER, "workers-oversubscribed", "workers-starved", "main-thread-bound", "device-bound"),
+    ),
+    Entry(
+        "memory-pressure",
+        "Memory is short",
+        "Pages are thrown out and read again, or the job comes near its limit.",
+        causes_machine.find_short_memory,
+        cures=("use-less-memory", "fewer-workers"),
+        explains=(
+            "storage-bound",
+            "cold-cache",
+            "transform-bound",
+            "decode-bound",
+            "handover-bound",
+            "main-thread-bound",
+        ),
+    ),
+    Entry(
+        "shm-too-small",
+        "/dev/shm is too small for the workers' batches",
+        "Workers pass batches through shared memory; when it is full they die.",
+        causes_machine.find_small_shm,
+        cures=("fewer-workers",),
+    ),
+    Entry(
+        "gpu-unused",
+        "A GPU is here, and the training does not use it",
+        "The model computes on the CPU.",
+        causes_machine.find_unused_gpu,
+        cures=("use-gpu",),
+        explains=(*_LOADER, "device-bound", "main-thread-bound", "workers-starved", "contended"),
+    ),
+    Entry(
+        "copy-bound",
+        "Copies to the GPU hold up the training",
+        "Batches are copied from pageable memory or as 4-byte floats.",
+        causes_loop.find_slow_copies,
+        cures=("pinned-memory", "uint8-transfer"),
+    ),
+    Entry(
+        "sync-bound",
+        "The training waits for the GPU at every step",
+        "A value is read back in the loop, so the GPU runs dry before the next step is queued.",
+        causes_loop.find_syncs,
+        cures=("remove-sync",),
+    ),
+    Entry(
+        "readback-bound",
+        "Outputs are brought back to the CPU",
+        "Copies from the device wait for all queued work.",
+        causes_loop.find_readbacks,
+        cures=("keep-on-device",),
+    ),
+    Entry(
+        "write-bound",
+        "Writing files holds up the training loop",
+        "The loop waits while files are written.",
+        causes_loop.find_writing,
+        cures=("write-less",),
+        explains=("main-thread-bound",),
+    ),
+    Entry(
+        "main-thread-bound",
+        "The training loop's own Python holds it up",
+        "Code in the loop runs while the device has nothing to do.",
+        causes_loop.find_slow_loop,
+        cures=("speed-up-loop",),
+    ),
+    Entry(
+        "epoch-start-pause",
+        "Every epoch begins with a pause",
+        "Workers are started again and fill their queue before the first batch.",
+        causes_loop.find_epoch_pause,
+        cures=("persistent-workers", "fewer-workers"),
+    ),
+    Entry(
+        "validation-bound",
+        "Validation takes much of the time",
+        "It runs often, or its loader is slow.",
+        causes_loop.find_long_validation,
+        cures=("fewer-evaluations",),
+    ),
+    Entry(
+        "checkpoint-bound",
+        "Saving takes much of the time",
+        "The training stands still while a checkpoint is written.",
+        causes_loop.find_long_saving,
+        cures=("fewer-checkpoints",),
+    ),
+    Entry(
+        "slow-rank",
+        "One rank holds up the others",
+        "Its data comes later than that of the other ranks, and every step waits for it.",
+        causes_loop.find_slow_rank,
+        cures=("balance-ranks", "more-workers", "faster-decode"),
+        explains=(*_LOADER, "workers-starved"),
+    ),
+    Entry(
+        "device-bound",
+        "The device is the limit: this is the good case",
+        "Data arrives in time; the model's own computing takes the time.",
+        causes_loop.find_busy_device,
+        cures=("half-precision", "larger-batch", "move-to-cores", "faster-decode", "more-workers", "pack"),
+    ),
+)

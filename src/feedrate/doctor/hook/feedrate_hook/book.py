@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the experiments ask the hook's session for, and how they write down what they did."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import copies
+
+
+class Book:
+    """A view of the session: facts, records of batches taken, the phase, and what is known about loaders."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.settings: dict[str, Any] = session.settings
+        self.rank = number("RANK", "SLURM_PROCID", usual=0)
+        self.world_size = number("WORLD_SIZE", "SLURM_NTASKS", usual=1) if is_distributed() else 1
+
+    @property
+    def run(self) -> str:
+        return str(self.settings.get("run") or self._session.run)
+
+    @property
+    def phase(self) -> int:
+        return int(self._session.phase)
+
+    @phase.setter
+    def phase(self, phase: int) -> None:
+        self._session.phase = phase
+
+    @property
+    def optimizer_steps(self) -> int:
+        return int(self._session.optimizer_steps)
+
+    def fact(self, kind: str, **fields: Any) -> None:
+        self._session.facts(dict(fields, kind=kind))
+
+    def skipped(self, phase: int, why: str) -> None:
+        self.fact("skipped", phase=phase, why=why)
+
+    def trouble(self, where: str, error: BaseException) -> None:
+        self.fact("trouble", where=f"experiments: {where}", error=f"{type(error).__name__}: {error}"[:500])
+
+    def measured(self, phase: int, span_ns: tuple[int, int], batches: int, detail: dict[str, Any]) -> None:
+        """One finished stretch of a phase."""
+        start, end = span_ns
+        self.fact("phase", phase=phase, start_ns=start, end_ns=end, batches=batches, detail=detail)
+
+    def take(self, iterator: Any) -> Any:
+        """A batch that does not go to the user's loop, with a WAIT record."""
+        return self._session.loaders.take(iterator, copies.unhooked_next(iterator))
+
+    def loader_of(self, iterator: Any) -> Any:
+        return self._session.loader_of(iterator)
+
+    def recent_indices(self, iterator: Any) -> list[Any]:
+        return list(self._session.recent_indices(iterator))
+
+
+def number(*names: str, usual: int) -> int:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return usual
+
+
+def is_distributed() -> bool:
+    """Slurm's variables are also set in a step of tasks that have nothing to do with each other."""
+    return "WORLD_SIZE" in os.environ or "MASTER_ADDR" in os.environ

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of the user's DataLoader with another number of workers or given indices, and their iterators."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TIMEOUT_S = 30.0  # of a copy with workers: a forked library that hangs must not hang us
+
+
+class Recorded:
+    """A sampler that gives these index lists, over and over."""
+
+    def __init__(self, lists: list[Any]) -> None:
+        self._lists = lists
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.cycle(self._lists)
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+
+def is_iterable_style(loader: Any) -> bool:
+    data = sys.modules["torch.utils.data"]
+    return isinstance(loader.dataset, data.IterableDataset)
+
+
+def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> Any:
+    """A plain DataLoader of the same dataset. Without `lists` the user's own sampler gives a new order."""
+    torch = sys.modules["torch"]
+    options: dict[str, Any] = {
+        "num_workers": workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "worker_init_fn": loader.worker_init_fn,
+        # Its own source of seeds: the main process's must not move.
+        "generator": torch.Generator().manual_seed(random.SystemRandom().getrandbits(62)),
+    }
+    if workers:
+        options["timeout"] = loader.timeout or TIMEOUT_S
+        options["prefetch_factor"] = getattr(loader, "prefetch_factor", None) or 2
+        options["multiprocessing_context"] = loader.multiprocessing_context
+        options["persistent_workers"] = lists is None
+    if is_iterable_style(loader):
+        options["batch_size"], options["drop_last"] = loader.batch_size, loader.drop_last
+    else:
+        if loader.batch_sampler is None:
+            options["batch_size"] = None
+        kind = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        options[kind] = getattr(loader, kind) if lists is None else Recorded(lists)
+    with quiet():
+        copied = torch.utils.data.DataLoader(loader.dataset, **options)
+    copied.feedrate_copy = True  # so that the hook knows it from the user's
+    return copied
+
+
+def start(loader: Any) -> Any:
+    """A new iterator."""
+    with quiet():
+        return iter(loader)
+
+
+def unhooked_next(iterator: Any) -> Callable[[Any], Any]:
+    """The iterator's __next__ without the hook around it."""
+    method: Any = type(iterator).__next__
+    while hasattr(method, "__wrapped__"):
+        method = method.__wrapped__
+    return method  # type: ignore[no-any-return]
+
+
+def shut_down(loader: Any, iterator: Any) -> None:
+    """End an iterator's workers. The loader makes new ones when it is asked again."""
+    close = getattr(iterator, "_shutdown_workers", None)
+    if close is not None:
+        close()
+    if getattr(loader, "_iterator", None) is iterator:
+        loader._iterator = None
+
+
+def quiet() -> Any:
+    """Warnings about the number of workers or forks are about ours, not the user's."""
+    context = warnings.catch_warnings()
+    enter = context.__enter__
+
+    class Quiet:
+        def __enter__(self) -> None:
+            enter()
+            warnings.simplefilter("ignore")
+
+        def __exit__(self, *args: Any) -> None:
+            context.__exit__(*args)
+
+    return Quiet()
+
+
+def prefetched(loader: Any) -> int:
+    """How many batches may be ready before they are asked for."""
+    return int(loader.num_workers) * int(getattr(loader, "prefetch_factor", None) or 2)
+
+
+def indices_of_last(iterator: Any, asked: list[Any]) -> Any:
+    """Of the indices asked for so far (newest last), those of the batch just returned. None: not known."""
+    ahead = 0
+    if hasattr(iterator, "_send_idx"):
+        if not getattr(iterator, "_in_order", True):
+            return None
+        ahead = iterator._send_idx - iterator._rcvd_idx
+    return asked[-1 - ahead] if 0 <= ahead < len(asked) else None
+
+
+class RandomStates:
+    """Of the main process, to be put back: a dataset without workers draws from them."""
+
+    def __init__(self) -> None:
+        self._torch = sys.modules["torch"]
+        self._numpy = sys.modules.get("numpy.random")
+        self._states = (
+            random.getstate(),
+            self._torch.get_rng_state(),
+            None if self._numpy is None else self._numpy.get_state(),
+        )
+
+    def put_back(self) -> None:
+        random.setstate(self._states[0])
+        self._torch.set_rng_state(self._states[1])
+        if self._numpy is not None:
+            self._numpy.set_state(self._states[2])
+
+
+def is_too_late() -> bool:
+    """torch does not end workers any more once Python is leaving."""
+    return bool(getattr(sys.modules.get("torch.utils.data._utils"), "python_exit_status", False))

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DRAIN and AGAIN: the loader's batches taken without training, then the same samples once more.
+
+Neither returns to the user's code, so the weights stay what they are.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import batches, copies, layout
+
+LEAST_BATCHES = 12
+LEAST_S = 2.5
+MOST_S = 6.0
+KEPT = 3  # batches for the replay
+REMEMBERED = 2000  # index lists
+
+
+class Source:
+    """Batches without end: a new iterator follows when one is used up."""
+
+    def __init__(self, book: Any, loader: Any, iterator: Any) -> None:
+        self._book = book
+        self._loader = loader
+        self.iterator = iterator
+        self.restarts = 0
+
+    def next(self) -> Any:
+        """A batch, without a record."""
+        return self._next(lambda iterator: copies.unhooked_next(iterator)(iterator))
+
+    def next_recorded(self) -> Any:
+        return self._next(self._book.take)
+
+    def _next(self, take: Callable[[Any], Any]) -> Any:
+        try:
+            return take(self.iterator)
+        except StopIteration:
+            self.iterator = copies.start(self._loader)
+            self.restarts += 1
+            return take(self.iterator)  # an empty loader: its StopIteration is an error to the caller
+
+
+class Stretch:
+    """When enough batches were taken: whole rounds of the workers, whose batches come in bunches."""
+
+    def __init__(self, workers: int, most_s: float) -> None:
+        self._round = max(1, workers)
+        self._least = -(-LEAST_BATCHES // self._round) * self._round
+        self._most_s = most_s
+        self.count = 0
+        self.start_ns = time.perf_counter_ns()
+
+    def is_enough(self) -> bool:
+        elapsed = (time.perf_counter_ns() - self.start_ns) / 1e9
+        if elapsed >= self._most_s:
+            return True
+        is_long = elapsed >= min(LEAST_S, self._most_s) and self.count >= self._least
+        return is_long and self.count % self._round == 0
+
+    def span(self) -> tuple[int, int]:
+        return self.start_ns, time.perf_counter_ns()
+
+
+class Drained:
+    """What DRAIN leaves for AGAIN and for the replay."""
+
+    def __init__(self) -> None:
+        self.lists: list[Any] = []
+        self.digests: list[int | None] = []
+        self.recent: Any = collections.deque(maxlen=KEPT)
+
+
+def drain(book: Any, drained: Drained, loader: Any, source: Source, most_s: float = MOST_S) -> None:
+    """Take batches as fast as the loader gives them. What it had ready before does not count."""
+    book.phase = layout.DRAIN
+    discarded = discard(source.next, copies.prefetched(loader), most_s / 2, drained.recent.append)
+    stretch = Stretch(loader.num_workers, most_s)
+    while not stretch.is_enough():
+        batch = source.next_recorded()
+        stretch.count += 1
+        drained.recent.append(batch)
+        if len(drained.lists) < REMEMBERED:
+            indices = copies.indices_of_last(source.iterator, book.recent_indices(source.iterator))
+            if indices is not None:
+                drained.lists.append(indices)
+                drained.digests.append(batches.digest_of(batch))
+    detail = {"discarded": discarded, "restarts": source.restarts}
+    book.measured(layout.DRAIN, stretch.span(), stretch.count, detail)
+
+
+def again(book: Any, drained: Drained, loader: Any, most_s: float = MOST_S) -> None:
+    """The samples of DRAIN once more, through new workers. Their start is recorded, but not measured."""
+    book.phase = layout.AGAIN
+    is_iterable = copies.is_iterable_style(loader)
+    if not is_iterable and not drained.lists:
+        book.skipped(layout.AGAIN, "the indices of the batches are not known")
+        return
+    copied = copies.copy_loader(loader, loader.num_workers, None if is_iterable else drained.lists)
+    source = Source(book, copied, copies.start(copied))
+    try:
+        digests: list[int | None] = []
+
+        def compare(batch: Any) -> None:
+            digests.append(batches.digest_of(batch))
+
+        discarded = discard(source.next_recorded, copies.prefetched(loader), most_s / 2, compare)
+        stretch = Stretch(loader.num_workers, most_s)
+        while not stretch.is_enough():
+            compare(source.next_recorded())
+            stretch.count += 1
+        same = None if is_iterable else are_same(drained.digests, digests)
+        detail = {"same": same, "discarded": discarded, "restarts": source.restarts}
+        book.measured(layout.AGAIN, stretch.span(), stretch.count, detail)
+    finally:
+        copies.shut_down(copied, source.iterator)
+
+
+def discard(take: Callable[[], Any], count: int, most_s: float, note: Callable[[Any], None]) -> int:
+    deadline = time.monotonic() + most_s
+    done = 0
+    while done < count and (done == 0 or time.monotonic() < deadline):
+        note(take())
+        done += 1
+    return done
+
+
+def are_same(first: list[int | None], second: list[int | None]) -> bool | None:
+    """Whether the same indices gave the same batches. Pairs in which one side is not known do not count."""
+    known = [(a, second[n]) for n, a in enumerate(first) if n < len(second) and a is not None]
+    known = [(a, b) for a, b in known if b is not None]
+    return all(a == b for a, b in known) if known else None
+
+
+def after_the_end(book: Any, loader: Any, most_s: float) -> None:
+    """Both, on copies of the loader: the user's code is over."""
+    drained = Drained()
+    copied = copies.copy_loader(loader, loader.num_workers)
+    source = Source(book, copied, copies.start(copied))
+    try:
+        drain(book, drained, loader, source, most_s)
+    finally:
+        copies.shut_down(copied, source.iterator)
+    again(book, drained, loader, most_s)

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experiments on a running training loop, from inside its next() calls.
+
+    watching --enough seen--> drain, again (inside one next) --guard up--> feeding the loop --> the end
+        \\--trouble before the first batch was taken--> given up: the real run goes on untouched
+
+From the first drained batch on the run is not the user's any more, so every way from there leads to the end
+of the process (ending.py).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import batches, copies, drain, layout, ranks
+from .book import Book
+from .ending import Ending
+from .feeding import Feeding, LoopLeft
+from .guard import Guard
+from .scope import Scope
+from .watching import Seen, Watching
+
+WATCHING, BUSY, FEEDING, GIVEN_UP = range(4)
+KEPT_BYTES = 1 << 30
+EXIT_S = 1.6  # for each of DRAIN and AGAIN after the script's own end
+LEFT_S = 20.0  # without a next(): the loop has been left
+
+
+class Experiments:
+    """One per training process of a run that is not passive."""
+
+    def __init__(self, session: Any) -> None:
+        self._book = Book(session)
+        self._state = WATCHING
+        self._watching = Watching(self._book)
+        self._ranks = ranks.Ranks(self._book)
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._scope: Any = None
+        self._ending: Any = None
+        self._guard: Any = None
+        self._feeding: Any = None
+        self._last_call_s = 0.0
+        self._patience_s = LEFT_S
+        if self._ranks.size > 1:
+            self._ranks.announce()
+        # Called when the main module is over, before multiprocessing and torch put their things away.
+        register = getattr(threading, "_register_atexit", None)
+        if register is not None:
+            register(self.on_exit)
+
+    def on_next(self, iterator: Any, take: Callable[[], Any]) -> Any:
+        """In place of `take`, for every next() of every loader in this process."""
+        if self._state == WATCHING:
+            try:
+                seen = self._note(iterator)
+            except Exception as error:
+                self._give_up("watching", error)
+                return take()
+            if seen is None:
+                return take()
+            with self._lock:
+                return self._begin(seen, iterator, take)
+        if self._state == GIVEN_UP or (self._scope is not None and self._scope.is_own()):
+            return take()
+        with self._lock:
+            return self._feed(iterator, take)
+
+    # -- the real run --------------------------------------------------------------------------------------
+
+    def _note(self, iterator: Any) -> Seen | None:
+        """Return what was seen of the training loader when it is time to begin."""
+        loader = self._book.loader_of(iterator)
+        if loader is None:
+            return None
+        seen = self._watching.note(loader)
+        if self._ranks.size > 1:
+            return seen if self._is_agreed(seen, iterator) else None
+        return seen if self._watching.is_due(seen, iterator) else None
+
+    def _is_agreed(self, seen: Seen, iterator: Any) -> bool:
+        """Rank 0 decides; all begin at the same step."""
+        plan = self._ranks.plan()
+        if plan is None:
+            if self._ranks.rank == 0 and self._watching.is_due(seen, iterator):
+                self._decide(seen)
+            return False
+        if self._watching.training() is not seen:
+            return False
+        if seen.nexts > plan["step"]:
+            raise RuntimeError(f"rank {self._ranks.rank} was past step {plan['step']} already")
+        return bool(seen.nexts == plan["step"])
+
+    def _decide(self, seen: Seen) -> None:
+        if self._ranks.present() < self._ranks.size:
+            for phase in (layout.DRAIN, layout.AGAIN, layout.TRIAL, layout.REPLAY):
+                self._book.skipped(phase, "not every rank is watched with the same run folder")
+            raise RuntimeError("not every rank takes part")
+        step_s = self._watching.step_s(seen)
+        per_optimizer_step = math.ceil(seen.nexts / max(1, seen.optimizer_steps))
+        margin = max(ranks.MARGIN, 2 * per_optimizer_step)
+        count = max(8, min(max(20, int(2.5 / step_s)), int(6.0 / step_s)))
+        self._ranks.decide({"step": seen.nexts + margin, "replay": count, "half": min(15, count)})
+
+    def _give_up(self, where: str, error: BaseException) -> None:
+        self._state = GIVEN_UP
+        self._book.trouble(where, error)
+        self._ranks.withdraw()
+        if self._ranks.size > 1 and self._ranks.plan() is not None:
+            self._prepare()
+            self._ending.end(error)  # the others will stop, and this one would wait for them
+
+    # -- inside one next(): DRAIN, AGAIN -------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._scope = Scope(self._book)
+        self._ending = Ending(self._book, self._scope)
+        self._ending.before.append(self._ranks.leave)
+        self._ending.is_overdue = self._overdue
+        self._guard = Guard(self._book, self._scope, self._ending)
+
+    def _begin(self, seen: Seen, iterator: Any, take: Callable[[], Any]) -> Any:
+        self._state = BUSY
+        try:
+            loader = seen.loader()
+            self._prepare()
+            self._patience_s = max(LEFT_S, 8 * self._watching.step_s(seen))
+            self._ending.prepare()
+            with self._scope.own():
+                self._guard.flush()
+        except BaseException as error:
+            self._give_up("beginning", error)
+            return take()
+        try:
+            with self._scope.own():
+                kept = self._drain_and_again(loader, iterator)
+                self._spoil(loader, kept, self._watching.companions(seen))
+            return self._feed(iterator, take)
+        except BaseException as error:
+            self._book.trouble("experiments", error)
+            self._ending.end(error)
+
+    def _drain_and_again(self, loader: Any, iterator: Any) -> list[Any]:
+        """Return batches to be replayed."""
+        book = self._book
+        states = copies.RandomStates()
+        source = drain.Source(book, loader, iterator)
+        drained = drain.Drained()
+        try:
+            drain.drain(book, drained, loader, source)
+        except Exception as error:
+            book.trouble("drain", error)
+        kept = self._keep(list(drained.recent))
+        drained.recent.clear()
+        try:
+            # The user's workers go: they would prepare batches that nobody takes, beside what is measured.
+            copies.shut_down(loader, iterator)
+            copies.shut_down(loader, source.iterator)
+            drain.again(book, drained, loader)
+        except Exception as error:
+            book.trouble("again", error)
+        states.put_back()
+        return kept
+
+    def _keep(self, recent: list[Any]) -> list[Any]:
+        """Whole batches only, and no more of them than memory has room for."""
+        most = max((batches.samples_of(batch) for batch in recent), default=0)
+        kept: list[Any] = []
+        used = 0
+        for batch in reversed(recent):
+            size = 2 * batches.bytes_of(batch)
+            if batches.samples_of(batch) == most and (not kept or used + size <= KEPT_BYTES):
+                try:
+                    kept.append(batches.Kept(batch))
+                    used += size
+                except Exception as error:
+                    self._book.trouble("keep", error)
+        return kept
+
+    def _spoil(self, loader: Any, kept: list[Any], companions: list[Any]) -> None:
+        """Put the guard up, if all ranks can; otherwise the run ends here."""
+        reason = self._guard.reason_not_to() or ("" if kept else "no batch could be kept")
+        answers = self._ranks.gather("may-spoil", {"reason": reason})
+        if answers is None:
+            reason = "another rank did not come"
+        else:
+            reason = next((answer["reason"] for answer in answers if answer["reason"]), "")
+        if reason:
+            for phase in range(layout.TRIAL, len(layout.PHASES)):
+                self._book.skipped(phase, reason)
+            self._ending.end(None)
+        self._guard.put_up()
+        self._feeding = Feeding(self._book, self._scope, loader=loader, kept=kept, companions=companions)
+        self._feeding.plan(self._ranks.plan())
+        self._ending.first = self._feeding.cut
+        self._state = FEEDING
+
+    # -- the user's loop on what we feed it ----------------------------------------------------------------
+
+    def _feed(self, iterator: Any, take: Callable[[], Any]) -> Any:
+        """A next() of the user's loop. Whatever goes wrong ends the process."""
+        self._last_call_s = time.monotonic()
+        try:
+            batch = self._feeding.next(iterator, take)
+            self._last_call_s = time.monotonic()
+        except LoopLeft as left:
+            self._ending.end(str(left) or None)
+        except BaseException as error:
+            self._ending.end(error)
+        return batch
+
+    def _overdue(self) -> str | None:
+        """Asked twice a second by the thread that will end the process."""
+        if self._state != FEEDING:
+            return None
+        if time.monotonic() - self._last_call_s > self._patience_s:
+            return "the loop was left: it took no batch any more"
+        if self._ranks.size > 1 and self._ranks.has_ended():
+            return "another rank has ended"
+        return None
+
+    # -- a script that was over before -----------------------------------------------------------------------
+
+    def on_exit(self) -> None:
+        """The script ended by itself before the experiments were due: the loader can still be measured."""
+        if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid:
+            return
+        self._state = GIVEN_UP
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        try:
+            seen = self._watching.training()
+            loader = None if seen is None else seen.loader()
+            if error is not None or loader is None or copies.is_iterable_style(loader):
+                return
+            if loader.num_workers and copies.is_too_late():
+                return
+            self._scope = Scope(self._book)
+            with self._scope.own():
+                drain.after_the_end(self._book, loader, EXIT_S)
+        except Exception as trouble:
+            self._book.trouble("exit", trouble)
+        finally:
+            self._book.phase = layout.REAL

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds the user's loop, phase by phase.
+
+The replay comes before the trials: a loop that counts its batches may leave at any step, and what the device
+can take is the number that matters most. What may raise in user code comes last.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import batches, copies, copyrates, layout, replay
+
+
+class LoopLeft(BaseException):
+    """The user's code has left its loop, or there is nothing left to measure."""
+
+
+class Feeding:
+    """Gives a batch for every next() of the training loader, and of loaders that go along with it."""
+
+    def __init__(self, book: Any, scope: Any, *, loader: Any, kept: list[Any], companions: list[Any]) -> None:
+        self._book = book
+        self._scope = scope
+        self._loader = loader
+        self._kept = kept
+        self._companions = companions
+        self._kept_beside: dict[int, list[Any]] = {}
+        self._iterator: Any = None
+        self._feeds: list[Any] = []
+        self._feed: Any = None
+
+    def plan(self, agreed: dict[str, Any] | None) -> None:
+        """`agreed`: what the ranks agreed on, None for a single process."""
+        book, kept = self._book, self._kept
+        counts = agreed or {}
+        self._feeds = [replay.Replay(book, kept, counts.get("replay"))]
+        why_no_trial = self._reason_against_trials(is_alone=agreed is None)
+        if why_no_trial is not None:
+            book.skipped(layout.TRIAL, why_no_trial)
+        else:
+            numbers = [n for n in book.settings.get("try_workers", []) if n != self._loader.num_workers]
+            self._feeds += [replay.Trial(book, self._scope, self._loader, n) for n in numbers[:2]]
+        self._feeds.append(replay.HalfPrecision(book, kept, counts.get("half")))
+        self._feeds.append(replay.HalfBatch(book, kept, counts.get("half")))
+        replay.watch_for_autocast()
+
+    def _reason_against_trials(self, is_alone: bool) -> str | None:
+        if not is_alone:
+            return "ranks must make the same number of steps"
+        if copies.is_iterable_style(self._loader):
+            return "an IterableDataset divides its data among its workers by itself"
+        if not self._loader.num_workers and sys.modules["multiprocessing"].get_start_method() != "fork":
+            return "the script may not be made for workers that are not forked"
+        return None
+
+    def next(self, iterator: Any, take: Callable[[], Any]) -> Any:
+        """The batch for a next() of this iterator. LoopLeft: the end."""
+        loader = self._book.loader_of(iterator)
+        if any(loader is one for one in self._companions):
+            return self._beside(loader, take)
+        if loader is not self._loader:
+            raise LoopLeft("another loader was asked")
+        if iterator is not self._iterator:
+            with self._scope.own():
+                copies.shut_down(loader, iterator)  # its workers would only disturb
+            self._iterator = iterator
+        if self._feed is not None and self._feed.is_over():
+            self._close()
+        while True:
+            if self._feed is None:
+                if not self._feeds:
+                    raise LoopLeft("")
+                self._open(self._feeds.pop(0))
+                continue
+            try:
+                return self._feed.next()
+            except Exception as error:
+                self._book.skipped(self._feed.phase, f"it failed: {type(error).__name__}: {error}"[:300])
+                self._stop()
+
+    def _open(self, feed: Any) -> None:
+        with self._scope.own():
+            self._book.phase = feed.phase
+            try:
+                why = feed.reason_not_to()
+                if why is None:
+                    feed.start()
+                    self._feed = feed
+                    return
+            except Exception as error:
+                why = f"it could not begin: {type(error).__name__}: {error}"
+            self._book.skipped(feed.phase, why[:300])
+
+    def _close(self) -> None:
+        with self._scope.own():
+            self._feed.write()
+            is_replay = self._feed.phase == layout.REPLAY
+            self._stop()
+            if is_replay:
+                try:
+                    copyrates.measure(self._book, batches.bytes_of(self._kept[0].again()))
+                except Exception as error:
+                    self._book.trouble("copy rates", error)
+
+    def _stop(self) -> None:
+        feed, self._feed = self._feed, None
+        try:
+            feed.stop()
+        except Exception as error:
+            self._book.trouble("stop", error)
+
+    def _beside(self, loader: Any, take: Callable[[], Any]) -> Any:
+        """A loader that goes along with the training one: real batches in a trial, kept ones in a replay."""
+        kept = self._kept_beside.setdefault(id(loader), [])
+        if len(kept) >= 2 and (self._feed is None or self._feed.phase != layout.TRIAL):
+            kept.append(kept.pop(0))
+            return kept[-1].again()
+        with self._scope.own():
+            try:
+                batch = take()
+            except StopIteration:
+                if not kept:
+                    raise LoopLeft("a loader beside the training one was at its end") from None
+                return kept[-1].again()
+            if len(kept) < 2:
+                kept.append(batches.Kept(batch))
+            return batch
+
+    def cut(self) -> None:
+        """The user's code has left the loop: what was measured until then is worth keeping."""
+        if self._feed is not None:
+            self._feed.write(is_cut=True)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times the making of each batch, in a worker or, without workers, in the training process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import clock, layout, opens, stacks
+from .describe import count_samples
+from .parts import Fetch, here
+from .session import session
+from .wrapping import install, name_of, unseen
+
+# Timing the parts may take this share of a fetch; where many short calls would take more, some are left out.
+_MOST_SHARE = 0.007
+
+
+class _Samples(list):  # type: ignore[type-arg]
+    """A batch's indices, which tells when the sample of each begins."""
+
+    def __iter__(self) -> Any:
+        for index in list.__iter__(self):
+            stacks.begin_sample()
+            yield index
+        stacks.end_sample()
+
+
+class Fetching:
+    """The fetches of this process."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._probe_from = 0  # the first fetch whose parts may be timed again
+        self._event_ns = 0
+        self._last_end: clock.Reading | None = None
+        self._others_ns = 0
+        self._collate_names: dict[int, str] = {}
+
+    @unseen
+    def fetch(self, fetcher: Any, original: Any, indices: Any) -> Any:
+        """Run a fetch and record it. Whatever goes wrong on our side, the original runs exactly once."""
+        worker = _worker_id()
+        number = self.number
+        self.number = number + 1
+        fetch: Fetch | None = None
+        reading = (0, 0, 0)
+        asked = indices
+        try:
+            if worker >= 0:
+                self._begin_in_worker(worker, number)
+            reading = clock.read()
+            if session.probing and number >= self._probe_from:
+                fetch = Fetch(reading)
+                io = clock.read_io()
+                self._time_collate(fetcher)
+                asked = _mark_samples(fetcher, indices)
+        except Exception as error:
+            session.trouble("fetch", error)
+        here.fetch = fetch
+        here.is_fetching = session.fetching = True
+        try:
+            batch = original(fetcher, asked)
+        finally:
+            here.fetch = None
+            here.is_fetching = session.fetching = False
+            stacks.end_sample()
+        try:
+            samples = _count(fetcher, indices, batch)
+            self._record(number, worker, samples, reading, fetch, io if fetch is not None else None)
+        except Exception as error:
+            session.trouble("fetch", error)
+        return batch
+
+    def _begin_in_worker(self, worker: int, number: int) -> None:
+        session.begin_fetch(number)
+        if number == 0:
+            session.is_worker = True
+            session.become("worker")
+            session.facts(
+                "worker", worker_id=worker, pid=os.getpid(), affinity=_affinity(), threads=_threads()
+            )
+            self._others_ns = clock.process_cpu_ns() - clock.cpu_ns()
+            opens.watch()
+            stacks.start()
+        elif self._last_end is not None:
+            start, end = self._last_end, clock.read()
+            wall, cpu, queue = (end[i] - start[i] for i in range(3))
+            others = clock.process_cpu_ns() - clock.cpu_ns()
+            session.ring.write(layout.HANDOVER, 0, start[0], wall, cpu, queue, others - self._others_ns)
+            self._others_ns = others
+
+    def _time_collate(self, fetcher: Any) -> None:
+        collate = fetcher.collate_fn
+        if getattr(collate, "_feedrate_collate", False):
+            return
+        name = f"collate:{name_of(collate)}"
+
+        def timed_collate(samples: Any) -> Any:
+            fetch = here.fetch
+            if fetch is None:
+                return collate(samples)
+            stacks.end_sample()
+            if not fetch.enter("collate", name):
+                return collate(samples)
+            try:
+                return collate(samples)
+            finally:
+                fetch.leave()
+
+        timed_collate._feedrate_collate = True  # type: ignore[attr-defined]
+        fetcher.collate_fn = unseen(timed_collate)
+
+    def _record(
+        self, number: int, worker: int, samples: int, start: clock.Reading, fetch: Fetch | None, io: Any
+    ) -> None:
+        if fetch is not None:
+            fetch.mark()
+        end = clock.read()
+        self._last_end = end
+        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        write = session.ring.write
+        write(layout.FETCH, 0, start[0], wall, cpu, queue, samples, worker, number)
+        if fetch is None or io is None:
+            return
+        after = clock.read_io()
+        write(layout.IO, 0, start[0], 0, 0, 0, *(after[i] - io[i] for i in range(3)))
+        for name, (part_wall, part_cpu, part_queue, calls) in fetch.times.items():
+            write(layout.PART, session.ring.name(name), start[0], part_wall, part_cpu, part_queue, calls)
+        if fetch.opened:
+            opens.record_opened(fetch.opened, start[0])
+        self._spare(number, fetch.events, wall)
+
+    def _spare(self, number: int, events: int, wall: int) -> None:
+        """Leave out the next fetches when timing the parts of this one took too large a share of it."""
+        if not self._event_ns:
+            self._event_ns = _measure_event()
+        share = events * self._event_ns / max(wall, 1)
+        if share > _MOST_SHARE:
+            self._probe_from = number + 1 + int(share / _MOST_SHARE)
+
+
+def _mark_samples(fetcher: Any, indices: Any) -> Any:
+    """Return indices that tell stacks of each sample, where the list is torch's own and nobody sees it."""
+    if not fetcher.auto_collation or type(indices) is not list:
+        stacks.begin_sample()
+        return indices
+    dataset = fetcher.dataset
+    if hasattr(dataset, "__getitems__") and type(dataset).__module__ != "torch.utils.data.dataset":
+        return indices
+    return _Samples(indices)
+
+
+def _count(fetcher: Any, indices: Any, batch: Any) -> int:
+    if isinstance(indices, (list, tuple)) and not getattr(fetcher, "ended", False):
+        return len(indices)
+    most = len(indices) if isinstance(indices, (list, tuple)) else None
+    return count_samples(batch, most)
+
+
+def _measure_event() -> int:
+    """Return what one mark costs on this machine."""
+    trial = Fetch(clock.read())
+    start = clock.wall_ns()
+    for _ in range(20):
+        trial.mark()
+    return max(1, (clock.wall_ns() - start) // 20 * 3 // 2)  # a wrapper does a little more than to mark
+
+
+def _worker_id() -> int:
+    torch = session.torch
+    info = torch.utils.data._utils.worker._worker_info if torch is not None else None
+    return int(info.id) if info is not None else -1
+
+
+def _affinity() -> list[int] | None:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def _threads() -> int | None:
+    return int(session.torch.get_num_threads()) if session.torch is not None else None
+
+
+fetching = Fetching()
+
+
+def after_fork() -> None:
+    fetching.__init__()  # type: ignore[misc]
+    here.fetch = None
+    here.is_fetching = False
+
+
+def patch_fetch(module: Any) -> None:
+    """torch.utils.data._utils.fetch has been imported."""
+
+    def make(original: Any) -> Any:
+        def fetch(self: Any, possibly_batched_index: Any) -> Any:
+            if here.is_fetching:
+                return original(self, possibly_batched_index)  # a loader inside a dataset
+            return fetching.fetch(self, original, possibly_batched_index)
+
+        return fetch
+
+    install(module, "_MapDatasetFetcher.fetch", make)
+    install(module, "_IterableDatasetFetcher.fetch", make)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds back whatever the run would write from its first spoilt step on: checkpoints, logs, messages.
+
+Put up once and never taken down: the process ends behind it. In order: open files are flushed (what was
+written before belongs to the user), their descriptors lead to /dev/null, functions that write do nothing
+(held.py, withheld.py), what gets past them ends the process (fence.py), and so does user code that leaves
+its loop.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import gc
+import io
+import os
+import stat
+import sys
+import threading
+from typing import Any
+
+from . import fence, held
+
+# Mapped for writing by every reader of an LMDB: it holds no data.
+HARMLESS_MAPPINGS = ("lock.mdb", "-lock")
+SQLITE_MAGIC = b"SQLite format 3\x00"
+
+
+class Guard:
+    """`reason_not_to` first; then `flush`; then `put_up`."""
+
+    def __init__(self, book: Any, scope: Any, ending: Any) -> None:
+        self._book = book
+        self._scope = scope
+        self._ending = ending
+
+    def reason_not_to(self) -> str | None:
+        """Why a spoilt run could not be held back: a sentence, or None."""
+        for path in writable_mappings():
+            if not self._scope.is_harmless(path):
+                return f"{path} is mapped into memory for writing, which cannot be held back"
+        for descriptor, path in self._writable_files():
+            if has_magic(descriptor, SQLITE_MAGIC):
+                return f"the database {path} is open for writing, which cannot be held back"
+        return None
+
+    def flush(self) -> None:
+        """Bring to the files what the user's code wrote before the experiments."""
+        flush_loggers()
+        for thing in gc.get_objects():
+            kind = type(thing)
+            if issubclass(kind, (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+                flush_file(thing)
+            elif kind.__name__ in ("SummaryWriter", "EventFileWriter", "File") and str(
+                kind.__module__
+            ).startswith(("tensorboard", "torch.utils.tensorboard", "h5py")):
+                flush_quietly(thing)
+        for stream in (sys.stdout, sys.stderr):
+            flush_quietly(stream)
+
+    def put_up(self) -> None:
+        scope, ending = self._scope, self._ending
+        with scope.own():
+            self.flush()
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            for descriptor in self._descriptors_to_silence():
+                try:
+                    os.dup2(null, descriptor, inheritable=os.get_inheritable(descriptor))
+                except OSError:
+                    continue
+            os.close(null)
+            self._keep_sockets_of_workers_short()
+            held.replace_writers(scope, ending.end)
+            self._catch_the_way_out()
+            fence.add_audit_hook(scope, ending.end)
+            folders = [scope.run_folder, "/dev", "/proc"]
+            self._book.fact("guard", landlock=fence.put_up_landlock(folders))
+
+    def _descriptors_to_silence(self) -> list[int]:
+        found = {1, 2} | {descriptor for descriptor, _ in self._writable_files()}
+        # Pipes that Python code writes to are the input of programs that it started.
+        for thing in gc.get_objects():
+            if issubclass(type(thing), io.BufferedWriter):
+                try:
+                    descriptor = thing.fileno()
+                    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                        found.add(descriptor)
+                except (OSError, ValueError):
+                    continue
+        return sorted(found)
+
+    def _writable_files(self) -> list[tuple[int, str]]:
+        """Descriptors that can write to a file which will still be there tomorrow."""
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            descriptor = int(name)
+            try:
+                flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+                path = os.readlink(f"/proc/self/fd/{name}")
+                is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            except OSError:
+                continue
+            can_write = flags & os.O_ACCMODE != os.O_RDONLY and not flags & getattr(os, "O_PATH", 0)
+            if (
+                is_regular
+                and can_write
+                and not path.endswith(" (deleted)")
+                and not self._scope.is_harmless(path)
+            ):
+                found.append((descriptor, path))
+        return found
+
+    def _keep_sockets_of_workers_short(self) -> None:
+        """Workers of the trials make their temporary folders where they will be removed whatever happens."""
+        process = sys.modules.get("multiprocessing.process")
+        folder = os.path.join(self._scope.run_folder, "mp")
+        if process is not None and len(folder) < 70:  # the path of a Unix socket ends at 107
+            os.makedirs(folder, exist_ok=True)
+            process.current_process()._config["tempdir"] = folder
+
+    def _catch_the_way_out(self) -> None:
+        """However the user's code leaves its loop, the process ends before any more of it is called."""
+        ending, scope = self._ending, self._scope
+        shutdown = threading._shutdown  # type: ignore[attr-defined]
+
+        def leave() -> None:
+            if not scope.is_child():
+                ending.end("the script came to its end")
+            shutdown()
+
+        sys.excepthook = lambda _kind, error, _trace: ending.end(error)
+        if hasattr(threading, "excepthook"):
+            threading.excepthook = lambda _args: None
+        sys.unraisablehook = lambda _args: None
+        # The first thing that Python calls when the main module is over.
+        threading._shutdown = leave  # type: ignore[attr-defined]
+        atexit.register(leave)
+
+
+def writable_mappings() -> list[str]:
+    """Files that are mapped shared and writable."""
+    found = set()
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.rstrip("\n").split(None, 5)
+            if len(fields) == 6 and fields[1][1] == "w" and fields[1][3] == "s" and fields[5].startswith("/"):
+                path = fields[5]
+                if not path.endswith((" (deleted)", *HARMLESS_MAPPINGS)) and os.path.isfile(path):
+                    found.add(path)
+    return sorted(found)
+
+
+def has_magic(descriptor: int, magic: bytes) -> bool:
+    try:
+        # Opened anew: the descriptor may be for writing only, and its position is the user's.
+        with open(f"/proc/self/fd/{descriptor}", "rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False
+
+
+def flush_file(file: Any) -> None:
+    """A regular file or the terminal. A pipe whose reader is stuck would take us with it."""
+    try:
+        is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.fileno() in (1, 2)
+        if is_file and file.writable():
+            file.flush()
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def flush_quietly(thing: Any) -> None:
+    try:
+        thing.flush()
+    except Exception:
+        return
+
+
+def flush_loggers() -> None:
+    """Handlers may keep records in memory, above the file."""
+    logging = sys.modules.get("logging")
+    for reference in list(getattr(logging, "_handlerList", ())):
+        handler = reference() if callable(reference) else reference
+        if handler is not None:
+            flush_quietly(handler)

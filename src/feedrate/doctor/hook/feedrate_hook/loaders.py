@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the training process sees of its loaders: each next(), the making of iterators, whole passes."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+from . import clock, layout, opens, stacks, training
+from .describe import count_samples, describe_batch, describe_loader, describe_torch
+from .device import device
+from .passes import Pass, Passes
+from .session import session
+from .wrapping import ByIdentity, caller, unseen
+
+_KEPT_INDICES = 400
+_MOST_BATCH_FACTS = 5
+_BATCH_FACT_EVERY = 50
+
+
+class _Loader:
+    """What is known about a loader."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.number = session.ring.name(name)
+        self.batch_facts: list[Any] = []
+
+
+class _Iterator:
+    """What is known about an iterator."""
+
+    def __init__(self) -> None:
+        self.loader: _Loader | None = None
+        self.keeper: Any = None  # returns the user's loader, or None when it is gone
+        self.indices: deque[Any] = deque(maxlen=_KEPT_INDICES)
+        self.asked = 0  # index lists taken in this pass
+        self.taken = 0  # batches given in this pass
+        self.current = Pass(0, 0)
+
+
+class Loaders:
+    """All loaders of this process."""
+
+    def __init__(self) -> None:
+        self._loaders = ByIdentity()
+        self._iterators = ByIdentity()
+        self._made_at = ByIdentity()
+        self._count = 0
+        self.passes = Passes()
+        self._last_batch: Any = None  # what was recorded last: (batch, end of its wait)
+
+    # -- for the session -----------------------------------------------------------------------------------
+
+    def loader_of(self, iterator: Any) -> Any:
+        known = self._iterators.get(iterator)
+        return known.keeper() if known is not None and known.keeper is not None else None
+
+    def recent_indices(self, iterator: Any) -> list[Any]:
+        known = self._iterators.get(iterator)
+        return list(known.indices) if known is not None else []
+
+    # -- making iterators ----------------------------------------------------------------------------------
+
+    def note_made(self, loader: Any) -> None:
+        self._made_at.put(loader, caller(3))
+
+    def begin_iterator(self, loader: Any) -> None:
+        """An iterator will be made, or a persistent one begins again and asks for its first indices."""
+        mine = self._iterators.get(getattr(loader, "_iterator", None))
+        if mine is not None:
+            mine.asked = 0
+
+    def made(self, loader: Any, iterator: Any, start: clock.Reading) -> None:
+        end = clock.read()
+        session.become("main")
+        opens.watch()
+        mine = self._iterator(iterator)
+        mine.loader = known = self._know(loader, iterator)
+        if mine.keeper is None:
+            # A persistent iterator belongs to its loader: to hold on to the loader would keep both alive.
+            is_owned = getattr(loader, "_iterator", None) is iterator
+            mine.keeper = weakref.ref(loader) if is_owned else lambda: loader
+        mine.taken = 0
+        self._begin_pass(mine, known, start[0])
+        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        session.ring.write(layout.ITERATOR, known.number, start[0], wall, cpu, queue)
+        workers = [w.pid for w in getattr(iterator, "_workers", ())]
+        if workers:
+            session.facts("workers", loader=known.name, pids=workers)
+
+    def _iterator(self, iterator: Any) -> _Iterator:
+        mine: _Iterator | None = self._iterators.get(iterator)
+        if mine is None:
+            mine = _Iterator()
+            self._iterators.put(iterator, mine)
+        return mine
+
+    def _know(self, loader: Any, iterator: Any) -> _Loader:
+        known: _Loader | None = self._loaders.get(loader)
+        if known is None:
+            known = _Loader(f"loader-{self._count}")
+            self._count += 1
+            self._loaders.put(loader, known)
+            made_at = self._made_at.get(loader) or ""
+            session.facts("loader", **describe_loader(loader, iterator, known.name, made_at))
+            if self._count == 1:
+                session.facts("torch", **describe_torch())
+        return known
+
+    def _begin_pass(self, mine: _Iterator, known: _Loader, start_ns: int) -> None:
+        mine.current.is_over = True
+        mine.current = self.passes.begin(known.number, start_ns)
+
+    def note_index(self, iterator: Any, index: Any) -> None:
+        mine = self._iterator(iterator)
+        mine.indices.append(index)
+        mine.asked += 1
+
+    # -- next() --------------------------------------------------------------------------------------------
+
+    @unseen
+    def next(self, iterator: Any, original: Any) -> Any:
+        """One next() as the user's loop sees it."""
+        experiments = session.experiments()
+        if experiments is None:
+            return self.take(iterator, original)
+        self._last_batch = None
+        start = clock.wall_ns()
+        batch = experiments.on_next(iterator, lambda: self.take(iterator, original))
+        last = self._last_batch
+        if last is None or last[0] is not batch:
+            # The batch came out of an experiment's memory, not out of the loader.
+            try:
+                session.begin_step()
+                device.wait_begins()
+                start = max(start, last[1]) if last is not None else start
+                end = clock.wall_ns()
+                device.wait_ends(start, end)
+                self._record(iterator, (start, 0, 0), (end, 0, 0), batch)
+                training.batch_arrived()
+            except Exception as error:
+                session.trouble("next", error)
+        return batch
+
+    @unseen
+    def take(self, iterator: Any, original: Any) -> Any:
+        """Take a batch from the loader, and record the wait."""
+        start = (0, 0, 0)
+        try:
+            session.begin_step()
+            stacks.start()
+            start = clock.read()
+            device.wait_begins()
+        except Exception as error:
+            session.trouble("next", error)
+        session.waiting = True
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            session.waiting = False
+            self._end_of_pass(iterator, start)
+            raise
+        finally:
+            session.waiting = False
+        try:
+            end = clock.read()
+            device.wait_ends(start[0], end[0])
+            self._record(iterator, start, end, batch)
+            training.batch_arrived()
+        except Exception as error:
+            session.trouble("next", error)
+        return batch
+
+    def _record(self, iterator: Any, start: clock.Reading, end: clock.Reading, batch: Any) -> None:
+        mine, known = self._known(iterator, start[0])
+        number = mine.taken
+        mine.taken = number + 1
+        has_grad = session.torch.is_grad_enabled()
+        bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * has_grad
+        samples = self._samples(iterator, mine, number, batch)
+        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        session.ring.write(layout.WAIT, known.number, start[0], wall, cpu, queue, samples, number, bits)
+        self._last_batch = (batch, end[0]) if session.experiments() is not None else None
+        self.passes.waited(mine.current, start[0], has_grad)
+        if number % _BATCH_FACT_EVERY == 0 and len(known.batch_facts) < _MOST_BATCH_FACTS:
+            tensors = describe_batch(batch)
+            if tensors not in known.batch_facts:
+                known.batch_facts.append(tensors)
+                session.facts("batch", loader=known.name, tensors=tensors, samples=samples)
+
+    def _known(self, iterator: Any, start_ns: int) -> tuple[_Iterator, _Loader]:
+        mine = self._iterator(iterator)
+        if mine.loader is None:
+            # Made past DataLoader.__iter__ (fastai does): the iterator stands for its loader.
+            session.become("main")
+            mine.loader = self._know(iterator, iterator)
+            self._begin_pass(mine, mine.loader, start_ns)
+        return mine, mine.loader
+
+    def _samples(self, iterator: Any, mine: _Iterator, number: int, batch: Any) -> int:
+        if getattr(iterator, "_auto_collation", False) and getattr(iterator, "_dataset_kind", 1) == 0:
+            # The batch was made from the index list of its number, counted from the end of those we kept.
+            back = mine.asked - number
+            if 0 < back <= len(mine.indices):
+                index = mine.indices[-back]
+                if hasattr(index, "__len__"):
+                    return len(index)
+        return count_samples(batch)
+
+    def _end_of_pass(self, iterator: Any, start: clock.Reading) -> None:
+        try:
+            end = clock.read()
+            mine, known = self._known(iterator, start[0])
+            wall, cpu, queue = (end[i] - start[i] for i in range(3))
+            bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * session.torch.is_grad_enabled()
+            session.ring.write(layout.WAIT, known.number, start[0], wall, cpu, queue, -1, mine.taken, bits)
+            self.passes.ended(mine.current, end[0])
+        except Exception as error:
+            session.trouble("next", error)
+
+
+loaders = Loaders()
+session.loaders = loaders
+
+
+def after_fork() -> None:
+    loaders.__init__()  # type: ignore[misc]

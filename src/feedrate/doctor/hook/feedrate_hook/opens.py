@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes which files are opened: for reading inside a fetch, for writing in the training process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, ClassVar
+
+from . import clock, layout
+from .parts import here
+from .session import session
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_SYSTEM = ("/proc/", "/dev/", "/sys/")
+
+
+class _Seen:
+    is_watching = False
+    opened: ClassVar[set[str]] = set()
+    created: ClassVar[set[str]] = set()
+
+
+def watch() -> None:
+    """Begin to watch, once: an audit hook stays for the life of the process and of those forked from it."""
+    if not _Seen.is_watching:
+        _Seen.is_watching = True
+        sys.addaudithook(_on_event)
+
+
+def after_fork() -> None:
+    _Seen.opened = set()
+    _Seen.created = set()
+
+
+def _on_event(event: str, args: Any) -> None:
+    if event != "open":
+        return
+    fetch = here.fetch
+    if fetch is None and (session.role != "main" or here.is_fetching):
+        return
+    try:
+        path, mode, flags = args
+        if isinstance(path, int) or path is None:
+            return
+        is_writing = bool(flags & _WRITING) if mode is None else not mode.startswith("r") or "+" in mode
+        if not is_writing:
+            if fetch is not None:
+                fetch.opened.append(os.fsdecode(path))
+        elif fetch is None:
+            note_created(os.fsdecode(path))
+    except Exception as error:
+        session.trouble("open", error)
+
+
+def note_created(path: str) -> None:
+    """The training process writes a file."""
+    if path in _Seen.created or len(_Seen.created) >= layout.OPENED_PATHS:
+        return
+    if (
+        path.startswith(_SYSTEM)
+        or path.startswith(session.run)
+        or path.endswith(".pyc")
+        or "__pycache__" in path
+    ):
+        return
+    _Seen.created.add(path)
+    session.ring.write(layout.CREATED, session.ring.name(os.path.abspath(path)), clock.wall_ns(), 0)
+
+
+def record_opened(paths: list[str], start: int) -> None:
+    """Record the paths of a fetch that are new; the facts get all their names with one write."""
+    new = []
+    for path in paths:
+        if path not in _Seen.opened and len(_Seen.opened) < layout.OPENED_PATHS:
+            if not path.startswith(_SYSTEM) and not path.endswith((".py", ".pyc", ".so")):
+                new.append(os.path.abspath(path))
+            _Seen.opened.add(path)
+    if new:
+        for number in session.ring.names(new):
+            session.ring.write(layout.OPENED, number, start, 0)

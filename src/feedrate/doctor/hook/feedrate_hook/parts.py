@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The named parts of a fetch: each moment of it belongs to the innermost part that is open, or to none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Optional
+
+from . import clock
+from .session import session
+from .wrapping import install, unseen
+
+# The run-queue clock is a file to read. It cannot have moved by more than wall minus cpu, so it is read only
+# when that has added up to something.
+_SLACK_NS = 20_000
+
+
+class Fetch:
+    """The times of one probed fetch, by part. Belongs to the thread that fetches."""
+
+    __slots__ = (
+        "_cpu",
+        "_kinds",
+        "_queue",
+        "_rest",
+        "_slack",
+        "_stack",
+        "_top",
+        "_wall",
+        "events",
+        "opened",
+        "times",
+    )
+
+    def __init__(self, start: clock.Reading) -> None:
+        self._wall, self._cpu, self._queue = start
+        self._slack = 0
+        self._rest = [0, 0, 0, 0]
+        self._top = self._rest
+        self._stack: list[list[int]] = []
+        self._kinds: list[str] = []
+        self.times: dict[str, list[int]] = {}  # name -> wall, cpu, queue, calls
+        self.events = 0
+        self.opened: list[str] = []
+
+    def mark(self) -> None:
+        """Give the time since the last mark to the part that was open."""
+        wall = clock.wall_ns()
+        cpu = clock.cpu_ns()
+        top = self._top
+        wall_spent = wall - self._wall
+        cpu_spent = cpu - self._cpu
+        top[0] += wall_spent
+        top[1] += cpu_spent
+        self._slack += wall_spent - cpu_spent
+        if self._slack > _SLACK_NS:
+            queue = clock.queue_ns()
+            top[2] += queue - self._queue
+            self._queue = queue
+            self._slack = 0
+        self._wall = wall
+        self._cpu = cpu
+        self.events += 1
+
+    def enter(self, kind: str, name: str) -> bool:
+        """Open a part; False: it counts as part of the one around it, which is of its kind."""
+        kinds = self._kinds
+        if kinds and kinds[-1] == kind:
+            return False
+        self.mark()
+        self._stack.append(self._top)
+        kinds.append(kind)
+        top = self.times.get(name)
+        if top is None:
+            top = self.times[name] = [0, 0, 0, 0]
+        top[3] += 1
+        self._top = top
+        return True
+
+    def leave(self) -> None:
+        self.mark()
+        self._kinds.pop()
+        self._top = self._stack.pop()
+
+
+class Here(threading.local):
+    """What the calling thread is doing. `fetch` is set only inside a probed fetch."""
+
+    fetch: Optional[Fetch] = None  # noqa: UP045 - evaluated, in Python 3.8 as well
+    is_fetching = False
+    is_saving = False
+    is_pinning = False
+
+
+here = Here()
+
+
+def timed(name: str, takes_path: bool = False) -> Callable[[Any], Any]:
+    """Return what makes a wrapper that times a function as a part of the fetch."""
+    kind = name.partition(":")[0]
+
+    def make(original: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            fetch = here.fetch
+            if fetch is None or not fetch.enter(kind, name):
+                return original(*args, **kwargs)
+            try:
+                if takes_path and args and isinstance(args[0], str):
+                    fetch.opened.append(args[0])
+                return original(*args, **kwargs)
+            finally:
+                fetch.leave()
+
+        return wrapper
+
+    return make
+
+
+def timed_load(original: Any) -> Any:
+    """Pillow decodes in load(), which it calls before each operation: only the first call has work to do."""
+
+    def load(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fetch = here.fetch
+        if fetch is None or not getattr(self, "tile", True) or not fetch.enter("decode", "decode:PIL"):
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            fetch.leave()
+
+    return load
+
+
+def timed_by_class(original: Any) -> Any:
+    """Time a method under the name of its object's class: `transform:RandomCrop`."""
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fetch = here.fetch
+        if fetch is None or not fetch.enter("transform", f"transform:{type(self).__name__}"):
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            fetch.leave()
+
+    return wrapper
+
+
+class _Steps:
+    """Stands in for a Compose while it runs: its transforms are timed, everything else is its own."""
+
+    def __init__(self, compose: Any, fetch: Fetch) -> None:
+        self._compose = compose
+        self.transforms = [_time_step(step, fetch) for step in compose.transforms]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compose, name)
+
+
+def _time_step(step: Any, fetch: Fetch) -> Any:
+    if type(step).__name__ == "Compose":
+        return step  # its own steps are timed
+    name = f"transform:{getattr(step, '__name__', None) or type(step).__name__}"
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not fetch.enter("transform", name):
+            return step(*args, **kwargs)
+        try:
+            return step(*args, **kwargs)
+        finally:
+            fetch.leave()
+
+    return _unseen_step(call)
+
+
+def _unseen_step(function: Any) -> Any:
+    # Replacing a code object costs a microsecond or two; all of these share one.
+    global _step_code
+    if _step_code is None:
+        _step_code = unseen(function).__code__
+    function.__code__ = _step_code
+    return function
+
+
+_step_code: Any = None
+
+
+def timed_steps(original: Any) -> Any:
+    """Time each transform of a torchvision Compose: the original runs on a stand-in with timed transforms."""
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fetch = here.fetch
+        if fetch is None:
+            return original(self, *args, **kwargs)
+        return original(_Steps(self, fetch), *args, **kwargs)
+
+    return wrapper
+
+
+def patch_parts(module: Any, entries: list[tuple[str, Any]]) -> None:
+    """Install a module's entries of the catalogue: (attribute, part name or maker of the wrapper)."""
+    is_patched = False
+    for path, part in entries:
+        try:
+            if callable(part):
+                is_patched |= install(module, path, part)
+            else:
+                is_patched |= install(module, path, timed(part.rstrip("@"), takes_path=part.endswith("@")))
+        except Exception as error:
+            session.trouble(f"patch {module.__name__}.{path}", error)
+    if is_patched:
+        session.facts("patched", module=module.__name__)

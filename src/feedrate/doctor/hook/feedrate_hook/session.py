@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hook knows about this process: settings, role, ring, and whether the present step is probed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from . import clock
+from .ring import ParentPhase, Ring
+
+# Of each eight steps (in a worker: fetches) the last two are left alone, so that the cost of probing shows.
+_BLOCK = 8
+_PROBED_OF_BLOCK = 6
+_MOST_TROUBLES = 50
+
+
+class Session:
+    """One per process, the same object after a fork. Hot paths read its plain attributes."""
+
+    def __init__(self) -> None:
+        self.run = ""
+        self.settings: dict[str, Any] = {}
+        self.ring = Ring("")
+        self.role = "other"
+        self.is_worker = False
+        self.probing = False  # the optional probes are on
+        self.thread = 0  # the thread that asks for batches
+        self.native_thread = 0
+        self.waiting = False
+        self.fetching = False
+        self.steps = 0
+        self.optimizer_steps = 0
+        self.torch: Any = None
+        self.loaders: Any = None  # set by loader.py: what is known about loaders and iterators
+        self._experiments: Any = None
+        self._has_tried_experiments = False
+        self._parent_phase: ParentPhase | None = None
+        self._troubles: set[str] = set()
+
+    # -- for the experiments -------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> int:
+        return self.ring.phase
+
+    @phase.setter
+    def phase(self, phase: int) -> None:
+        self.ring.set_phase(phase)
+
+    def facts(self, kind: Any, **fields: Any) -> None:
+        """Write one fact: facts("skipped", phase=1, why=...), or facts({"kind": "skipped", ...})."""
+        fact = dict(kind) if isinstance(kind, dict) else {"kind": kind}
+        fact.setdefault("t_ns", time.perf_counter_ns())
+        fact.update(fields)
+        self.ring.append([fact])
+
+    def fact(self, fact: dict[str, Any]) -> None:
+        self.facts(fact)
+
+    def record(
+        self,
+        kind: int,
+        name: str,
+        start_ns: int,
+        wall_ns: int,
+        cpu_ns: int = 0,
+        queue_ns: int = 0,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+    ) -> None:
+        self.ring.write(kind, self.ring.name(name), start_ns, wall_ns, cpu_ns, queue_ns, a, b, c)
+
+    @property
+    def rank(self) -> int:
+        return _number(os.environ.get("RANK")) or 0
+
+    @property
+    def world_size(self) -> int:
+        return _number(os.environ.get("WORLD_SIZE")) or 1
+
+    def loader_of(self, iterator: Any) -> Any:
+        """Return the loader that an iterator belongs to, or None when it is not known or gone."""
+        return self.loaders.loader_of(iterator) if self.loaders is not None else None
+
+    def recent_indices(self, iterator: Any) -> list[Any]:
+        """Return the index lists that an iterator has asked its dataset for, oldest first (the last 400)."""
+        return self.loaders.recent_indices(iterator) if self.loaders is not None else []
+
+    def finish(self, how: str, error: str | None = None, exit_code: int | None = None) -> None:
+        """Write the last fact of this process."""
+        self.facts("end", how=how, exit=exit_code, error=error)
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def start(self, run: str) -> None:
+        self.run = run
+        self.ring = Ring(run)
+
+    def after_fork(self) -> None:
+        """Begin anew in a child: the parent's ring, threads and open files are not ours."""
+        clock.forget_files()
+        phase = self.ring.phase
+        self.ring = Ring(self.run)
+        self.ring.phase = phase
+        self.role = "other"
+        self.is_worker = False
+        self.probing = False
+        self.thread = 0
+        self.waiting = self.fetching = False
+        self.steps = self.optimizer_steps = 0
+        self._experiments = None
+        self._has_tried_experiments = False
+        self._parent_phase = None
+
+    def load_settings(self) -> None:
+        """Read settings.json, once; missing or damaged: a passive run."""
+        if self.settings:
+            return
+        settings: dict[str, Any] = {"passive": True, "stack_hz": 50}
+        try:
+            with open(os.path.join(self.run, "settings.json"), encoding="utf-8") as file:
+                settings.update(json.load(file))
+        except (OSError, ValueError):
+            pass
+        self.settings = settings
+
+    def become(self, role: str) -> None:
+        """Note what this process turned out to be."""
+        if self.role == role or (self.role == "main" and role == "worker"):
+            return
+        self.role = role
+        self.load_settings()
+        self.describe_process()
+
+    def describe_process(self) -> None:
+        environment = os.environ
+        self.facts(
+            "process",
+            pid=os.getpid(),
+            ppid=_parent(),
+            argv=list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", [])),
+            executable=sys.executable,
+            python=sys.version.split()[0],
+            role=self.role,
+            rank=_number(environment.get("RANK", environment.get("SLURM_PROCID"))),
+            local_rank=_number(environment.get("LOCAL_RANK", environment.get("SLURM_LOCALID"))),
+            world_size=_number(environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS"))),
+            node=environment.get("SLURMD_NODENAME") or os.uname().nodename,
+            cwd=_folder(),
+        )
+
+    def trouble(self, where: str, error: BaseException) -> None:
+        """Say once what failed in the hook."""
+        if where not in self._troubles and len(self._troubles) < _MOST_TROUBLES:
+            self._troubles.add(where)
+            self.facts("trouble", where=where, error=f"{type(error).__name__}: {error}"[:500])
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """A next() of a loader begins: decide whether it and the step after it are probed."""
+        self.probing = self.steps % _BLOCK < _PROBED_OF_BLOCK
+        self.steps += 1
+        if self.thread != threading.get_ident():
+            self.thread = threading.get_ident()
+            self.native_thread = threading.get_native_id()
+
+    def begin_fetch(self, number: int) -> None:
+        """A worker begins a fetch: probed or not, and in the phase that the training process is in."""
+        self.probing = number % _BLOCK < _PROBED_OF_BLOCK
+        if number == 0:
+            self.thread = threading.get_ident()
+            self.native_thread = threading.get_native_id()
+            self._parent_phase = ParentPhase(self.run, _parent())
+        if self._parent_phase is not None:
+            self.ring.phase = self._parent_phase.read()
+
+    def experiments(self) -> Any:
+        """Return the experiments of this run, or None when it is passive or they are missing."""
+        if not self._has_tried_experiments:
+            self._has_tried_experiments = True
+            self.load_settings()
+            if not self.settings.get("passive", True):
+                try:
+                    import importlib
+
+                    module = importlib.import_module(".experiments", __package__)
+                    self._experiments = module.Experiments(self)
+                except Exception as error:
+                    self.trouble("experiments", error)
+        return self._experiments
+
+
+def _parent() -> int:
+    """Return the process that made this one, also where a fork server stands between them."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing is not None else None
+    return int(parent.pid) if parent is not None and parent.pid else os.getppid()
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+session = Session()

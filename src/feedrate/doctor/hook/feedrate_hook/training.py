@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times forward, backward and optimizer in the thread that trains, and says what is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import clock, layout, transfers
+from .describe import describe_autocast, describe_module
+from .device import device
+from .session import session
+from .wrapping import get_ident, install, name_of, unseen
+
+# Probed steps in which every module's call is looked at, to find the classes that are called from outside.
+_SEARCH_STEPS = 3
+_MOST_CLASSES = 8
+_MOST_MODULE_FACTS = 16
+
+
+class Training:
+    """What is known about the training of this process."""
+
+    def __init__(self) -> None:
+        self.steps_seen = 0
+        self.is_busy = False  # inside a forward or backward pass that is being timed
+        self.classes: dict[type, int] = {}
+        self.modules: set[int] = set()
+        self.autocast: Any = None
+        self.optimizer_starts: dict[int, clock.Reading] = {}
+        self.is_on_device = False
+        self.original_call: Any = None  # nn.Module.__call__, while the search has replaced it
+
+
+training = Training()
+
+
+def is_compiling() -> bool:
+    """Replaced by torch's own once it is imported."""
+    return False
+
+
+def after_fork() -> None:
+    if training.original_call is not None:
+        _stop_search()
+    training.__init__()  # type: ignore[misc]
+
+
+def batch_arrived() -> None:
+    """Called after each wait: goes through what is set up once training is under way."""
+    if not session.probing:
+        return
+    if not training.is_on_device and session.torch.cuda.is_initialized():
+        training.is_on_device = True
+        transfers.patch_tensors(session.torch)
+    seen = training.steps_seen
+    training.steps_seen = seen + 1
+    if seen == 0:
+        _start_search()
+    elif seen == _SEARCH_STEPS:
+        _stop_search()
+        for kind in list(training.classes)[:_MOST_CLASSES]:
+            install(kind, "__call__", _called)
+
+
+def _start_search() -> None:
+    module = session.torch.nn.Module
+    training.original_call = module.__call__
+    module.__call__ = _find_outermost(module.__call__)
+
+
+def _stop_search() -> None:
+    module = session.torch.nn.Module
+    # Somebody may have replaced it after us (torch.fx does for a moment): then it is theirs to put back.
+    if getattr(module.__call__, "_feedrate_search", False):
+        module.__call__ = training.original_call
+    training.original_call = None
+
+
+def _find_outermost(original: Any) -> Any:
+    timed = unseen(_called(original))
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        if not training.is_busy and get_ident() == session.thread and not session.fetching:
+            training.classes.setdefault(type(self), 0)
+        return timed(self, *args, **kwargs)
+
+    __call__._feedrate_search = True  # type: ignore[attr-defined]
+    return unseen(__call__)
+
+
+def _called(original: Any) -> Any:
+    """Time a module's call that comes from the training loop, not from another module."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # First, so that nothing else of this wrapper is seen by a compiler that follows the call.
+        if is_compiling() or not session.probing or training.is_busy:
+            return original(self, *args, **kwargs)
+        if get_ident() != session.thread or session.fetching:
+            return original(self, *args, **kwargs)
+        training.is_busy = True
+        start = (0, 0, 0)
+        try:
+            _before_forward(self)
+            start = clock.read()
+            device.forward_begins()
+        except Exception as error:
+            session.trouble("forward", error)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            training.is_busy = False
+            _record(layout.FORWARD, name_of(type(self)), start)
+
+    return __call__
+
+
+def _record(kind: int, name: str, start: clock.Reading) -> None:
+    try:
+        end = clock.read()
+        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        session.ring.write(kind, session.ring.name(name), start[0], wall, cpu, queue)
+    except Exception as error:
+        session.trouble("training", error)
+
+
+def _before_forward(module: Any) -> None:
+    if id(module) not in training.modules and len(training.modules) < _MOST_MODULE_FACTS:
+        training.modules.add(id(module))
+        fact = describe_module(module)
+        if fact["parameters"]:
+            session.facts("module", **fact)
+    if training.steps_seen <= 2 * _SEARCH_STEPS:
+        autocast = describe_autocast("cuda" if training.is_on_device else "cpu")
+        if autocast != training.autocast:
+            training.autocast = autocast
+            session.facts("autocast", enabled=autocast[0], dtype=autocast[1])
+
+
+def _backward(original: Any) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not session.probing or training.is_busy or get_ident() != session.thread:
+            return original(*args, **kwargs)
+        training.is_busy = True
+        start = clock.read()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            training.is_busy = False
+            _record(layout.BACKWARD, "", start)
+
+    return backward
+
+
+def patch_autograd(module: Any) -> None:
+    """torch.autograd has been imported. Tensor.backward calls this function."""
+    install(module, "backward", _backward)
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
+    if is_compiling():
+        return
+    try:
+        if session.probing and get_ident() == session.thread:
+            training.optimizer_starts[id(optimizer)] = clock.read()
+    except Exception as error:
+        session.trouble("optimizer", error)
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
+    if is_compiling():
+        return
+    try:
+        session.optimizer_steps += 1
+        start = training.optimizer_starts.pop(id(optimizer), None)
+        if session.loaders is not None:
+            session.loaders.passes.stepped(start[0] if start is not None else clock.wall_ns())
+        if start is not None:
+            _record(layout.OPTIMIZER, type(optimizer).__name__, start)
+    except Exception as error:
+        session.trouble("optimizer", error)
+
+
+def patch_optimizer(module: Any) -> None:
+    """torch.optim.optimizer has been imported."""
+    module.register_optimizer_step_pre_hook(_before_step)
+    module.register_optimizer_step_post_hook(_after_step)
+
+
+def patch_torch(module: Any) -> None:
+    """torch has been imported."""
+    global is_compiling
+    session.torch = module
+    session.load_settings()
+    found = getattr(getattr(module, "compiler", None), "is_compiling", None)
+    if found is not None:
+        is_compiling = found

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times what passes between host and device, and calls that wait for the device. On once CUDA is in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import clock, layout, training
+from .session import session
+from .wrapping import caller, get_ident, install
+
+# Calls that hand a value of a device tensor to Python, so that Python waits for the device.
+_READING = "item tolist __bool__ __float__ __int__ __index__ __complex__ nonzero masked_select"
+
+
+def _is_off() -> bool:
+    return training.is_compiling() or not session.probing or get_ident() != session.thread
+
+
+def _moved(original: Any) -> Any:
+    name = original.__name__
+
+    def move(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_off():
+            return original(self, *args, **kwargs)
+        start = clock.read()
+        result = original(self, *args, **kwargs)
+        if result is not self:
+            _record_move(name, self, result, start, args, kwargs)
+        return result
+
+    return move
+
+
+def _copied(original: Any) -> Any:
+    def copy_(self: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_off() or not hasattr(src, "device") or self.device == src.device:
+            return original(self, src, *args, **kwargs)
+        start = clock.read()
+        result = original(self, src, *args, **kwargs)
+        _record_move("copy_", src, self, start, args, kwargs)
+        return result
+
+    return copy_
+
+
+def _record_move(name: str, source: Any, target: Any, start: clock.Reading, args: Any, kwargs: Any) -> None:
+    try:
+        from_host, to_host = source.device.type == "cpu", target.device.type == "cpu"
+        if from_host == to_host:
+            return
+        end = clock.read()
+        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        size = source.numel() * source.element_size()
+        place = caller(3)
+        if from_host:
+            is_async = kwargs.get("non_blocking", any(a is True for a in args))
+            bits = int(source.is_pinned()) | 2 * bool(is_async)
+            number = session.ring.name(place)
+            session.ring.write(
+                layout.COPY, number, start[0], wall, cpu, queue, size, bits, source.element_size()
+            )
+        else:
+            number = session.ring.name(f"{name} {place}")
+            session.ring.write(layout.READBACK, number, start[0], wall, cpu, queue, size)
+    except Exception as error:
+        session.trouble("transfer", error)
+
+
+def _waited(original: Any) -> Any:
+    name = original.__name__.strip("_")
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_off() or self.device.type == "cpu":
+            return original(self, *args, **kwargs)
+        start = clock.read()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _record_sync(name, start)
+
+    return wait
+
+
+def _synchronized(original: Any) -> Any:
+    name = original.__name__
+
+    def synchronize(*args: Any, **kwargs: Any) -> Any:
+        if _is_off():
+            return original(*args, **kwargs)
+        start = clock.read()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _record_sync(name, start)
+
+    return synchronize
+
+
+def _record_sync(name: str, start: clock.Reading) -> None:
+    try:
+        end = clock.read()
+        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        number = session.ring.name(f"{name} {caller(3)}")
+        session.ring.write(layout.SYNC, number, start[0], wall, cpu, queue)
+    except Exception as error:
+        session.trouble("sync", error)
+
+
+def patch_tensors(torch: Any) -> None:
+    """CUDA is in use."""
+    makers = dict.fromkeys(_READING.split(), _waited)
+    makers.update(dict.fromkeys(("to", "cuda", "cpu"), _moved))
+    makers["copy_"] = _copied
+    for name, make in makers.items():
+        try:
+            install(torch.Tensor, name, make)
+        except Exception as error:
+            session.trouble(f"patch Tensor.{name}", error)
+    for owner, name in (
+        (torch.cuda, "synchronize"),
+        (torch.cuda, "Event.synchronize"),
+        (torch.cuda, "Stream.synchronize"),
+    ):
+        try:
+            install(owner, name, _synchronized)
+        except Exception as error:
+            session.trouble(f"patch torch.cuda.{name}", error)
+    session.facts("patched", module="torch.Tensor")

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imported by each Python process at start, through PYTHONPATH: begins the hook, then goes on to the
+sitecustomize that would have been found without us. Any Python may read it, also Python 2: no functions."""
+
+import os
+import sys
+
+if os.environ.get("FEEDRATE_DOCTOR") and sys.version_info >= (3, 8):
+    try:
+        import importlib
+
+        importlib.import_module("feedrate_hook.start").begin()
+    except Exception:
+        pass
+
+try:
+    from importlib import machinery, util
+
+    _here = os.path.dirname(os.path.abspath(__file__))
+    _others = [p for p in sys.path if os.path.abspath(p or ".") != _here]
+    _spec = machinery.PathFinder.find_spec("sitecustomize", _others)
+except Exception:
+    _spec = None
+if _spec is not None and _spec.loader is not None:
+    # In our place in sys.modules, and with its errors left as they are: site reports them as it always does.
+    _module = util.module_from_spec(_spec)
+    sys.modules["sitecustomize"] = _module
+    _spec.loader.exec_module(_module)

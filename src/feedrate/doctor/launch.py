@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the user's command with the hook inside it and the sampler beside it, and leaves nothing behind.
+
+The command gets our terminal, our standard streams and our process group. Signals reach it once: what went to
+the whole group it has got itself, what went to the doctor alone is passed on (see witness.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from feedrate.doctor.command import check_command, find_hook_folder, spans_nodes
+from feedrate.doctor.companion import Child, Companion, Signals
+from feedrate.doctor.facts import read_facts, read_samples
+from feedrate.doctor.leftovers import end_members, remove_folder, remove_shared_memory
+from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.tree import ENVIRONMENT
+from feedrate.errors import StorageError
+from feedrate.probe.cpu import measure_usable_cores
+from feedrate.units import format_count, format_seconds
+
+SETTINGS_VERSION = 1
+_STACK_HZ = 50
+_GRACE_S = 3.0  # for workers to notice that their parent is gone
+_GRACE_AFTER_EXPERIMENTS_S = 0.5  # it ended without telling them: nothing is to be waited for
+
+Watch = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """How a command went.
+
+    Attributes:
+        exit_code: what a shell would report: 128 + n after signal n; 0 when the doctor ended it.
+        signal: the signal that ended it, if one did.
+        started_ns: perf_counter_ns when it was started.
+        interrupted: the doctor got a signal meanwhile (Ctrl-C, scancel ...).
+        ended_by_doctor: it ended because the experiments were done.
+        is_shared: its processes may have run on other nodes, which the sampler does not see.
+    """
+
+    command: tuple[str, ...]
+    run_folder: Path
+    exit_code: int
+    signal: int | None
+    seconds: float
+    started_ns: int
+    interrupted: bool
+    ended_by_doctor: bool
+    is_shared: bool = False
+
+
+@contextmanager
+def run_command(
+    command: Sequence[str], options: DoctorOptions, *, watch: Watch = lambda _: None
+) -> Iterator[Observed]:
+    """Run a command to its end; its run folder can be read inside the `with` and is gone after it.
+
+    No process that belongs to the command outlives the call, however it ends.
+
+    Raises:
+        UsageError, NotFound: it cannot be run, see `check_command`.
+        StorageError: there is no place for the run folder.
+    """
+    check_command(command)
+    is_shared = spans_nodes(command)
+    run = make_run_folder(is_shared)
+    companion: Companion | None = None
+    observed: Observed | None = None
+    try:
+        write_settings(run, options)
+        environment = make_environment(run, is_shared)
+        companion = Companion(run)
+        observed = _run(tuple(command), run, environment, companion, watch)
+        yield replace(observed, is_shared=is_shared)
+    finally:
+        known = _read_members(run)
+        if observed is None:
+            end_members(run, known, grace_s=0.0)
+        remove_shared_memory(known)
+        remove_folder(run)
+        if companion is not None:
+            companion.close()
+
+
+def _run(
+    command: tuple[str, ...], run: Path, environment: Mapping[str, str], companion: Companion, watch: Watch
+) -> Observed:
+    with Signals() as signals:
+        started_ns = time.perf_counter_ns()
+        child = Child(command, environment)
+        try:
+            while not child.has_ended():
+                for number in signals.wait():
+                    if not companion.saw(number):
+                        child.send(number)
+        except BaseException:
+            child.send(signal.SIGTERM)
+            raise
+        seconds = (time.perf_counter_ns() - started_ns) / 1e9
+        ended_by_doctor = any(
+            fact.get("kind") == "end" and fact.get("how") == "experiments" for fact in read_facts(run)
+        )
+        companion.stop()
+        why = ": the experiments are done, nothing more of it was written" if ended_by_doctor else ""
+        watch(f"the command ended after {format_seconds(seconds)}{why}")
+        by_itself = child.signal is None and not ended_by_doctor and not signals.seen
+        left = end_members(
+            run,
+            _read_members(run),
+            grace_s=_GRACE_AFTER_EXPERIMENTS_S if ended_by_doctor else _GRACE_S,
+            # What a command that ended well left running in a session of its own is a daemon.
+            spare_sessions=frozenset({os.getsid(0)}) if by_itself else None,
+        )
+        if left:
+            watch(f"ended {format_count(left, 'process', 'processes')} that the command left behind")
+    return Observed(
+        command=command,
+        run_folder=run,
+        exit_code=0 if ended_by_doctor and child.signal is None else child.exit_code,
+        signal=child.signal,
+        seconds=seconds,
+        started_ns=started_ns,
+        interrupted=bool(signals.seen),
+        ended_by_doctor=ended_by_doctor,
+    )
+
+
+def make_run_folder(is_shared: bool) -> Path:
+    """Make a folder that only this user can enter: in the working folder, if other nodes have to see it."""
+    try:
+        if is_shared:
+            return Path(tempfile.mkdtemp(prefix=".feedrate-doctor-", dir=Path.cwd()))
+        return Path(tempfile.mkdtemp(prefix="feedrate-doctor-")).resolve()
+    except OSError as error:
+        where = "the working folder" if is_shared else tempfile.gettempdir()
+        raise StorageError(
+            f"cannot make a folder in {where} for what is measured: {error.strerror}",
+            hint="start it where you may write" if is_shared else "set TMPDIR to a folder with room",
+        ) from error
+
+
+def write_settings(run: Path, options: DoctorOptions) -> None:
+    cores = measure_usable_cores()
+    settings = {
+        "version": SETTINGS_VERSION,
+        "passive": options.passive,
+        "steps": options.steps,
+        "warmup": options.warmup_steps,
+        "seconds": options.seconds,
+        "stack_hz": _STACK_HZ,
+        "run": str(run),
+        "usable_cores": cores,
+        "try_workers": list_workers_to_try(cores),
+        "started_ns": time.perf_counter_ns(),
+    }
+    (run / "settings.json").write_text(json.dumps(settings))
+
+
+def list_workers_to_try(cores: float) -> list[int]:
+    """Return numbers of workers worth a trial: powers of two up to the cores, the cores, and twice as many.
+
+    Twice as many only help where workers wait for a disk or a network.
+    """
+    whole = max(1, int(cores))
+    powers = {1 << n for n in range(whole.bit_length())}
+    return sorted(powers | {whole, 2 * whole})
+
+
+def make_environment(run: Path, is_shared: bool, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment that brings the hook into every Python process of the command."""
+    hook = find_hook_folder()
+    if is_shared:
+        # Another node, or a container on it, need not have feedrate where this one has it.
+        copy = run / "hook"
+        shutil.copytree(hook, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        hook = copy
+    path = environ.get("PYTHONPATH")
+    # An empty entry would mean the working folder.
+    return {
+        **environ,
+        ENVIRONMENT: str(run),
+        "PYTHONPATH": os.pathsep.join([str(hook), *([path] if path else [])]),
+    }
+
+
+def _read_members(run: Path) -> dict[int, int]:
+    """Return every process of the command that the sampler saw on this node: pid -> start."""
+    known: dict[int, int] = {}
+    for sample in read_samples(run):
+        known |= {process["pid"]: process["start"] for process in sample.get("processes") or ()}
+    return known

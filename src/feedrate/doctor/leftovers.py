@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing of a run stays behind: its processes are ended, its shared memory and its folder removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from feedrate.doctor.tree import ENVIRONMENT
+from feedrate.probe.process import (
+    ProcessStat,
+    is_alive,
+    list_processes,
+    read_command_line,
+    read_environ,
+    read_stat,
+)
+
+_LOOK_EVERY_S = 0.05
+# They end by themselves once nobody uses them, and remove shared memory when they do.
+_CLEANERS = re.compile(r"resource_tracker|torch_shm_manager")
+
+
+def find_members(run: Path, known: Mapping[int, int]) -> list[ProcessStat]:
+    """Return the processes of a run that still live: those known before, and those that carry its name."""
+    found = []
+    mine = os.getpid()
+    for pid in list_processes():
+        stat = read_stat(pid)
+        if stat is None or pid in (1, mine) or stat.state in ("Z", "X"):
+            continue
+        if known.get(pid) == stat.start or read_environ(pid, ENVIRONMENT) == str(run):
+            found.append(stat)
+    return found
+
+
+def end_members(
+    run: Path, known: Mapping[int, int], *, grace_s: float, spare_sessions: frozenset[int] | None = None
+) -> int:
+    """End what still runs: by itself within `grace_s`, else asked to (SIGTERM), else made to (SIGKILL).
+
+    Args:
+        spare_sessions: when given, processes in other sessions than these are left alone: daemons that the
+            command left running on purpose.
+
+    Returns:
+        How many did not end by themselves.
+    """
+
+    def find() -> list[ProcessStat]:
+        return [
+            stat
+            for stat in find_members(run, known)
+            if spare_sessions is None or stat.session in spare_sessions
+        ]
+
+    left = _wait(find(), grace_s)
+    if not left:
+        return 0
+    count = len(left)
+    _signal(left, signal.SIGTERM)
+    _signal(left, signal.SIGCONT)  # a stopped process takes no signal but SIGKILL
+    _wait(left, 3.0)
+    _signal([stat for stat in find() if not _is_cleaner(stat)], signal.SIGKILL)
+    _wait(find(), 2.0)
+    _signal(find(), signal.SIGKILL)
+    _wait(find(), 1.0)
+    return count
+
+
+def _wait(members: list[ProcessStat], seconds: float) -> list[ProcessStat]:
+    until = time.monotonic() + seconds
+    while members and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY_S)
+        members = [stat for stat in members if is_alive(stat.pid, stat.start)]
+    return members
+
+
+def _signal(members: list[ProcessStat], number: signal.Signals) -> None:
+    for stat in members:
+        if is_alive(stat.pid, stat.start):
+            try:
+                os.kill(stat.pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+
+def _is_cleaner(stat: ProcessStat) -> bool:
+    return _CLEANERS.search(" ".join(read_command_line(stat.pid))) is not None
+
+
+def remove_shared_memory(known: Mapping[int, int], folder: Path = Path("/dev/shm")) -> None:
+    """Remove what torch's processes of this run left there when they were killed: torch_PID_..."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        match = re.fullmatch(r"torch_(\d+)_.*", name)
+        if match is None or int(match.group(1)) not in known:
+            continue
+        stat = read_stat(int(match.group(1)))
+        # Its number may already be another process's.
+        if stat is None or (stat.start == known[stat.pid] and stat.state in ("Z", "X")):
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()
+
+
+def remove_folder(run: Path) -> None:
+    """Remove a run folder; one that is still being written to needs a second try."""
+    for _ in range(5):
+        shutil.rmtree(run, ignore_errors=True)
+        if not run.exists():
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+def clean_up(run: Path, known: Mapping[int, int]) -> None:
+    """Do all of it for a doctor that cannot; nothing when the run folder is gone, as after a good end."""
+    if run.is_dir():
+        end_members(run, known, grace_s=0.0)
+        remove_shared_memory(known)
+        remove_folder(run)

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that was measured of one run, as numbers: what findings are judged by and the report shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.records import Fact, Process, Recording
+from feedrate.doctor.sample import SampleCost, makers, measure_sample
+from feedrate.doctor.stacks import Looks, count_looks
+from feedrate.doctor.surroundings import Surroundings
+from feedrate.doctor.timeline import Loop, batch_seconds, build_loop, user_seconds
+from feedrate.model.pipeline import Pipeline
+from feedrate.stats import spread
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per batch: the mean, and the quartiles."""
+
+    seconds: float
+    low: float
+    high: float
+    batches: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Timing | None:
+        if len(values) < 2:
+            return None
+        low, high = spread(values)
+        return cls(mean(values), low, high, len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Our decoder on the user's own files."""
+
+    cpu_s_per_image: float
+    taken: int  # files that it decodes
+    tried: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run. Timings of experiments are None when the experiment was not made."""
+
+    loop: Loop
+    loops: Mapping[int, Loop]  # by rank
+    loader: Fact
+    batch: Fact
+    torch: Fact
+    module: Fact
+    worker_facts: Sequence[Fact]
+    sample: SampleCost | None
+    sample_drained: SampleCost | None
+    sample_again: SampleCost | None
+    device: Timing | None
+    drain: Timing | None
+    again: Timing | None
+    trials: Mapping[int, Timing]
+    half_precision: Timing | None
+    half_batch: Timing | None
+    is_repeatable: bool | None  # the same samples gave the same batch twice
+    looks_fetch: Looks
+    looks_main: Looks
+    around: Surroundings
+    kernel: KernelTime | None
+    phases: Sequence[Fact]
+    skipped: Sequence[Fact]
+    blocked: Sequence[Fact]
+    end: Fact
+    copy_rates: Fact
+    receive_cpu_s: float  # CPU of the training thread inside next(), per batch
+    feeder_cpu_s: float  # CPU of the other threads of the workers, per batch
+    computing_queue_share: (
+        float  # of forward, backward and optimizer: the thread was ready, and no core was free
+    )
+    autocast: Fact
+    experiment_waits: Mapping[
+        int, Sequence[tuple[int, int, int]]
+    ]  # phase -> start, wait, end of each batch, ns
+    before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
+
+    @property
+    def workers(self) -> int:
+        return int(self.loader.get("num_workers") or 0)
+
+    @property
+    def samples_per_step(self) -> float:
+        return sum(step.samples for step in self.loop.steps) / len(self.loop.steps)
+
+    @property
+    def step_s(self) -> float:
+        return self.loop.seconds / len(self.loop.steps)
+
+    @property
+    def between_s(self) -> float:
+        return sum(self.loop.per_step(name) for name in ("validation", "save", "epoch-start"))
+
+    @property
+    def own_s(self) -> float:
+        """Return the step itself, without what happens between steps."""
+        return max(self.step_s - self.between_s, 1e-9)
+
+    @property
+    def wait_s(self) -> float:
+        return self.loop.per_step("wait")
+
+    @property
+    def exposed_s(self) -> float:
+        return self.loop.per_step("exposed")
+
+    @property
+    def exposed_share(self) -> float:
+        return self.exposed_s / self.step_s
+
+    def share_of(self, part: str) -> float:
+        return self.loop.per_step(part) / self.step_s
+
+    def each(self, part: str, times: int) -> float:
+        """Return how long one of a part's rare occurrences took."""
+        return self.loop.per_step(part) * len(self.loop.steps) / max(times, 1)
+
+    def place_of(self, part: str) -> str:
+        """Return the call that most of a part's time went into, as file:line."""
+        places = self.loop.places.get(part, {})
+        return max(places, key=lambda place: places[place]) if places else ""
+
+    @property
+    def batch_bytes(self) -> int:
+        return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
+
+    @property
+    def device_s(self) -> float:
+        """Return what a step takes when its batch is already there."""
+        if self.device is not None:
+            return self.device.seconds
+        return max(self.own_s - self.exposed_s, 1e-6)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return str(self.module.get("device", "cpu")).startswith("cuda")
+
+    @property
+    def device_cpu_s(self) -> float:
+        """Return the training process's CPU time in one step, all its threads."""
+        if self.around.device_cpu_share is not None:
+            return self.device_s * self.around.device_cpu_share
+        if self.is_on_gpu:
+            return self.device_s
+        return self.device_s * min(float(self.torch.get("threads") or 1), self.around.cores)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return the run in the cost model's terms."""
+        sample = self.sample
+        per_batch = self.samples_per_step
+        cpu = blocked = 0.0
+        if sample is not None:
+            cpu = sample.total.cpu_s * per_batch + self.feeder_cpu_s
+            blocked = sample.total.blocked_s * per_batch
+        else:
+            blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
+        return Pipeline(
+            device_s=self.device_s,
+            device_cpu_s=self.device_cpu_s,
+            fetch_cpu_s=cpu,
+            fetch_blocked_s=blocked,
+            handover_s=0.0 if self.workers == 0 else self.receive_cpu_s,
+            workers=self.workers,
+            cores=max(self.around.cores - self.around.cores_others, 0.5),
+            between_s=self.between_s,
+        )
+
+
+def measure(
+    recording: Recording, around: Surroundings, *, warmup: int, kernel: KernelTime | None
+) -> Measured | None:
+    """Sum up a recording; None when no process made enough steps."""
+    loops = {
+        process.rank: loop for process in recording.mains if (loop := build_loop(process, warmup)) is not None
+    }
+    if not loops:
+        return None
+    rank = min(loops)
+    main = next(process for process in recording.mains if process.rank == rank)
+    loop = loops[rank]
+    made_by = makers(recording, main, loop.loader)
+    workers = [p for p in made_by if p is not main]
+    loader = _facts_of_loader(main, "loader", loop.loader)
+    window = (loop.start_ns, loop.end_ns)
+    return Measured(
+        loop=loop,
+        loops=loops,
+        loader=loader,
+        batch=_facts_of_loader(main, "batch", loop.loader),
+        torch=main.last("torch"),
+        module=main.last("module"),
+        worker_facts=[fact for p in workers for fact in p.facts_of("worker")],
+        sample=measure_sample(made_by, window=window),
+        sample_drained=measure_sample(recording.processes, layout.DRAIN),
+        sample_again=measure_sample(recording.processes, layout.AGAIN),
+        device=_device_timing(main, layout.REPLAY),
+        drain=Timing.of(batch_seconds(main, layout.DRAIN, skip=1)),
+        again=Timing.of(batch_seconds(main, layout.AGAIN, skip=2 * int(loader.get("num_workers") or 0))),
+        trials=_trials(main),
+        half_precision=_phase_timing(main, layout.REPLAY_HALF_PRECISION),
+        half_batch=_device_timing(main, layout.REPLAY_HALF_BATCH),
+        is_repeatable=_is_repeatable(main),
+        looks_fetch=count_looks(made_by, in_fetch=True),
+        looks_main=count_looks([main], in_fetch=False),
+        around=around,
+        kernel=kernel,
+        phases=main.facts_of("phase"),
+        skipped=main.facts_of("skipped"),
+        blocked=main.facts_of("blocked"),
+        end=main.last("end"),
+        copy_rates=main.last("copy-rates"),
+        receive_cpu_s=_receive_cpu(main, loop),
+        feeder_cpu_s=_feeder_cpu(workers),
+        computing_queue_share=_computing_queue_share(main),
+        autocast=main.last("autocast"),
+        experiment_waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},
+        before_forward_s=_before_forward(main),
+    )  # fmt: skip
+
+
+def _device_timing(main: Process, phase: int) -> Timing | None:
+    """Return the user's loop on batches in memory; on a GPU launches say nothing, the phase's ends do."""
+    return _phase_timing(main, phase) if _on_gpu(main) else Timing.of(user_seconds(main, phase))
+
+
+def _is_repeatable(main: Process) -> bool | None:
+    for fact in main.facts_of("phase"):
+        if fact.get("phase") == layout.AGAIN and isinstance(fact.get("detail"), dict):
+            same = fact["detail"].get("same")
+            return None if same is None else bool(same)
+    return None
+
+
+def _on_gpu(main: Process) -> bool:
+    return str(main.last("module").get("device", "cpu")).startswith("cuda")
+
+
+def _facts_of_loader(main: Process, kind: str, loader: str) -> Fact:
+    """Return the first: experiments make further loaders of it, and batches of other sizes."""
+    return next((fact for fact in main.facts_of(kind) if fact.get("loader") == loader), {})
+
+
+def _phase_timing(main: Process, phase: int) -> Timing | None:
+    """Return a phase's seconds per batch by its own ends: the device was synchronised there."""
+    for fact in main.facts_of("phase"):
+        if fact.get("phase") == phase and (fact.get("batches") or 0) >= 2:
+            seconds = (fact["end_ns"] - fact["start_ns"]) * 1e-9 / fact["batches"]
+            return Timing(seconds, seconds * 0.97, seconds * 1.03, int(fact["batches"]))
+    return None
+
+
+def _trials(main: Process) -> dict[int, Timing]:
+    trials: dict[int, Timing] = {}
+    for fact in main.facts_of("phase"):
+        if fact.get("phase") != layout.TRIAL or (fact.get("batches") or 0) < 4:
+            continue
+        seconds = (fact["end_ns"] - fact["start_ns"]) * 1e-9 / fact["batches"]
+        trials[int(fact["detail"]["workers"])] = Timing(
+            seconds, seconds * 0.95, seconds * 1.05, int(fact["batches"])
+        )
+    return trials
+
+
+def _receive_cpu(main: Process, loop: Loop) -> float:
+    waits = main.of(layout.WAIT, phase=layout.REAL)
+    waits = waits[(waits["start"] >= loop.start_ns) & (waits["a"] > 0) & (waits["b"] > 0)]
+    return float(waits["cpu"].mean()) * 1e-9 if len(waits) else 0.0
+
+
+def _feeder_cpu(workers: Sequence[Process]) -> float:
+    spent = [int(record["a"]) for p in workers for record in p.of(layout.HANDOVER, phase=layout.REAL)]
+    return sum(spent) * 1e-9 / len(spent) if spent else 0.0
+
+
+def _computing_queue_share(main: Process) -> float:
+    records = main.of(layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER, phase=layout.REAL)
+    wall = float(records["wall"].sum())
+    return float(records["queue"].sum()) / wall if wall else 0.0
+
+
+def _experiment_waits(main: Process, phase: int) -> list[tuple[int, int, int]]:
+    waits = main.of(layout.WAIT, phase=phase)
+    starts = [int(start) for start in waits["start"]]
+    walls = [int(wall) for wall in waits["wall"]]
+    ends = [*starts[1:], starts[-1] + walls[-1]] if starts else []
+    return list(zip(starts, walls, ends, strict=True))
+
+
+def _before_forward(main: Process) -> float:
+    records = main.of(layout.DEVICE, phase=layout.REAL)
+    return float(records["a"].mean()) * 1e-9 if len(records) else 0.0

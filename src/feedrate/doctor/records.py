@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what the hook left in a run folder: every process's facts and records. No opinions here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate.doctor.hook.feedrate_hook import layout
+
+# The same bytes as layout.RECORD.
+RECORD_TYPE = np.dtype(
+    [
+        ("kind", "<u2"), ("phase", "<u2"), ("name", "<u4"), ("start", "<i8"), ("wall", "<i8"),
+        ("cpu", "<i8"), ("queue", "<i8"), ("a", "<i8"), ("b", "<i8"), ("c", "<i8"),
+    ]
+)  # fmt: skip
+assert RECORD_TYPE.itemsize == layout.RECORD.size
+
+Records = npt.NDArray[np.void]
+Fact = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One Python process of the command. Records are ordered by start; `lost`: overwritten in a full ring."""
+
+    pid: int
+    facts: tuple[Fact, ...]
+    names: Mapping[int, str]
+    records: Records
+    lost: int
+
+    def of(self, *kinds: int, phase: int | None = None) -> Records:
+        mask = np.isin(self.records["kind"], kinds)
+        if phase is not None:
+            mask &= self.records["phase"] == phase
+        return self.records[mask]
+
+    def name(self, number: int) -> str:
+        return self.names.get(int(number), "")
+
+    def facts_of(self, kind: str) -> list[Fact]:
+        return [fact for fact in self.facts if fact.get("kind") == kind]
+
+    def last(self, kind: str) -> Fact:
+        """Return the facts of a kind laid over each other, later ones on top; empty when there is none."""
+        merged: dict[str, Any] = {}
+        for fact in self.facts_of(kind):
+            merged.update({name: value for name, value in fact.items() if value is not None})
+        return merged
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process trained: it asked a loader for batches."""
+        return bool(np.isin(self.records["kind"], (layout.WAIT, layout.OPTIMIZER)).any())
+
+    @property
+    def rank(self) -> int:
+        return int(self.last("process").get("rank") or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All that the hook wrote in one run."""
+
+    processes: tuple[Process, ...]
+
+    @property
+    def mains(self) -> tuple[Process, ...]:
+        """Return the training processes, by rank; of several with one rank, the one with the most records."""
+        by_rank: dict[int, Process] = {}
+        for process in sorted((p for p in self.processes if p.is_main), key=lambda p: len(p.records)):
+            by_rank[process.rank] = process
+        return tuple(by_rank[rank] for rank in sorted(by_rank))
+
+    def facts_of(self, kind: str) -> Iterator[Fact]:
+        for process in self.processes:
+            yield from process.facts_of(kind)
+
+
+def read_run(folder: Path) -> Recording:
+    """Read a run folder, also one that a killed process left in the middle of a write."""
+    stems = sorted({path.stem for suffix in ("*.facts", "*.ring") for path in folder.glob(suffix)})
+    return Recording(tuple(_read_process(folder, stem) for stem in stems))
+
+
+def _read_process(folder: Path, stem: str) -> Process:
+    facts = tuple(_read_facts(folder / f"{stem}.facts"))
+    names = {fact["id"]: fact["text"] for fact in facts if fact.get("kind") == "name"}
+    records, lost = _read_ring(folder / f"{stem}.ring")
+    return Process(int(stem.split("-")[0]), facts, names, records, lost)
+
+
+def _read_facts(path: Path) -> Iterator[Fact]:
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines():
+        try:
+            fact = json.loads(line)
+        except ValueError:
+            continue  # the process was killed while it wrote its last line
+        if isinstance(fact, dict):
+            yield fact
+
+
+def _read_ring(path: Path) -> tuple[Records, int]:
+    data = path.read_bytes() if path.exists() else b""
+    if len(data) < layout.HEADER_BYTES:
+        return np.zeros(0, RECORD_TYPE), 0
+    magic, version, _, capacity, written = layout.HEADER.unpack_from(data)
+    if magic != layout.MAGIC or version != layout.VERSION:
+        return np.zeros(0, RECORD_TYPE), 0
+    present = min(written, capacity, (len(data) - layout.HEADER_BYTES) // RECORD_TYPE.itemsize)
+    records = np.frombuffer(data, RECORD_TYPE, present, layout.HEADER_BYTES)
+    return records[np.argsort(records["start"], kind="stable")], written - present

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies in the loader: workers, decoding, storage, memory, transforms."""
+
+from __future__ import annotations
+
+import shlex
+
+from feedrate.doctor.measured import Measured, Timing
+from feedrate.doctor.sample import Cost
+from feedrate.doctor.what_if import (
+    NOTHING,
+    VECTORISED,
+    change,
+    decoding,
+    make_remedy,
+    read_blocked,
+    repeated_share,
+    transforming,
+)
+from feedrate.model.pipeline import best_workers
+from feedrate.model.predict import (
+    COUNTED,
+    MODELLED,
+    TRIED,
+    WIDEST,
+    Prediction,
+    around,
+    predict_change,
+    without,
+)
+from feedrate.results.doctor import Remedy
+from feedrate.units import format_bytes, format_seconds
+
+
+def change_workers(m: Measured) -> Remedy | None:
+    """More or fewer workers: the best that was tried in the loop itself, else by the model."""
+    tried = {n: _from_trial(m, timing) for n, timing in m.trials.items() if n != m.workers}
+    good = {n: p for n, p in tried.items() if p.speedup > NOTHING}
+    pinned = m.pipeline
+    if good:
+        n = max(good, key=lambda n: good[n].speedup)
+        prediction, then, basis = good[n], pinned.with_(workers=n), "measured"
+    else:
+        n = best_workers(pinned, max(int(m.around.cores), 1))
+        if m.workers == n:
+            return None
+        then = pinned.with_(workers=n)
+        prediction, basis = predict_change(pinned, then, m.step_s), "predicted"
+        if n in tried:
+            # It was tried, and the trial is the better witness.
+            prediction, basis = tried[n], "measured"
+        elif tried and prediction.speedup > NOTHING:
+            return None
+    word = "more-workers" if n > m.workers else "fewer-workers"
+    note = ""
+    if m.loader.get("iterable"):
+        note = (
+            "an IterableDataset must share its samples among workers itself, or each worker repeats them all"
+        )
+    return make_remedy(
+        m, word, f"use {n} worker{'s' if n > 1 else ''} instead of {m.workers}", prediction, then,
+        basis=basis, note=note,
+        change=f"DataLoader(..., num_workers={n}, persistent_workers=True)",
+    )  # fmt: skip
+
+
+def _from_trial(m: Measured, timing: Timing) -> Prediction:
+    # A trial holds no validation, no checkpoint and no start of an epoch; they stay as they are.
+    return around(m.step_s / (timing.seconds + m.between_s), TRIED, "")
+
+
+def persist_workers(m: Measured) -> Remedy | None:
+    """Workers that stay for the next epoch."""
+    pause = m.loop.per_step("epoch-start") / m.step_s
+    if m.workers == 0 or m.loader.get("persistent_workers") or pause < 0.02:
+        return None
+    # The sampler's new order and the first batch still take their time.
+    prediction = around(without(pause, kept=0.1), COUNTED, "")
+    return make_remedy(
+        m, "persistent-workers", "keep the workers between epochs", prediction,
+        m.pipeline.with_(between_s=m.between_s * 0.1),
+        change="DataLoader(..., persistent_workers=True)",
+    )  # fmt: skip
+
+
+def unpin_workers(m: Measured) -> Remedy | None:
+    """The workers on all usable cores."""
+    sets = [set(fact["affinity"]) for fact in m.worker_facts if fact.get("affinity")]
+    allowed = len(set().union(*sets)) if sets else 0
+    if not sets or allowed >= min(m.workers, int(m.around.cores)):
+        return None
+    now = m.pipeline.with_(cores=float(allowed))
+    then = m.pipeline
+    return make_remedy(
+        m, "unpin-workers", f"let the workers run on all {m.around.cores:.0f} cores instead of {allowed}",
+        predict_change(now, then, m.step_s), then,
+        change="remove the sched_setaffinity or taskset, or ask the scheduler for --cpus-per-task",
+    )  # fmt: skip
+
+
+def lighten_handover(m: Measured) -> Remedy | None:
+    sample = m.sample
+    if sample is None or m.workers == 0:
+        return None
+    n = m.samples_per_step
+    cost = sample.kind("collate").cpu_s * n + m.feeder_cpu_s
+    if cost + m.receive_cpu_s < 0.05 * m.step_s:
+        return None
+    now = m.pipeline
+    prediction, then = change(
+        m, fetch_cpu_s=now.fetch_cpu_s - 0.8 * cost, handover_s=now.handover_s * 0.2, width=WIDEST
+    )
+    return make_remedy(
+        m,
+        "lighter-handover",
+        "hand over less: smaller types (uint8), tensors instead of Python objects",
+        prediction,
+        then,
+    )
+
+
+def decode_faster(m: Measured) -> Remedy | None:
+    """Our kernel instead of the user's decoder, through a pack."""
+    sample, data = m.sample, m.around.data
+    if sample is None or data is None:
+        return None
+    decode = sample.kind("decode")
+    if decode.cpu_s <= 0:
+        return None
+    if m.kernel is None or m.kernel.taken < m.kernel.tried / 2:
+        return Remedy(
+            "faster-decode", "decode with feedrate's kernel", 1.0, 1.0, 1.0,
+            note="the kernel decodes baseline JPEG files; these are not, so it would hand them to Pillow",
+        )  # fmt: skip
+    saved = decoding(m)
+    per_sample = saved.cpu_s - m.kernel.cpu_s_per_image
+    now = m.pipeline
+    prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s - per_sample * m.samples_per_step)
+    source = shlex.quote(data.folder)
+    return make_remedy(
+        m, "faster-decode", "pack the images and let feedrate decode only what the crop needs",
+        prediction, then, command=f"feedrate pack {source} PACK",
+        change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
+        note=f"{format_seconds(m.kernel.cpu_s_per_image)} of CPU an image instead of "
+        f"{format_seconds(saved.cpu_s)}, on these files",
+    )  # fmt: skip
+
+
+def pack_files(m: Measured) -> Remedy | None:
+    """Few big files instead of many small ones: saves what opening and seeking cost, not the decoding."""
+    sample, data = m.sample, m.around.data
+    if sample is None or data is None:
+        return None
+    blocked = read_blocked(m)
+    share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)
+    source = shlex.quote(data.folder)
+    if share < 0.05:
+        return Remedy(
+            "pack", "pack the files", 1.0, 1.0, 1.02, command=None,
+            note=f"packing will not help: reads are {share:.0%} of the time",
+        )  # fmt: skip
+    # Small files cost round trips: open, read, close. A pack is read in ranges that are known in advance.
+    kept = 0.25 if data.mean_bytes < 1e6 else 0.8
+    now = m.pipeline
+    saved = blocked.blocked_s * (1 - kept) * m.samples_per_step
+    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved, width=WIDEST)
+    return make_remedy(
+        m, "pack", f"pack files of {format_bytes(data.mean_bytes)} into a few big ones", prediction, then,
+        command=f"feedrate pack {source} PACK",
+    )  # fmt: skip
+
+
+def stage_to_scratch(m: Measured) -> Remedy | None:
+    """Copy the data to local scratch once: reads then cost what scratch gives."""
+    sample, data, around_ = m.sample, m.around.data, m.around
+    if sample is None or data is None or around_.scratch is None or around_.scratch_bytes_per_s is None:
+        return None
+    blocked = read_blocked(m)
+    if blocked.blocked_s < 0.05 * sample.total.wall_s:
+        return None
+    left = sample.read_bytes / around_.scratch_bytes_per_s
+    now = m.pipeline
+    saved = max(blocked.blocked_s - left, 0.0) * m.samples_per_step
+    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
+    size = f" ({format_bytes(data.dataset_bytes)})" if data.dataset_bytes else ""
+    return make_remedy(
+        m, "stage", f"copy the data{size} to {around_.scratch} once, and read it there", prediction, then
+    )
+
+
+def cache_in_memory(m: Measured) -> Remedy | None:
+    """Samples kept in memory after the first epoch, read and decoded."""
+    sample, data = m.sample, m.around.data
+    if sample is None:
+        return None
+    saved = sample.kind("read").plus(sample.kind("decode"))
+    saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
+    if saved.wall_s < 0.05 * sample.total.wall_s:
+        return None
+    now, n = m.pipeline, m.samples_per_step
+    prediction, then = change(
+        m,
+        fetch_cpu_s=now.fetch_cpu_s - saved.cpu_s * n,
+        fetch_blocked_s=now.fetch_blocked_s - saved.blocked_s * n,
+    )
+    decoded, limit = m.around.decoded_bytes, m.around.memory_limit_bytes
+    note = "whether it fits is unknown: the size of a decoded sample or of the dataset is not known"
+    if decoded and limit:
+        used = m.around.memory_used_bytes or 0.0
+        fits = decoded < 0.85 * (limit - used)
+        k = f"; K = {decoded / data.dataset_bytes:.1f}" if data is not None and data.dataset_bytes else ""
+        note = (
+            f"{'fits' if fits else 'does not fit'}: {format_bytes(decoded)} decoded{k}, "
+            f"the job may use {format_bytes(limit)}, of which {format_bytes(used)} are taken"
+        )
+        if not fits:
+            prediction = Prediction(1.0, 1.0, 1.02, "")
+    return make_remedy(
+        m,
+        "cache-in-memory",
+        "keep decoded samples in memory after the first epoch",
+        prediction,
+        then,
+        note=note,
+    )
+
+
+def read_from_memory(m: Measured) -> Remedy | None:
+    """The page cache: what the second epoch gives by itself."""
+    if m.drain is None or m.again is None or m.sample is None or m.sample_again is None:
+        return None
+    saved = m.sample.total.blocked_s - m.sample_again.total.blocked_s
+    if saved < 0.1 * m.sample.total.wall_s:
+        return None
+    now = m.pipeline
+    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved * m.samples_per_step)
+    data, limit = m.around.data, m.around.memory_limit_bytes
+    size = data.dataset_bytes if data is not None else None
+    note = ""
+    if size and limit:
+        fits = size < 0.8 * (limit - (m.around.memory_used_bytes or 0))
+        fit = "fit" if fits else "do not fit"
+        note = f"{format_bytes(size)} of files {fit} in the {format_bytes(limit)} of this job"
+    return make_remedy(
+        m, "warm-page-cache", "read the files once before training, so that they come from memory",
+        prediction, then, note=note,
+        change="cat the files to /dev/null before the first epoch",
+    )  # fmt: skip
+
+
+def vectorise_transform(m: Measured) -> Remedy | None:
+    """Array operations instead of a Python loop in the user's own code."""
+    sample = m.sample
+    if sample is None:
+        return None
+    own = transforming(m)
+    hot = next((place for place in m.looks_fetch.places if place.is_python), None)
+    if hot is None or own.cpu_s < 0.05 * sample.total.wall_s:
+        return None
+    # The looks say how much of the sample's time falls on that function.
+    cost = min(own.cpu_s, hot.share * sample.total.wall_s)
+    now = m.pipeline
+    prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s - cost * (1 - VECTORISED) * m.samples_per_step)
+    return make_remedy(
+        m,
+        "vectorise-transform",
+        f"replace the Python loop in {hot.function} ({hot.place}) by array operations",
+        prediction,
+        then,
+    )
+
+
+def preprocess_once(m: Measured) -> Remedy | None:
+    """What is the same in every epoch, done once."""
+    sample = m.sample
+    if sample is None:
+        return None
+    share = repeated_share(m)
+    if share is None or share < 0.1:
+        return None
+    now = m.pipeline
+    prediction, then = change(
+        m,
+        fetch_cpu_s=now.fetch_cpu_s * (1 - share),
+        fetch_blocked_s=now.fetch_blocked_s,
+        width=MODELLED,
+    )
+    return make_remedy(
+        m, "preprocess-once", "do the part that is the same in every epoch once, and store its result",
+        prediction, then,
+        note=f"{share:.0%} of a sample's work comes before its first random number",
+    )  # fmt: skip

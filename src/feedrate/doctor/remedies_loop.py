@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies in the training process: what it does besides waiting for data."""
+
+from __future__ import annotations
+
+from feedrate.doctor.measured import Measured
+from feedrate.doctor.what_if import VECTORISED, change, idle_share, make_remedy, other_s, write_s
+from feedrate.model.predict import COUNTED, TRIED, around, without
+from feedrate.results.doctor import Remedy
+
+
+def evaluate_less(m: Measured) -> Remedy | None:
+    share = m.loop.per_step("validation") / m.step_s
+    if share < 0.02:
+        return None
+    prediction = around(without(share, kept=0.25), COUNTED, "")
+    return make_remedy(
+        m,
+        "fewer-evaluations",
+        "evaluate a quarter as often",
+        prediction,
+        m.pipeline.with_(between_s=m.between_s * 0.25),
+    )
+
+
+def save_less(m: Measured) -> Remedy | None:
+    share = m.loop.per_step("save") / m.step_s
+    if share < 0.02:
+        return None
+    prediction = around(without(share, kept=0.1), COUNTED, "")
+    return make_remedy(
+        m,
+        "fewer-checkpoints",
+        "save a tenth as often",
+        prediction,
+        m.pipeline.with_(between_s=m.between_s * 0.1),
+    )
+
+
+def write_less(m: Measured) -> Remedy | None:
+    seconds = write_s(m)
+    if seconds < 0.02 * m.step_s:
+        return None
+    prediction, then = change(m, device_s=m.device_s - 0.9 * seconds, width=COUNTED)
+    return make_remedy(m, "write-less", "write a tenth as often, or from another thread", prediction, then)
+
+
+def speed_up_main(m: Measured) -> Remedy | None:
+    """The Python of the training loop itself."""
+    hot = next(iter(m.looks_main.places), None)
+    other = other_s(m)
+    if hot is None or other < 0.05 * m.step_s:
+        return None
+    now = m.pipeline
+    prediction, then = change(m, device_s=now.device_s - other * (1 - VECTORISED))
+    return make_remedy(
+        m,
+        "speed-up-loop",
+        f"take {hot.function} ({hot.place}) out of the training loop, or make it array operations",
+        prediction,
+        then,
+    )
+
+
+def remove_syncs(m: Measured) -> Remedy | None:
+    sync = m.loop.per_step("sync")
+    idle = idle_share(m)
+    if not m.is_on_gpu or sync < 0.02 * m.step_s or idle is None:
+        return None
+    place = max(m.loop.places.get("sync", {"": 0.0}).items(), key=lambda item: item[1])[0]
+    saved = min(idle * m.step_s, sync)
+    prediction, then = change(m, device_s=m.device_s - saved)
+    return make_remedy(m, "remove-sync", f"do not wait for the device in {place}", prediction, then)
+
+
+def keep_on_device(m: Measured) -> Remedy | None:
+    readback = m.loop.per_step("readback")
+    if readback < 0.02 * m.step_s:
+        return None
+    place = max(m.loop.places.get("readback", {"": 0.0}).items(), key=lambda item: item[1])[0]
+    prediction, then = change(m, device_s=m.device_s - 0.9 * readback)
+    return make_remedy(m, "keep-on-device", f"leave the outputs on the device: {place}", prediction, then)
+
+
+def pin_memory(m: Measured) -> Remedy | None:
+    """Copies from pinned memory, which do not hold up the training process."""
+    if not m.is_on_gpu or m.loader.get("pin_memory"):
+        return None
+    copied, pinned, pageable = (
+        m.around.copied_bytes,
+        m.copy_rates.get("pinned_bytes_per_s"),
+        m.copy_rates.get("pageable_bytes_per_s"),
+    )
+    if not copied or not pinned or not pageable:
+        return None
+    saved = copied / pageable  # the copy runs beside the computing then
+    prediction, then = change(m, device_s=max(m.device_s - saved, copied / pinned))
+    return make_remedy(
+        m, "pinned-memory", "copy from pinned memory, without waiting", prediction, then,
+        change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
+    )  # fmt: skip
+
+
+def transfer_bytes(m: Measured) -> Remedy | None:
+    """uint8 to the device, floats made there."""
+    if not m.is_on_gpu or m.around.copied_bytes is None or m.around.copied_element_bytes != 4:
+        return None
+    rate = m.copy_rates.get("pinned_bytes_per_s" if m.loader.get("pin_memory") else "pageable_bytes_per_s")
+    if not rate:
+        return None
+    prediction, then = change(m, device_s=m.device_s - 0.75 * m.around.copied_bytes / rate)
+    return make_remedy(
+        m, "uint8-transfer", "send images as uint8 and make floats on the device", prediction, then,
+        change="batch.to(device).float().div_(255)",
+    )  # fmt: skip
+
+
+def halve_precision(m: Measured) -> Remedy | None:
+    if m.half_precision is None or m.device is None:
+        return None
+    prediction, then = change(m, device_s=m.half_precision.seconds, width=TRIED)
+    return make_remedy(
+        m, "half-precision", "compute in bfloat16", prediction, then, basis="measured",
+        change="with torch.autocast('cuda', dtype=torch.bfloat16): ...", note="may cost accuracy: check it",
+    )  # fmt: skip
+
+
+def enlarge_batch(m: Measured) -> Remedy | None:
+    """Twice the batch: from what half a batch took."""
+    if m.half_batch is None or m.device is None:
+        return None
+    fixed = max(2 * m.half_batch.seconds - m.device.seconds, 0.0)
+    per_old_batch = (2 * m.device.seconds - fixed) / 2
+    prediction, then = change(m, device_s=max(per_old_batch, 0.5 * m.device.seconds))
+    return make_remedy(
+        m,
+        "larger-batch",
+        "double the batch size",
+        prediction,
+        then,
+        note="may cost accuracy: the learning rate must follow",
+    )
+
+
+def move_to_cores(m: Measured) -> Remedy | None:
+    """Work that the device does before the forward pass, on cores that idle."""
+    if not m.is_on_gpu or m.before_forward_s < 0.05 * m.step_s:
+        return None
+    if m.around.cores_ours is not None and m.around.cores_ours > 0.7 * m.around.cores:
+        return None
+    prediction, then = change(m, device_s=m.device_s - m.before_forward_s)
+    return make_remedy(
+        m, "move-to-cores", "do the work before the forward pass in the workers", prediction, then
+    )
+
+
+def balance_ranks(m: Measured) -> Remedy | None:
+    if len(m.loops) < 2:
+        return None
+    waits = sorted(loop.per_step("wait") for loop in m.loops.values())
+    excess = waits[-1] - waits[len(waits) // 2 - 1]
+    if excess < 0.05 * m.step_s:
+        return None
+    prediction = around(without(excess / m.step_s), COUNTED, "")
+    return make_remedy(m, "balance-ranks", "give every rank data that comes equally fast", prediction)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples the machine twice a second while a command runs: `python -m feedrate.doctor.sampler RUN ROOT_PID`.
+
+A process of its own, so that it costs the command nothing but its share of a core (under 1 %); it imports
+neither numpy nor torch. One JSON line per sample goes to RUN/machine.jsonl.
+
+    sampling --"stop" on standard input--> waiting --end of input--> gone
+        \\------- end of input, or ROOT_PID or RUN gone ----> cleaning up --> gone
+
+Standard input is a pipe that only the doctor holds: its end says that the doctor is gone, however it went.
+Then what is left of the command is ended and the run folder removed, unless the doctor had done so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from feedrate.doctor.facts import MACHINE_FILE
+from feedrate.doctor.leftovers import clean_up
+from feedrate.doctor.meters import CpuMeter, GpuMeter, MemoryMeter, ProcessMeter, Reading, TrafficMeter
+from feedrate.doctor.tree import Tree
+from feedrate.probe.counters import read_shared_memory
+from feedrate.probe.process import is_alive, read_stat
+
+INTERVAL_S = 0.5
+STOP = b"s"  # from the doctor: take a last sample
+STOPPED = 255  # to the doctor: it is written
+READY = 0  # to the doctor: sampling has begun
+_ROLL_CALL_S = 2.0
+_SLOWEST_S = 10.0
+
+
+class Sampler:
+    """Takes samples; `take` returns one as it goes to the file."""
+
+    def __init__(self, run: Path, root: int, *, ignored: set[int]) -> None:
+        self.tree = Tree(root, str(run), ignored)
+        self._cpu, self._processes, self._memory = CpuMeter(), ProcessMeter(), MemoryMeter()
+        self._traffic, self._gpu = TrafficMeter(), GpuMeter()
+        self._before_ns = time.perf_counter_ns()
+        self._troubles: dict[str, str] = {}
+        self._is_first = True
+
+    def take(self, *, is_last: bool = False) -> Reading:
+        now_ns = time.perf_counter_ns()
+        passed_s = max(1e-3, (now_ns - self._before_ns) / 1e9)
+        self._before_ns = now_ns
+        members = self.tree.look()
+        sample: Reading = {"t_ns": now_ns, "passed_s": round(passed_s, 4)}
+        parts: dict[str, Callable[[], Any]] = {
+            "cpu": lambda: self._cpu.read(passed_s, members, self.tree),
+            "processes": lambda: self._processes.read(members),
+            "memory": lambda: self._memory.read(passed_s, members),
+            "pressure": lambda: self._memory.read_pressure(passed_s),
+            "disks": lambda: self._traffic.read_disks(passed_s),
+            "network": lambda: self._traffic.read_network(passed_s),
+            "nfs": lambda: self._traffic.read_nfs(passed_s),
+            "gpus": self._gpu.read,
+            "shared_memory": read_shared_memory,
+        }
+        if self._is_first or is_last:
+            parts["gpu_processes"] = lambda: self._gpu.read_processes(set(self.tree.known()))
+        self._is_first = False
+        for name, read in parts.items():
+            if name not in self._troubles:
+                sample[name] = self._read(name, read)
+        if self._troubles:
+            sample["troubles"] = self._troubles
+        return sample
+
+    def _read(self, name: str, read: Callable[[], Any]) -> Any:
+        # A kernel may answer in a way that nobody has seen: that part is then unknown, and the rest goes on.
+        try:
+            return read()
+        except Exception as error:
+            self._troubles[name] = f"{type(error).__name__}: {error}"
+            return None
+
+
+def main(
+    words: list[str], *, ignored: frozenset[int] = frozenset(), tell: Callable[[int], None] | None = None
+) -> int:
+    """Sample until told to stop or left alone. `tell` passes READY and STOPPED on."""
+    run, root = Path(words[0]), int(words[1])
+    stat = read_stat(root)
+    sampler = Sampler(run, root, ignored={os.getpid(), *ignored})
+    if tell is not None:
+        tell(READY)
+    is_told_to_stop = _sample_until_the_end(sampler, run, root, 0 if stat is None else stat.start)
+    if is_told_to_stop:
+        if tell is not None:
+            tell(STOPPED)
+        _wait_for_the_end_of_input(run)
+    clean_up(run, sampler.tree.known())
+    return 0
+
+
+def _sample_until_the_end(sampler: Sampler, run: Path, root: int, start: int) -> bool:
+    try:
+        descriptor = os.open(run / MACHINE_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return False
+    began = time.monotonic()
+    due = began + INTERVAL_S
+    try:
+        while True:
+            word = _listen(max(0.0, due - time.monotonic()))
+            is_over = word == b"" or not is_alive(root, start) or not run.is_dir()
+            if is_over and word != STOP:
+                return False
+            line = json.dumps(sampler.take(is_last=word == STOP), separators=(",", ":"))
+            os.write(descriptor, line.encode() + b"\n")
+            if word == STOP:
+                return True
+            # After a pause (a stopped machine, a suspended job) go on from now, without catching up.
+            now = time.monotonic()
+            due = max(due + pace(now - began), now + INTERVAL_S / 2)
+    except OSError:
+        return False  # the disk is full: without samples, but not without the end
+    finally:
+        os.close(descriptor)
+
+
+def pace(elapsed_s: float) -> float:
+    """Return the seconds to the next sample: half of one, and more once a run lasts longer than ten minutes.
+
+    A run that is watched for a day must not fill the disk.
+    """
+    return min(_SLOWEST_S, max(INTERVAL_S, elapsed_s / 1200))
+
+
+def _listen(timeout_s: float) -> bytes | None:
+    """Return what came on standard input: b"" at its end, None when nothing came in time."""
+    try:
+        ready, _, _ = select.select([0], [], [], timeout_s)
+        return os.read(0, 1) if ready else None
+    except OSError:
+        return b""
+
+
+def _wait_for_the_end_of_input(run: Path) -> None:
+    while run.is_dir() and _listen(_ROLL_CALL_S) != b"":
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training process's records as steps: where the time between two batches went."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.records import Process, Records
+
+# Records that are parts of a step, by the name that reports use.
+PARTS = {
+    layout.COPY: "copy",
+    layout.SYNC: "sync",
+    layout.READBACK: "readback",
+    layout.FORWARD: "forward",
+    layout.BACKWARD: "backward",
+    layout.OPTIMIZER: "optimizer",
+    layout.SAVE: "save",
+    layout.WRITE: "write",
+}
+_NS = 1e-9
+_Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From one next() of the training loader to the following one; times in seconds."""
+
+    start_ns: int
+    wall_s: float
+    wait_s: float
+    exposed_s: float
+    samples: int
+    is_probed: bool
+    is_first: bool  # of its iterator: the wait holds the start of the workers
+    parts: Mapping[str, float]
+
+    @property
+    def own_s(self) -> float:
+        """Return the step without validation, checkpoints and the start of an epoch."""
+        return self.wall_s - sum(self.parts.get(name, 0.0) for name in ("validation", "save", "epoch-start"))
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The real steps of one process after its warm-up."""
+
+    loader: str
+    steps: tuple[Step, ...]
+    warmup_steps: int
+    places: Mapping[str, Mapping[str, float]]  # part -> file:line -> seconds, over all steps
+    validations: int
+    saves: int
+    epochs: int  # iterators of the training loader that began in the steps
+    has_optimizer: bool
+
+    @property
+    def start_ns(self) -> int:
+        return self.steps[0].start_ns
+
+    @property
+    def end_ns(self) -> int:
+        return self.steps[-1].start_ns + round(self.steps[-1].wall_s / _NS)
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.wall_s for step in self.steps)
+
+    def per_step(self, part: str) -> float:
+        """Return a part's mean seconds per step; parts of a step's own are known in the probed steps only."""
+        steps = self.steps if part in ("wait", "exposed", *ALWAYS) else [s for s in self.steps if s.is_probed]
+        if not steps:
+            return 0.0
+        if part in ("wait", "exposed"):
+            return sum(s.wait_s if part == "wait" else s.exposed_s for s in steps) / len(steps)
+        return sum(s.parts.get(part, 0.0) for s in steps) / len(steps)
+
+
+# Recorded in every step: they are rare, and one that was missed would be missed in the verdict.
+ALWAYS = ("validation", "epoch-start", "save")
+
+
+def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop | None:
+    """Return the steps of a process, or None when it made fewer than three."""
+    waits = process.of(layout.WAIT, phase=phase)
+    loader = _training_loader(process, waits)
+    if loader is None:
+        return None
+    is_ours = np.array([process.name(n) == loader for n in waits["name"]], dtype=bool)
+    ours = waits[is_ours & (waits["a"] >= 0)]
+    if len(ours) < 3:
+        return None
+    # At least three steps stay, and at most a quarter of a short run is given to the warm-up.
+    skipped = min(warmup, len(ours) // 4)
+    starts = ours["start"][skipped:]
+    usual_wait = median((ours["wall"][ours["b"] > 0] if (ours["b"] > 0).any() else ours["wall"]).tolist())
+    between = {
+        "validation": _passes_of_others(process, waits[~is_ours], phase),
+        "epoch-start": _epoch_starts(process, waits[is_ours], loader, usual_wait, phase),
+    }
+    parts, places = _exclusive_parts(process, phase, between["validation"], int(starts[0]), int(starts[-1]))
+    exposed = {int(r["start"]): int(r["wall"]) for r in process.of(layout.EXPOSED, phase=phase)}
+    steps = tuple(
+        _make_step(ours[skipped + i], int(starts[i + 1]), usual_wait, between, parts, exposed)
+        for i in range(len(starts) - 1)
+    )
+    window = (int(starts[0]), int(starts[-1]))
+    return Loop(
+        loader=loader,
+        steps=steps,
+        warmup_steps=skipped,
+        places=places,
+        validations=_count_inside(between["validation"], window),
+        saves=_count_inside([(s, e) for s, e, name in parts if name == "save"], window),
+        epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
+        has_optimizer=len(process.of(layout.OPTIMIZER, phase=phase)) > 0,
+    )
+
+
+def _training_loader(process: Process, waits: Records) -> str | None:
+    """Return the loader whose batches are followed by optimizer steps; else the one asked most often."""
+    optimizer = process.of(layout.OPTIMIZER)["start"]
+    score: dict[str, tuple[int, int]] = {}
+    for number in np.unique(waits["name"]):
+        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]["start"]
+        stepped = int((np.diff(np.searchsorted(optimizer, mine)) > 0).sum()) if len(mine) > 1 else 0
+        score[process.name(number)] = (stepped, len(mine))
+    return max(score, key=lambda name: score[name]) if score else None
+
+
+def _passes_of_others(process: Process, waits: Records, phase: int) -> list[_Interval]:
+    """Return when other loaders were gone through: validation."""
+    passes: list[_Interval] = []
+    for number in np.unique(waits["name"]):
+        mine = waits[waits["name"] == number]
+        made = process.of(layout.ITERATOR, phase=phase)
+        made = made[made["name"] == number]
+        firsts = np.flatnonzero(mine["b"] == 0)
+        for first, last in zip(firsts, [*firsts[1:], len(mine)], strict=True):
+            batches = mine[first:last]
+            before = made["start"][made["start"] <= batches["start"][0]]
+            start = (
+                int(before[-1])
+                if len(before) and (len(passes) == 0 or before[-1] >= passes[-1][1])
+                else int(batches["start"][0])
+            )
+            end = int(batches["start"][-1] + batches["wall"][-1])
+            if batches["a"][-1] >= 0 and len(batches) > 1:
+                # Left by `break`: the last batch was worked on, too.
+                end += int(np.median(np.diff(batches["start"]) - batches["wall"][:-1]))
+            passes.append((start, end))
+    return sorted(passes)
+
+
+def _epoch_starts(
+    process: Process, waits: Records, loader: str, usual_wait: float, phase: int
+) -> list[_Interval]:
+    """Return the pauses between epochs: the old iterator's end, the new one, its first batch."""
+    made = process.of(layout.ITERATOR, phase=phase)
+    pauses: list[_Interval] = [
+        (int(record["start"]), int(record["start"] + record["wall"]))
+        for record in made
+        if process.name(record["name"]) == loader
+    ]
+    for record in waits:
+        start, end = int(record["start"]), int(record["start"] + record["wall"])
+        if record["a"] < 0:
+            pauses.append((start, end))
+        elif record["b"] == 0:
+            pauses.append((start, max(start, end - round(usual_wait))))
+    return sorted(pauses)
+
+
+def _exclusive_parts(
+    process: Process, phase: int, validation: Sequence[_Interval], start_ns: int, end_ns: int
+) -> tuple[list[tuple[int, int, str]], dict[str, dict[str, float]]]:
+    """Cut nested parts out of those around them (a sync in a forward pass), and all out of validation."""
+    records = process.of(*PARTS, phase=phase)
+    pieces: list[tuple[int, int, str]] = []
+    places: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    stack: list[list[int | str]] = []  # [position, end, part]
+
+    def close(until: int) -> None:
+        while stack and int(stack[-1][1]) <= until:
+            position, end, part = stack.pop()
+            if int(end) > int(position):
+                pieces.append((int(position), int(end), str(part)))
+            if stack:
+                stack[-1][0] = max(int(stack[-1][0]), int(end))
+
+    for record in records:
+        start, end = int(record["start"]), int(record["start"] + record["wall"])
+        part = PARTS[int(record["kind"])]
+        is_validating = part != "save" and any(a <= start < b for a, b in validation)
+        if is_validating:
+            continue
+        if start_ns <= start < end_ns:
+            places[part][process.name(record["name"])] += (end - start) * _NS
+        close(start)
+        if stack:
+            outer = stack[-1]
+            if start > int(outer[0]):
+                pieces.append((int(outer[0]), start, str(outer[2])))
+            end = min(end, int(outer[1]))
+        stack.append([start, end, part])
+    close(2**62)
+    return sorted(pieces), {part: dict(where) for part, where in places.items()}
+
+
+def _make_step(
+    wait: np.void,
+    end_ns: int,
+    usual_wait: float,
+    between: Mapping[str, Sequence[_Interval]],
+    parts: Sequence[tuple[int, int, str]],
+    exposed: Mapping[int, int],
+) -> Step:
+    start_ns, wall_ns = int(wait["start"]), int(wait["wall"])
+    is_first = int(wait["b"]) == 0
+    wait_ns = min(wall_ns, round(usual_wait)) if is_first else wall_ns
+    seconds: dict[str, float] = defaultdict(float)
+    for name, intervals in between.items():
+        seconds[name] += _overlap(intervals, start_ns, end_ns)
+    # `parts` is sorted by start and free of overlaps, so the pieces of a step lie side by side.
+    first = _bisect(parts, start_ns)
+    for piece_start, piece_end, name in parts[first:]:
+        if piece_start >= end_ns:
+            break
+        seconds[name] += (min(piece_end, end_ns) - piece_start) * _NS
+    return Step(
+        start_ns=start_ns,
+        wall_s=(end_ns - start_ns) * _NS,
+        wait_s=wait_ns * _NS,
+        exposed_s=min(exposed.get(start_ns, wait_ns), wait_ns) * _NS,
+        samples=int(wait["a"]),
+        is_probed=bool(int(wait["c"]) & layout.PROBED),
+        is_first=is_first,
+        parts=dict(seconds),
+    )
+
+
+def _bisect(parts: Sequence[tuple[int, int, str]], start_ns: int) -> int:
+    low, high = 0, len(parts)
+    while low < high:
+        middle = (low + high) // 2
+        if parts[middle][0] < start_ns:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _overlap(intervals: Sequence[_Interval], start_ns: int, end_ns: int) -> float:
+    return sum(max(0, min(e, end_ns) - max(s, start_ns)) for s, e in intervals) * _NS
+
+
+def _count_inside(intervals: Sequence[tuple[int, int]], window: _Interval) -> int:
+    return sum(window[0] <= start < window[1] for start, _ in intervals)
+
+
+def user_seconds(process: Process, phase: int, skip: int = 3) -> list[float]:
+    """Return how long the user's loop took between two batches of a phase, without the waits."""
+    waits = process.of(layout.WAIT, phase=phase)
+    waits = waits[waits["a"] >= 0]
+    gaps = waits["start"][1:] - (waits["start"][:-1] + waits["wall"][:-1])
+    return [float(gap) * _NS for gap in gaps[skip:]]
+
+
+def batch_seconds(process: Process, phase: int, skip: int = 0) -> list[float]:
+    """Return the time from the arrival of one batch to that of the next, in a phase."""
+    waits = process.of(layout.WAIT, phase=phase)
+    waits = waits[waits["a"] >= 0]
+    ends = waits["start"] + waits["wall"]
+    return [float(period) * _NS for period in np.diff(ends)[skip:]]

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the run would be with something changed: the cost model asked, and the answer as a remedy."""
+
+from __future__ import annotations
+
+from feedrate.doctor.measured import Measured
+from feedrate.doctor.sample import Cost
+from feedrate.model.pipeline import Pipeline
+from feedrate.model.predict import MODELLED, Prediction, predict_change
+from feedrate.results.doctor import Remedy
+
+NOTHING = 1.03  # below: the remedy gives nothing
+VECTORISED = 0.05  # what stays of a Python loop over elements that was turned into array operations
+_BETWEEN = {"validation": "validation-bound", "save": "checkpoint-bound", "epoch-start": "epoch-start-pause"}
+# What our decoder does on the way; a pack's Loader needs none of these in Python.
+_DONE_BY_DECODER = (
+    "PIL.resize", "PIL.crop", "PIL.convert", "PIL.transpose", "PIL.thumbnail", "PIL.tobytes", "cv2.resize",
+    "cv2.cvtColor", "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop",
+    "RandomHorizontalFlip", "ToTensor", "PILToTensor", "ToImage", "ToDtype",
+)  # fmt: skip
+_WRITING = (
+    "write(", "writerow", "flush(", "fsync", "save(", "dump(", "savez", "savefig", "to_csv", "imwrite",
+    "print(",
+)  # fmt: skip
+
+
+def next_bottleneck(m: Measured, then: Pipeline) -> str:
+    """Return the finding that would come first in the changed pipeline."""
+    slowest = then.slowest
+    if slowest == "device":
+        return "device-bound" if m.device_s > 0.5 * then.device_s else "main-thread-bound"
+    if slowest == "between":
+        parts = {code: m.loop.per_step(name) for name, code in _BETWEEN.items()}
+        return max(parts, key=lambda code: parts[code])
+    sample = m.sample
+    if sample is None:
+        return "workers-starved"
+    costs = {
+        "storage-bound": then.fetch_blocked_s,
+        "decode-bound": decoding(m).cpu_s * m.samples_per_step,
+        "transform-bound": transforming(m).cpu_s * m.samples_per_step,
+    }
+    return max(costs, key=lambda code: min(costs[code], then.fetch_s))
+
+
+def change(m: Measured, *, width: float = MODELLED, **changes: float) -> tuple[Prediction, Pipeline]:
+    """Predict the run with some of its pipeline's times changed (never below zero)."""
+    now = m.pipeline
+    then = now.with_(**{name: max(value, 0.0) for name, value in changes.items()})
+    return predict_change(now, then, m.step_s, width), then
+
+
+def saved_without(m: Measured, cost: Cost) -> float:
+    """Return the share of the time that would be saved if samples cost that much less, by the model alone."""
+    now, n = m.pipeline, m.samples_per_step
+    then = now.with_(
+        fetch_cpu_s=max(now.fetch_cpu_s - cost.cpu_s * n, 0.0),
+        fetch_blocked_s=max(now.fetch_blocked_s - cost.blocked_s * n, 0.0),
+    )
+    return max(1.0 - then.step_s / now.step_s, 0.0)
+
+
+def decoding(m: Measured) -> Cost:
+    """Return what decoding a sample costs, with the cropping and resizing that our decoder does too."""
+    sample = m.sample
+    if sample is None:
+        return Cost()
+    decode, geometry = sample.kind("decode"), _geometry(m)
+    # Where there is little to decode, a resize is a transform like any other.
+    return decode.plus(geometry) if decode.cpu_s > 0.5 * geometry.cpu_s else decode
+
+
+def transforming(m: Measured) -> Cost:
+    """Return what the dataset's own code costs besides reading, decoding and collating."""
+    sample = m.sample
+    if sample is None:
+        return Cost()
+    own = sample.kind("transform").plus(sample.kind("rest"))
+    decode = sample.kind("decode")
+    return own.minus(_geometry(m)) if decode.cpu_s > 0.5 * _geometry(m).cpu_s else own
+
+
+def _geometry(m: Measured) -> Cost:
+    cost = Cost()
+    for (kind, name), part in (m.sample.parts if m.sample is not None else {}).items():
+        if kind == "transform" and name in _DONE_BY_DECODER:
+            cost = cost.plus(part)
+    return cost
+
+
+def make_remedy(
+    m: Measured,
+    name: str,
+    title: str,
+    prediction: Prediction,
+    then: Pipeline | None = None,
+    **rest: str | None,
+) -> Remedy:
+    speedup = prediction.speedup
+    return Remedy(
+        name=name,
+        title=title,
+        predicted_speedup=round(speedup, 3),
+        low=round(prediction.low, 3),
+        high=round(prediction.high, 3),
+        next_bottleneck=next_bottleneck(m, then) if then is not None else None,
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+def read_blocked(m: Measured) -> Cost:
+    """Return the waiting for storage in one sample: of reads, decoders, and the rest where it reads."""
+    sample = m.sample
+    if sample is None:
+        return Cost()
+    cost = sample.kind("read").plus(sample.kind("decode"))
+    rest = sample.kind("rest").plus(sample.kind("transform"))
+    return Cost(0.0, 0.0, cost.blocked_s + (rest.blocked_s if sample.read_bytes > 0 else 0.0))
+
+
+def repeated_share(m: Measured) -> float | None:
+    """Return the share of a sample's CPU work that every epoch repeats, collating left out; None: unknown."""
+    sample = m.sample
+    if sample is None or sample.total.cpu_s <= 0:
+        return None
+    collate = sample.kind("collate").cpu_s / sample.total.cpu_s
+    if m.is_repeatable:
+        return 1.0 - collate
+    if m.looks_fetch.undrawn is None or m.looks_fetch.count < 20:
+        return None
+    return m.looks_fetch.undrawn * (1.0 - collate)
+
+
+def other_s(m: Measured) -> float:
+    """Return the training process's time per step outside of waits and of all named parts."""
+    named = sum(
+        m.loop.per_step(p) for p in ("copy", "sync", "readback", "forward", "backward", "optimizer", "write")
+    )
+    return max(m.own_s - m.wait_s - named, 0.0)
+
+
+def write_s(m: Measured) -> float:
+    """Return the time per step that goes into writing files: timed calls, and lines that write and wait."""
+    timed = m.loop.per_step("write")
+    lines = sum(p.share for p in m.looks_main.places if _writes(p.source))
+    outside = m.own_s - m.wait_s
+    return max(timed, min(lines * outside, outside))
+
+
+def _writes(source: str) -> bool:
+    return any(word in source for word in _WRITING)
+
+
+def idle_share(m: Measured) -> float | None:
+    """Return how much of the time the GPU idled; None: unknown."""
+    return None if m.around.gpu_utilisation is None else 1.0 - m.around.gpu_utilisation

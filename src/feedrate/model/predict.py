@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speed-ups with intervals: a changed pipeline against the present one, and against what was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from feedrate.model.pipeline import Pipeline
+
+# Relative half-widths of the intervals, as factors; the widest keeps high / low below 1.5.
+TRIED = 1.08  # the change itself was run, for a few seconds
+COUNTED = 1.10  # time that is simply left out of the run
+MODELLED = 1.17
+WIDEST = 1.22
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A factor on samples per second, with bounds; `next_limit` as Pipeline.slowest says it."""
+
+    speedup: float
+    low: float
+    high: float
+    next_limit: str
+
+
+def predict_change(now: Pipeline, then: Pipeline, measured_s: float, width: float = MODELLED) -> Prediction:
+    """Predict what changing `now` into `then` gives, where a step of `now` was measured to take `measured_s`.
+
+    The model is wrong by some factor today and by a like factor afterwards, so that their ratio is right; but
+    the more the change takes away, the more the step is what was measured by itself: the absolute value
+    then counts up to a third. The distance of the two widens the interval.
+    """
+    if then == now:
+        return Prediction(1.0, 1.0, 1.0, then.slowest)
+    ratio, error = now.step_s / then.step_s, measured_s / now.step_s
+    weight = min(abs(math.log(ratio)) / math.log(2), 1.0) / 3
+    half = min(WIDEST, width * max(error, 1 / error) ** 0.25)
+    return around(ratio * error**weight, half, then.slowest)
+
+
+def around(speedup: float, width: float, next_limit: str) -> Prediction:
+    """Return an interval around a speed-up, narrower near 1: where little changes, little can err."""
+    # A remedy that takes nothing away cannot lose more than noise does.
+    change = abs(math.log(max(speedup, 1e-6)))
+    half = math.exp(min(math.log(width), 0.03 + change))
+    return Prediction(speedup, speedup / half, speedup * half, next_limit)
+
+
+def without(share: float, *, kept: float = 0.0) -> float:
+    """Return the speed-up from leaving out a share of the time, of which `kept` stays."""
+    return 1.0 / max(1.0 - share * (1.0 - kept), 1e-3)

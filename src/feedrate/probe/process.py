@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc tells of single processes. Standard library only, and few calls: this is read twice a second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """/proc/PID/stat. A process is named by `pid` and `start`: numbers are used again, with another start.
+
+    Attributes:
+        cpu_s: user and system time; `ended_children_s`: that of children that ended and were waited for.
+        core: where it ran last.
+    """
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    group: int
+    session: int
+    major_faults: int
+    cpu_s: float
+    ended_children_s: float
+    threads: int
+    start: int
+    rss_bytes: int
+    core: int
+
+
+def list_processes() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return None when the process has ended."""
+    text = read_file(f"/proc/{pid}/stat")
+    return None if not text else parse_stat(text)
+
+
+def parse_stat(text: bytes) -> ProcessStat | None:
+    # The name stands in brackets and may hold blanks and brackets of its own.
+    left, right = text.find(b"("), text.rfind(b")")
+    fields = text[right + 2 :].split()
+    if left < 0 or len(fields) < 37:
+        return None
+    return ProcessStat(
+        pid=int(text[:left]),
+        name=text[left + 1 : right].decode(errors="replace"),
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        major_faults=int(fields[9]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        ended_children_s=(int(fields[13]) + int(fields[14])) / _TICKS_PER_S,
+        threads=int(fields[17]),
+        start=int(fields[19]),
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+        core=int(fields[36]),
+    )
+
+
+def is_alive(pid: int, start: int) -> bool:
+    """Return whether this very process still runs; a zombie does not."""
+    stat = read_stat(pid)
+    return stat is not None and stat.start == start and stat.state not in ("Z", "X")
+
+
+def is_pending(pid: int, number: int) -> bool:
+    """Return whether a signal was sent to a process and has not arrived in it yet."""
+    for line in (read_file(f"/proc/{pid}/status") or b"").splitlines():
+        if line.startswith((b"ShdPnd:", b"SigPnd:")) and int(line.split()[1], 16) >> (number - 1) & 1:
+            return True
+    return False
+
+
+def read_io(pid: int) -> dict[str, int] | None:
+    """Return rchar, wchar, read_bytes, write_bytes ...; None when the process has ended or is not ours.
+
+    `rchar` counts what the page cache answered, too; `read_bytes` is exact only on block devices.
+    """
+    text = read_file(f"/proc/{pid}/io")
+    if not text:
+        return None
+    pairs = (line.split(b": ") for line in text.splitlines())
+    return {pair[0].decode(): int(pair[1]) for pair in pairs if len(pair) == 2}
+
+
+def read_anonymous(pid: int) -> int | None:
+    """Return the resident bytes that are neither of files nor of shared memory."""
+    text = read_file(f"/proc/{pid}/statm")
+    if not text:
+        return None
+    fields = text.split()
+    return (int(fields[1]) - int(fields[2])) * _PAGE_BYTES
+
+
+def read_rollup(pid: int) -> tuple[int, int] | None:
+    """Return the proportional set size and the private bytes; costs milliseconds per GB."""
+    text = read_file(f"/proc/{pid}/smaps_rollup")
+    if not text:
+        return None
+    pss = private = 0
+    for line in text.splitlines():
+        if line.startswith(b"Pss:"):
+            pss = int(line.split()[1]) * 1024
+        elif line.startswith(b"Private_"):
+            private += int(line.split()[1]) * 1024
+    return pss, private
+
+
+def read_environ(pid: int, name: str) -> str | None:
+    """Return a variable of the environment that a process was started with; None: not set, or not ours."""
+    text = read_file(f"/proc/{pid}/environ")
+    key = name.encode() + b"="
+    values = (entry[len(key) :] for entry in (text or b"").split(b"\0") if entry.startswith(key))
+    found = next(values, None)
+    return None if found is None else os.fsdecode(found)
+
+
+def read_command_line(pid: int) -> tuple[str, ...]:
+    text = read_file(f"/proc/{pid}/cmdline") or b""
+    return tuple(os.fsdecode(word) for word in text.split(b"\0") if word)
+
+
+def read_user(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def read_file(path: str) -> bytes | None:
+    # Plain system calls: three times as fast as open(), and /proc is read a hundred times a second.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        parts = []
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which file system and which disk lie under a path, and where is there scratch space?"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from feedrate.results import Storage
+
+_NETWORK = {
+    "nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs",
+    "panfs", "pvfs2", "orangefs", "wekafs", "gfs2", "ocfs2", "fhgfs", "dvs", "vast",
+}  # fmt: skip
+# FUSE serves remote stores far more often than local ones; these are the local ones.
+_LOCAL_FUSE = {
+    "fuseblk", "fuse.ntfs-3g", "fuse.exfat", "fuse.squashfuse", "fuse.squashfuse_ll", "fuse.fuse-overlayfs",
+    "fuse.unionfs", "fuse.mergerfs", "fuse.encfs", "fuse.gocryptfs", "fuse.bindfs", "fuse.lxcfs",
+    "fuse.archivemount", "fuse.ratarmount", "fuse.portal",
+}  # fmt: skip
+_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+_VIRTUAL_DISK = re.compile(r"^(vd|xvd)[a-z]+")
+_SCRATCH = (
+    "/scr",
+    "/scratch",
+    "/local_scratch",
+    "/localscratch",
+    "/local/scratch",
+    "/local",
+    "/ssd",
+    "/nvme",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of mountinfo. `device`: "MAJOR:MINOR"."""
+
+    mount_point: str
+    kind: str
+    source: str
+    device: str
+
+
+def describe_storage(
+    path: str | os.PathLike[str],
+    mountinfo: Path = Path("/proc/self/mountinfo"),
+    sys_block: Path = Path("/sys/dev/block"),
+) -> Storage:
+    """Return what lies under a path; a path that is not there counts as its nearest folder that is."""
+    real = os.path.realpath(path)
+    try:
+        mount = find_mount(real, parse_mountinfo(mountinfo.read_text(errors="surrogateescape")))
+    except OSError:
+        mount = None
+    if mount is None:
+        return Storage(os.fspath(path), "", "unknown", "", False, False, False, None, None)
+    is_fuse = mount.kind.startswith("fuse")
+    disk = None if mount.kind in _MEMORY else find_disk(_device_number(real, mount), sys_block)
+    return Storage(
+        path=os.fspath(path),
+        mount_point=mount.mount_point,
+        kind=mount.kind,
+        source=mount.source,
+        is_network=mount.kind in _NETWORK or (is_fuse and mount.kind not in _LOCAL_FUSE),
+        is_fuse=is_fuse,
+        is_memory=mount.kind in _MEMORY,
+        rotational=None if disk is None else read_rotational(disk),
+        device=None if disk is None else disk.name,
+        is_virtual_disk=disk is not None and _VIRTUAL_DISK.match(disk.name) is not None,
+    )
+
+
+def parse_mountinfo(text: str) -> list[Mount]:
+    """Return the mounts in the order in which they were made; lines that make no sense are left out."""
+    mounts = []
+    for line in text.splitlines():
+        left, separator, right = line.partition(" - ")
+        before, after = left.split(), right.split()
+        if separator and len(before) >= 5 and len(after) >= 2:
+            mounts.append(Mount(_unescape(before[4]), after[0], _unescape(after[1]), before[2]))
+    return mounts
+
+
+def find_mount(real_path: str, mounts: Sequence[Mount]) -> Mount | None:
+    """Return the mount that a path without links lies on: the deepest, and of those the one made last."""
+    best: Mount | None = None
+    for mount in mounts:
+        point = mount.mount_point.rstrip("/")
+        inside = real_path == point or real_path.startswith(point + "/")
+        if inside and (best is None or len(point) >= len(best.mount_point.rstrip("/"))):
+            best = mount
+    return best
+
+
+def _unescape(text: str) -> str:
+    # Blanks and backslashes are written as three octal digits.
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
+
+
+def _device_number(path: str, mount: Mount) -> str:
+    # btrfs and overlay give files other numbers than mountinfo shows; only one of the two leads to a disk.
+    number = mount.device
+    if number.startswith("0:"):
+        try:
+            device = os.stat(path).st_dev
+        except OSError:
+            return number
+        if os.major(device):
+            return f"{os.major(device)}:{os.minor(device)}"
+        try:
+            source = os.stat(mount.source)
+        except (OSError, ValueError):
+            return number
+        return f"{os.major(source.st_rdev)}:{os.minor(source.st_rdev)}"
+    return number
+
+
+def find_disk(device: str, sys_block: Path = Path("/sys/dev/block")) -> Path | None:
+    """Return the folder in /sys of the disk under "MAJOR:MINOR": below partitions and device-mapper."""
+    try:
+        folder = (sys_block / device).resolve(strict=True)
+    except OSError:
+        return None
+    if (folder / "partition").exists():
+        folder = folder.parent
+    # A logical volume: all its disks count, and one of them answers (mixed ones are rare).
+    below = sorted((folder / "slaves").glob("*"))
+    if below:
+        inner = below[0].resolve()
+        return inner.parent if (inner / "partition").exists() else inner
+    return folder if (folder / "queue").is_dir() else None
+
+
+def read_rotational(disk: Path) -> bool | None:
+    if _VIRTUAL_DISK.match(disk.name):
+        return None
+    try:
+        text = (disk / "queue" / "rotational").read_text().strip()
+    except OSError:
+        return None
+    return {"0": False, "1": True}.get(text)
+
+
+def find_scratch(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return a folder on a local disk of this node where the user may put data for a while; None: none found.
+
+    What the scheduler or the site names comes first; plain /tmp is not scratch.
+    """
+    named = [environ.get(name) for name in ("SLURM_TMPDIR", "SCRATCH_LOCAL", "LOCAL_SCRATCH", "TMPDIR")]
+    user = environ.get("USER", "")
+    for text in [*named, *(f"{root}/{user}" for root in _SCRATCH if user), *_SCRATCH]:
+        if text and os.path.normpath(text) not in ("/tmp", "/var/tmp") and is_scratch(text):
+            return Path(text)
+    return None
+
+
+def is_scratch(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder can be written to and lies on a disk of this node."""
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    storage = describe_storage(folder)
+    if storage.is_network or storage.is_memory or storage.kind == "unknown":
+        return False
+    try:
+        # A read-only mount passes os.access for root.
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

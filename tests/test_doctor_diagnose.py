@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From records to findings, on loops whose times are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from doctor_runs import MS, FakeLoop
+
+from feedrate.doctor.diagnose import diagnose
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.measured import Measured, measure
+from feedrate.doctor.records import read_run
+from feedrate.doctor.surroundings import Surroundings
+from feedrate.probe.machine import describe_machine
+from feedrate.results.doctor import Diagnosis
+
+MACHINE = describe_machine(["feedrate", "doctor"])
+
+
+def judge(folder: Path, around: Surroundings | None = None) -> tuple[Measured, Diagnosis]:
+    measured = measure(read_run(folder), around or Surroundings(cores=8.0), warmup=2, kernel=None)
+    assert measured is not None
+    return measured, diagnose(
+        measured, command=["python", "train.py"], mode="experiments", exit_code=None, seconds=10.0, machine=MACHINE
+    )
+
+
+def test_a_loop_that_never_waits_is_device_bound(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=0.2)
+    loop.fetches(200, 30, cpu=10).write(tmp_path)
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path)
+    assert measured.own_s == pytest.approx(0.0102, rel=0.01)
+    assert [f.code for f in diagnosis.findings] == ["device-bound"]
+
+
+def test_workers_busy_decoding_on_full_cores_are_decode_bound(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=40)
+    for pid in (200, 201):
+        worker = loop.fetches(pid, 20, cpu=100, parts={"decode:PIL": (80, 0), "collate:default": (2, 0)})
+        worker.write(tmp_path)
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    assert measured.sample is not None
+    assert measured.sample.kind("decode").cpu_s == pytest.approx(0.080 / 8)
+    assert diagnosis.findings[0].code == "decode-bound"
+    assert diagnosis.run.exposed_wait_share == pytest.approx(0.8, abs=0.01)
+
+
+def test_two_busy_workers_on_eight_cores_are_starved_not_decode_bound(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=40)
+    loop.fetches(200, 20, cpu=100, parts={"decode:PIL": (80, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0))
+    assert [f.code for f in diagnosis.findings[:2]] == ["workers-starved", "decode-bound"]
+    assert diagnosis.findings[0].remedies[0].name == "more-workers"
+
+
+def test_workers_that_wait_for_their_files_are_storage_bound(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=40)
+    loop.fetches(200, 20, cpu=5, blocked=95, parts={"decode:PIL": (4, 80)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    assert diagnosis.findings[0].code == "storage-bound"
+
+
+def test_the_shares_of_a_step_add_up(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=0)
+    for i in range(40):
+        loop.step(wait=3, other=2, probed=i % 4 != 3)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path)
+    assert sum(share.share for share in diagnosis.split) == pytest.approx(1.0)
+
+
+def test_a_validation_loader_is_told_from_the_training_loader(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for i in range(40):
+        loop.step(wait=0.2)
+        if i % 10 == 9:
+            for b in range(5):
+                loop.main.record(layout.WAIT, "loader-1", loop.now, MS, a=8 if b < 4 else -1, b=b, c=layout.PROBED)
+                loop.now += 21 * MS
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path)
+    assert measured.loop.loader == "loader-0"
+    assert measured.loop.validations == 3
+    assert diagnosis.findings[0].code == "validation-bound"
+
+
+def test_an_epoch_start_is_a_pause_and_not_a_wait(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(5):
+        loop.number = 0
+        loop.main.record(layout.ITERATOR, "loader-0", loop.now, 200 * MS)
+        loop.now += 200 * MS
+        loop.step(wait=300)
+        for _ in range(8):
+            loop.step(wait=0.5)
+        loop.main.record(layout.WAIT, "loader-0", loop.now, 10 * MS, a=-1, b=9)
+        loop.now += 10 * MS
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path)
+    assert diagnosis.findings[0].code == "epoch-start-pause"
+    assert measured.wait_s < 0.001
+
+
+def test_replayed_batches_say_what_the_device_takes(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(30):
+        loop.step(wait=40)
+    for _ in range(20):
+        loop.step(wait=0.01, phase=layout.REPLAY)
+    loop.main.write(tmp_path)
+    measured, _ = judge(tmp_path)
+    assert measured.device is not None
+    assert measured.device.seconds == pytest.approx(0.010, rel=0.01)
+
+
+def test_a_ring_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=0)
+    for _ in range(40):
+        loop.step(wait=1)
+    loop.main.write(tmp_path)
+    ring = next(tmp_path.glob("*.ring"))
+    ring.write_bytes(ring.read_bytes()[:-1000])
+    facts = next(tmp_path.glob("*.facts"))
+    facts.write_bytes(facts.read_bytes()[:-3])
+    assert len(read_run(tmp_path).processes[0].records) == 160 - 16
