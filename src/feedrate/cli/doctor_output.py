@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from feedrate.cli.output import say, write_json, write_text
 from feedrate.errors import NotFound, UsageError
@@ -23,18 +23,16 @@ def talk(text: str) -> None:
 
 
 def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any] | None) -> int:
-    """Write what was asked for; return the exit code: the command's own, or 1 where --check says no."""
+    """Write what was asked for; return the exit code: the command's own, or 1 where a limit was broken."""
     from feedrate.report.doctor import draw_diagnosis
     from feedrate.report.document import dump_document
 
+    # A JSON document stands alone on standard output; what people read then goes beside it.
+    words = sys.stderr if arguments.json == "-" else sys.stdout
     if arguments.json != "-":
-        sys.stdout.write(draw_diagnosis(diagnosis))
-    if before is not None:
-        from feedrate.report.doctor_verify import compare_runs, draw_verification
-
-        text = draw_verification(compare_runs(before, diagnosis))
-        (sys.stderr if arguments.json == "-" else sys.stdout).write(text)
-    sys.stdout.flush()
+        words.write(draw_diagnosis(diagnosis))
+    passed = write_comparison(words, arguments, diagnosis, before)
+    words.flush()
     write_json(arguments, dump_document("doctor", diagnosis))
     if arguments.html is not None:
         from feedrate.report.doctor_page import draw_doctor_page
@@ -46,19 +44,27 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: di
 
         write_text(arguments.trace, draw_trace(diagnosis))
         talk(f"wrote {arguments.trace}")
-    passed = check_wait(arguments, diagnosis)
     return (diagnosis.run.exit_code or 0) or (0 if passed else 1)
 
 
-def check_wait(arguments: argparse.Namespace, diagnosis: Diagnosis) -> bool:
+def write_comparison(
+    words: TextIO, arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any] | None
+) -> bool:
+    """Write what --verify and --check say; return whether every limit was kept."""
+    from feedrate.report import doctor_verify as verify
+
+    passed = True
+    if before is not None:
+        comparison = verify.compare_runs(before, diagnosis)
+        words.write("\n" + verify.draw_verification(comparison))
+        if arguments.max_slowdown is not None:
+            words.write(verify.draw_gate(comparison, arguments.max_slowdown))
+            passed = verify.passes_gate(comparison, arguments.max_slowdown)
     limit: float | None = arguments.max_exposed_wait
-    if not arguments.check and limit is None:
-        return True
-    limit = DEFAULT_MAX_EXPOSED_WAIT if limit is None else limit
-    share = diagnosis.run.exposed_wait_share
-    passed = share <= limit
-    word = "passed" if passed else "failed"
-    talk(f"check {word}: training waited for data in {share:.1%} of its time, allowed are {limit:.1%}")
+    if arguments.check or limit is not None:
+        limit = DEFAULT_MAX_EXPOSED_WAIT if limit is None else limit
+        words.write(verify.draw_check(diagnosis, limit))
+        passed = verify.passes_check(diagnosis, limit) and passed
     return passed
 
 
@@ -66,9 +72,10 @@ def read_before(path: Path) -> dict[str, Any]:
     """Return an earlier document of ours.
 
     Raises:
-        NotFound, UsageError: there is none, or it is something else.
+        NotFound, UsageError: there is none, or it is something else, or nothing can be compared with it.
     """
     from feedrate.probe.paths import suggest_path
+    from feedrate.report.doctor_earlier import read_earlier
 
     try:
         document = json.loads(path.read_text())
@@ -76,9 +83,9 @@ def read_before(path: Path) -> dict[str, Any]:
         raise NotFound(f"no file at {path} (--verify)", hint=suggest_path(path)) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path} (--verify): {error}") from error
-    if not isinstance(document, dict) or document.get("command") != "doctor":
-        raise UsageError(
-            f"{path} is not a document of the doctor (--verify)",
-            hint="make one first: feedrate doctor --json before.json -- python train.py ...",
-        )
-    return document
+    try:
+        read_earlier(document)
+    except UsageError as error:
+        raise UsageError(f"cannot compare with {path} (--verify): {error}", hint=error.hint) from error
+    found: dict[str, Any] = document
+    return found
