@@ -135,7 +135,9 @@ def run_script(
         facts.sort(key=lambda fact: int(fact["t_ns"]))
         leftovers = [name for name in os.listdir(temporary) if not name.startswith("torchinductor")]
         leftovers += processes_with(run)
-        leftovers += [name for name in set(os.listdir("/dev/shm")) - shared_before if name.startswith("torch_")]
+        leftovers += [
+            name for name in set(os.listdir("/dev/shm")) - shared_before if name.startswith("torch_")
+        ]
     return Run(folder, done.returncode, done.stdout, done.stderr, tuple(facts), tuple(leftovers))
 
 

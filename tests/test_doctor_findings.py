@@ -6,14 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doctor_runs import MS, FakeLoop
-from test_doctor_diagnose import judge
 
+from doctor_runs import MS, FakeLoop
 from feedrate.doctor.findings import CATALOGUE
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.remedies import ALL
 from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.results.doctor import Diagnosis
+from test_doctor_diagnose import judge
 
 LOCAL = DataFiles(
     folder="/data", kind="ext4", source="/dev/sda1", is_network=False, is_fuse=False, is_memory=False,
