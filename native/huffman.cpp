@@ -15,13 +15,13 @@ const uint8_t kPlace[64] = {
 
 namespace {
 
-constexpr Symbol kNone{0, 0, kNotHere, 0};
+constexpr Symbol kNone{kNotHere << 8};
 
 Symbol make_symbol(int code, int length, uint8_t value, bool positive) {
     const int size = value & 15, run = value >> 4, total = length + size;
     const int move = size == 0 && run != 15 ? kEndOfBlock : run + 1;
     const int base = (positive ? 0 : 1 - (1 << size)) - code * (1 << size);
-    return {static_cast<uint8_t>(total), static_cast<uint8_t>(64 - total), static_cast<uint8_t>(move), static_cast<int16_t>(base & 0xFFFF)};
+    return {static_cast<uint32_t>(total | move << 8) | static_cast<uint32_t>(base) << 16};
 }
 
 }  // namespace
@@ -32,6 +32,7 @@ bool HuffmanTable::build(const HuffmanSpec& spec, bool dc) {
     is_built = false;
     std::memcpy(counts, spec.counts, 16);
     std::memcpy(symbols, spec.symbols, size);
+    std::memcpy(place, kPlace, sizeof(place));
     code_end[0] = symbol_offset[0] = 0;
     int code = 0, used = 0;
     Symbol* at = lookup;

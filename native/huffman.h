@@ -11,25 +11,28 @@
 
 namespace feedrate {
 
-// A decoded symbol. The value follows from the bits of code and value together, as a number of 16 bits: `base` is added to it, which
-// takes the code away and makes the value negative if the first bit after the code says so.
-struct alignas(8) Symbol {
-    uint8_t bits;   // of code and value
-    uint8_t shift;  // 64 less that
-    // How far the zigzag index moves: the run of zeros plus one, or kEndOfBlock, or kNotHere when the lookup does not hold the code, or there
-    // is none. With these two the index leaves the block, so that one comparison per symbol finds them.
-    uint8_t move;
-    int16_t base;
+// A decoded symbol, in one word, from the lowest bit:
+//    6  bits of code and value together
+//    8  (from bit 8) how far the zigzag index moves: the run of zeros plus one, or kEndOfBlock, or kNotHere when the lookup does not
+//       hold the code, or there is none. With these two the index leaves the block, so that one comparison per symbol finds them
+//   16  (from bit 16) added to the bits of code and value, which takes the code away and makes the value negative if the first bit
+//       after the code says so
+struct Symbol {
+    uint32_t word;
 
-    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> (shift & 63)) + static_cast<uint16_t>(base)); }
+    FEEDRATE_INLINE uint64_t move() const { return word >> 8 & 0xFF; }
+    // One bit at least belongs to a symbol, so that the shift is 63 at most.
+    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 16)); }
 };
 constexpr int kEndOfBlock = 128, kNotHere = 64;
 
 struct HuffmanTable {
-    // 10 bits hold nearly all codes of photographs and the bit after them, and the tables stay in the first-level cache. A code
-    // found here and its value take 24 bits at most: two of them fit between refills of 56 bits.
-    static constexpr int kLookahead = 10;
+    // 11 bits hold nearly all codes of photographs and the bit after them, and the tables stay in the first-level cache: with 12,
+    // photographs at 4:4:4 are slower. A code found here and its value take 25 bits at most: two of them fit between refills of
+    // 56 bits. (Three of 18 bits between refills are no faster: what is saved on refills is lost on predictions.)
+    static constexpr int kLookahead = 11;
     Symbol lookup[1 << kLookahead];
+    uint8_t place[64];     // kPlace, where the loop over symbols reaches it without another register
     int32_t code_end[17];  // by length: one past the last code; 0 when there is none
     int32_t symbol_offset[17];
     uint8_t symbols[256];
@@ -65,6 +68,7 @@ struct BitReader {
         at += (~bits >> 3) & 7;
         bits |= 56;
     }
+    // Only the low six bits of `count` count, too.
     FEEDRATE_INLINE void drop(uint64_t count) {
         buffer <<= count & 63;
         bits -= count;

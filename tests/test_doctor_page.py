@@ -22,7 +22,7 @@ from diagnoses import (
     make_timeline,
 )
 from feedrate.report.doctor_page import draw_doctor_page
-from feedrate.results import Curve
+from feedrate.results import Curve, Remedy
 from test_page import BROWSER, Reader
 
 EXPOSED, GOOD_DARK = (216, 72, 59), (74, 194, 107)
@@ -99,6 +99,21 @@ def test_a_gap_in_a_curve_stays_a_gap() -> None:
     text = draw_doctor_page(replace(make_decode_bound(), curves=(curve,)))
     assert 'd="M0.0,50.5M200.0,35.0"' in text
     assert "2 B/s, at most 2 B/s of 4 B/s" in text
+
+
+def test_a_curve_of_zeros_is_a_word_and_not_a_chart() -> None:
+    curves = (Curve("swapped in", "B/s", (0.0, 1.0), (0.0, None), None), make_decode_bound().curves[0])
+    text = draw_doctor_page(replace(make_decode_bound(), curves=curves))
+    assert "Zero all the time: swapped in." in text
+    assert text.count("<figure>") == 1
+
+
+def test_factors_are_drawn_on_a_scale_of_factors() -> None:
+    """From 1x to 2x is as far as from 2x to 4x."""
+    remedies = (Remedy("a", "a", 2.0, 2.0, 2.0), Remedy("b", "b", 4.0, 4.0, 4.0))
+    text = draw_doctor_page(replace(make_decode_bound(), remedies=remedies))
+    first, second = (float(at) for at in re.findall(r'class="point" style="left: ([0-9.]+)%', text))
+    assert second == pytest.approx(2 * first, rel=0.001)
 
 
 def browse(page: Path, profile: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from diagnoses import (
     make_odd,
     make_storage_bound,
 )
+from feedrate.doctor.findings import CATALOGUE
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_page import draw_doctor_page
 from feedrate.report.doctor_trace import draw_trace
@@ -36,6 +38,17 @@ GOLDEN = Path(__file__).parent / "data" / "doctor"
 def test_the_screen_is_as_it_was_looked_at(name: str) -> None:
     """`python tests/diagnoses.py` draws these files anew."""
     assert draw_diagnosis(DIAGNOSES[name]()) == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_the_page_of_the_command_shows_what_is_drawn() -> None:
+    page = GOLDEN.parent.parent.parent / "docs" / "doctor.md"
+    assert f"```text\n{(GOLDEN / 'decode-bound.txt').read_text()}```" in page.read_text()
+
+
+def test_every_finding_of_the_catalogue_has_its_line_on_the_page_of_the_command() -> None:
+    page = (GOLDEN.parent.parent.parent / "docs" / "doctor.md").read_text()
+    table = page.partition("## Findings")[2].partition("## In CI")[0]
+    assert sorted(re.findall(r"^\| `([a-z-]+)` \|", table, re.M)) == sorted(one.code for one in CATALOGUE)
 
 
 @pytest.mark.parametrize("name", DIAGNOSES)

@@ -76,6 +76,7 @@ def test_predicted_stands_against_actual() -> None:
         "a step    waiting for data: 1.07 s -> 300 ms\n"
         "findings  gone: storage-bound, contended, checkpoint-bound\n"
         "          still there: cold-cache, memory-pressure, epoch-start-pause\n"
+        "note      other processes took the machine in one of the runs: measure again when it is quiet\n"
     )
 
 
@@ -192,6 +193,8 @@ def test_runs_that_are_not_alike_are_compared_with_a_warning() -> None:
     assert any("16 cores could be used before, 2 now" in note for note in notes)
     notes = compare_runs(write(make_decode_bound()), make_ended_early()).notes
     assert any("saw 7 steps only" in note for note in notes)
+    notes = compare_runs(write(make_storage_bound()), make_decode_bound()).notes
+    assert any("other processes took the machine" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
 from feedrate.doctor.stacks import HotPlace
 from feedrate.doctor.what_if import decoding, read_blocked, repeated_share, saved_without, transforming
+from feedrate.model.pipeline import best_workers
 from feedrate.units import format_bytes, format_seconds
 
 STARVED_GAIN = 1.15  # more workers must give this much to be the cause
@@ -33,11 +34,10 @@ def find_starved_workers(m: Measured) -> Evidence | None:
         gain, how = tried[number], "tried in this run"
     else:
         now = m.pipeline
-        times = {n: now.with_(workers=n).step_s for n in range(m.workers + 1, int(m.around.cores) + 1)}
-        if not times:
+        number = best_workers(now, int(m.around.cores))
+        if number <= m.workers:
             return None
-        number = min(times, key=lambda n: times[n])
-        gain, how = now.step_s / times[number], "by the cost model"
+        gain, how = now.step_s / now.with_(workers=number).step_s, "by the cost model"
     if gain < STARVED_GAIN:
         return None
     workers = "no worker" if m.workers == 0 else f"{m.workers} worker{'s' if m.workers > 1 else ''}"

@@ -20,15 +20,23 @@ _SHM_ERRORS = ("Bus error", "shared memory", "No space left on device", "/dev/sh
 def find_contention(m: Measured) -> Evidence | None:
     others = m.around.cores_others + m.around.steal_cores
     ours = m.around.cores_ours or 0.0
-    if others < 0.25 * m.around.cores or ours + others < 0.8 * m.around.cores:
-        return None  # little, or there was room for all
+    if others < 0.15 * m.around.cores:
+        return None
+    # What counts is the waiting for a core, by whoever makes the step long: others of low priority take
+    # cores that nobody wants.
+    waiting = m.exposed_share * queue_share(m) + (1 - m.exposed_share) * m.computing_queue_share
+    if m.workers > m.around.cores:
+        waiting *= others / max(others + ours, 1e-9)  # the rest are our own, too many
+    if waiting < WORTH_TELLING:
+        return None
     who = f": {m.around.biggest_other}" if m.around.biggest_other else ""
     lines = [f"other processes use {others:.1f} of {m.around.cores:.0f} cores{who}"]
     if m.sample is not None:
         lines.append(f"a sample spends {percent(queue_share(m))} of its time waiting for a core")
+    lines.append(f"forward and backward spend {percent(m.computing_queue_share)} of theirs so")
     if m.around.gpu_others:
         lines.append(f"on the GPU, too: {m.around.gpu_others}")
-    share = min(others / m.around.cores, 0.9)
+    share = min(waiting, 0.95)
     return Evidence(share, tuple(lines), {"cores_others": round(others, 2), "cores": m.around.cores})
 
 

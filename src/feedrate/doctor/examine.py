@@ -64,6 +64,8 @@ def judge_run(observed: Observed, options: DoctorOptions) -> Diagnosis:
         exit_code=None if observed.ended_by_doctor else observed.exit_code,
         seconds=observed.seconds,
         machine=describe_machine(sys.argv),
+        # The curves begin with the first sample of the machine; the steps are drawn over them.
+        origin_ns=int(trace.times_ns[0]) if len(trace) else None,
     )
     return replace(diagnosis, curves=trace.curves(), facts=list_facts(measured, trace))
 

@@ -27,8 +27,8 @@ from feedrate.results import Diagnosis, Finding, Remedy, RunFacts, SamplePart, T
 _WIDTH = 80
 _SCREEN = 23  # of 24 lines: the prompt that follows must not push the verdict off
 _LABEL = 10
-_NAME = 20  # of a part of the step
-_BAR = 16
+_NAME = 26  # of a part of the step, at most
+_BAR = 38  # name and bar together
 _GAIN = 20
 _LONGEST_COMMAND = 400
 _SHORT_NOTE = 50
@@ -96,10 +96,7 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
 
 
 def _step(run: RunFacts) -> list[str]:
-    words = list_setting(run)
-    while len(words) > 1 and _LABEL + len(f"{describe_step(run)} ({', '.join(words)})") > _WIDTH:
-        words.pop()
-    return _line("a step", f"{describe_step(run)} ({', '.join(words)})")
+    return _line("a step", _fit(f"{describe_step(run)} (", list_setting(run), ")"))
 
 
 def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
@@ -114,19 +111,22 @@ def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
         names = ", ".join(one.name for one in rest)
         share, seconds = sum(one.share for one in rest), sum(one.seconds_per_step for one in rest)
         rest = [TimeShare("the rest", seconds, share, detail=names)] if share >= 0.005 else []
-    return [_shorten(_share(one), _WIDTH) for one in [*named, *rest]]
+    shown = [*named, *rest]
+    width = min(_NAME, max((len(clean(one.name)) for one in shown), default=0) + 1)
+    return [_shorten(_share(one, width), _WIDTH) for one in shown]
 
 
-def _share(one: TimeShare) -> str:
-    length = round(_BAR * clamp(one.share))
-    bar, detail, idle = "█" * length, clean(one.detail), one.exposed_s_per_step
+def _share(one: TimeShare, width: int) -> str:
+    room = _BAR - width
+    halves = round(2 * room * clamp(one.share))
+    bar, detail, idle = "█" * (halves // 2) + "▌" * (halves % 2), clean(one.detail), one.exposed_s_per_step
     if is_number(idle) and is_number(one.seconds_per_step) and one.seconds_per_step > 0:
         # A wait that the device did not notice costs nothing: it is drawn lighter.
-        exposed = round(length * clamp(idle / one.seconds_per_step))
-        bar, detail = "█" * exposed + "░" * (length - exposed), f"device idle {describe_seconds(idle)}"
-    name = f"  {_shorten(clean(one.name), _NAME - 2)}"
+        exposed = round(len(bar) * clamp(idle / one.seconds_per_step))
+        bar, detail = bar[:exposed].ljust(len(bar), "░"), f"device idle {describe_seconds(idle)}"
+    name = f"  {_shorten(clean(one.name), width - 1)}"
     time, share = describe_seconds(one.seconds_per_step), describe_share(one.share)
-    return f"{name:<{_NAME + 2}}{bar:<{_BAR}}{time:>10}{share:>6}  {detail}".rstrip()
+    return f"{name:<{width + 2}}{bar:<{room}}{time:>10}{share:>6}  {detail}".rstrip()
 
 
 def _sample(sample: Sequence[SamplePart]) -> list[str]:
@@ -143,9 +143,9 @@ def _sample(sample: Sequence[SamplePart]) -> list[str]:
     for one in parts:
         kinds[one.kind] = kinds.get(one.kind, 0.0) + one.cpu_s + one.queue_s + one.blocked_s
     most = sorted(kinds.items(), key=lambda item: -item[1])[:3]
-    words = ", ".join(f"{clean(kind)} {describe_share(seconds / wall)}" for kind, seconds in most)
+    words = [f"{clean(kind)} {describe_share(seconds / wall)}" for kind, seconds in most]
     how = ", ".join(f"{describe_share(s / wall)} {name}" for name, s in states.items() if s / wall >= 0.1)
-    return _line("a sample", f"{describe_seconds(wall)}: {words}; {how}")
+    return _line("a sample", _fit(f"{describe_seconds(wall)}: ", words, f"; {how}"))
 
 
 def _evidence(findings: Sequence[Finding], most: int) -> list[str]:
@@ -220,6 +220,12 @@ def _list(label: str, items: Iterable[str], most: int) -> list[str]:
         return []
     more = f" (+{len(left)} more)" if left else ""
     return _wrap(taken + more, first=f"{label:<{_LABEL}}", rest=" " * _LABEL, lines=most)
+
+
+def _fit(head: str, words: Sequence[str], tail: str) -> str:
+    """Return as many of the words as fit on a line, one at least."""
+    texts = [f"{head}{', '.join(words[:count])}{tail}" for count in range(len(words), 0, -1)]
+    return next((text for text in texts if len(text) <= _WIDTH - _LABEL), texts[-1])
 
 
 def _line(label: str, text: str, *, more: int = 0) -> list[str]:

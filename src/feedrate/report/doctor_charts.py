@@ -43,6 +43,7 @@ _PHASES = {
     "replay-half-batch": "half batches",
 }
 _HEIGHT = 200.0
+_SPELT = ("B", "B/s", "share", "s")  # units of curves that are part of the number
 
 
 def show(text: str) -> str:
@@ -78,29 +79,28 @@ def draw_key(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def draw_interval(low: float, value: float, high: float, *, start: float, end: float) -> str:
-    """Return a track from `start` to `end` with the interval, the value, and a line at one."""
-    if not all(map(is_number, (low, value, high, start, end))) or not end > start:
+    """Return a track with the interval, the value, and a line at one; on a scale of factors."""
+    if not all(is_number(one) and one > 0 for one in (low, value, high)):
         return '<div class="track"></div>'
-
-    def at(number: float) -> float:
-        return 100 * place(number, start, end)
-
-    one = f'<i class="one" style="left: {at(1.0):.2f}%"></i>' if start < 1 < end else ""
+    left, point, right, one = (100 * _place_factor(at, start, end) for at in (low, value, high, 1.0))
     return (
-        f'<div class="track" role="presentation">{one}<i class="reach" style="left: {at(low):.2f}%; '
-        f'width: {max(0.4, at(high) - at(low)):.2f}%"></i>'
-        f'<i class="point" style="left: {at(value):.2f}%"></i></div>'
+        f'<div class="track" role="presentation"><i class="one" style="left: {one:.2f}%"></i>'
+        f'<i class="reach" style="left: {left:.2f}%; width: {max(0.4, right - left):.2f}%"></i>'
+        f'<i class="point" style="left: {point:.2f}%"></i></div>'
     )
 
 
 def draw_scale(start: float, end: float) -> str:
-    """Return the factors below a column of intervals."""
-    step = next((s for s in (0.25, 0.5, 1.0, 2.0, 5.0, 10.0) if (end - start) / s <= 6), 20.0)
-    first = math.ceil(start / step) * step
-    ticks = [first + step * n for n in range(7) if first + step * n <= end]
+    """Return the factors below a column of intervals, at most eight of them."""
+    fine, coarse = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0), (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+    ticks = [at for at in (fine if end < 3.5 else coarse) if start <= at <= end]
     return '<div class="ticks">' + "".join(
-        f'<span style="left: {100 * place(at, start, end):.2f}%">{at:g}x</span>' for at in ticks
+        f'<span style="left: {100 * _place_factor(at, start, end):.2f}%">{at:g}x</span>' for at in ticks
     ) + "</div>"  # fmt: skip
+
+
+def _place_factor(value: float, start: float, end: float) -> float:
+    return place(math.log(value), math.log(start), math.log(end))
 
 
 @dataclass(frozen=True)
@@ -265,10 +265,11 @@ def _describe_values(values: Sequence[float], curve: Curve) -> str:
     if not values:
         return UNKNOWN
     middle, most = sorted(values)[len(values) // 2], max(values)
-    text = f"{_describe_reading(middle, curve.unit)}, at most {_describe_reading(most, curve.unit)}"
-    return show(
-        text + (f" of {_describe_reading(curve.limit, curve.unit)}" if is_number(curve.limit) else "")
-    )
+    # That a share ends at 100% goes without saying.
+    numbers = [middle, most, *([curve.limit] if is_number(curve.limit) and curve.unit != "share" else [])]
+    words = [_describe_reading(one, curve.unit) for one in numbers]
+    text = f"{words[0]}, at most {words[1]}" + (f" of {words[2]}" if len(words) > 2 else "")
+    return show(text if curve.unit in _SPELT else f"{text} {curve.unit}")
 
 
 def _describe_reading(value: float, unit: str) -> str:
@@ -276,4 +277,4 @@ def _describe_reading(value: float, unit: str) -> str:
         return format_bytes(value) + unit[1:]
     if unit == "share":
         return describe_share(value)
-    return describe_seconds(value) if unit == "s" else f"{describe_number(value)} {unit}"
+    return describe_seconds(value) if unit == "s" else describe_number(value)

@@ -98,7 +98,7 @@ def _remedies(remedies: Sequence[Remedy]) -> str:
     helping, useless = part_remedies(remedies)
     highs = [one.high for one in helping if is_number(one.high)]
     end = min(100.0, max([1.5, *highs])) * 1.03
-    start = min([1.0, *(one.low for one in helping if is_number(one.low))])
+    start = max(0.2, min([1.0, *(one.low for one in helping if is_number(one.low))]))
     text = "".join(_remedy(one, start, end) for one in helping)
     if helping:
         legend = "Speed-up of the whole run: what is predicted, and the interval that it should fall into."
@@ -128,7 +128,8 @@ def _remedy(one: Remedy, start: float, end: float) -> str:
 def _finding(one: Finding) -> str:
     evidence = "".join(f"<li>{show(text)}</li>" for text in one.evidence)
     numbers = [f"{name}: {_describe_value(value)}" for name, value in one.numbers.items()]
-    helped = "; ".join(f"{remedy.title}, {describe_gain(remedy)}" for remedy in one.remedies)
+    helping, _ = part_remedies(one.remedies)
+    helped = "; ".join(f"{remedy.title}, {describe_gain(remedy)}" for remedy in helping)
     return f"""
 <article>
 <h3><code>{show(one.code)}</code> {describe_share(one.share)} of the time: {show(one.title)}</h3>

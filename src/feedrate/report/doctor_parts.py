@@ -28,6 +28,7 @@ _STATES = (
     ("queue", "ready, but no core was free"),
     ("blocked", "blocked: disk, network, locks"),
 )
+_GROUND = " Grey ground: experiments of the doctor."
 _STEP_KEY = (
     ("exposed", "waiting, device idle"), ("hidden", "waiting, device busy"), ("copy", "copy"),
     ("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"),
@@ -84,18 +85,16 @@ def _states(one: SamplePart, largest: float) -> str:
 
 
 def draw_steps(diagnosis: Diagnosis) -> str:
-    if not diagnosis.timeline:
+    rows = diagnosis.timeline
+    if not rows:
         return ""
-    seen = {find_tone(name) for row in diagnosis.timeline for name in row.parts} | {
-        "exposed",
-        "hidden",
-        "other",
-    }
+    seen = {find_tone(name) for row in rows for name in row.parts} | {"exposed", "hidden", "other"}
     key = draw_key([(tone, name) for tone, name in _STEP_KEY if tone in seen])
-    return (
-        '<p class="soft">One column per step, as high as it is long. Grey ground: experiments of the doctor. '
-        f"A mark on top: longer than the chart is high.</p>{draw_timeline(diagnosis.timeline)}{key}"
+    ground = _GROUND if any(row.phase != "real" for row in rows) else ""
+    legend = (
+        f"One column per step, as high as it is long; a mark on top: longer than the chart is high.{ground}"
     )
+    return f'<p class="soft">{legend}</p>{draw_timeline(rows)}{key}'
 
 
 def draw_rates(rates: Sequence[Rate]) -> str:
@@ -129,7 +128,12 @@ def draw_curves(diagnosis: Diagnosis) -> str:
         return ""
     tried = [row.start_s for row in diagnosis.timeline if row.phase != "real" and is_number(row.start_s)]
     until = min(tried, default=None)
-    charts = "".join(draw_curve(one, real_until_s=until) for one in diagnosis.curves)
-    shade = " Grey ground: experiments of the doctor." if until is not None else ""
-    legend = f"The median and the largest reading; the dashed line is the limit.{shade}"
-    return f'<p class="soft">{legend}</p><div class="curves">{charts}</div>'
+    still = [one for one in diagnosis.curves if not any(one.values)]
+    charts = "".join(draw_curve(one, real_until_s=until) for one in diagnosis.curves if one not in still)
+    legend = f"The median and the largest reading; dashed: the limit.{_GROUND if until is not None else ''}"
+    rest = (
+        f"<p><small>Zero all the time: {show('; '.join(one.name for one in still))}.</small></p>"
+        if still
+        else ""
+    )
+    return f'<p class="soft">{legend}</p><div class="curves">{charts}</div>{rest}'

@@ -44,7 +44,7 @@ article { border-top: 1px solid var(--line); padding: .75rem 0; }
 .track .point { width: 4px; margin-left: -2px; background: var(--accent); }
 .track .one { width: 1px; background: var(--soft); border-radius: 0; }
 .ticks { position: relative; height: 1.2rem; color: var(--soft); font-size: .8rem; }
-.ticks span { position: absolute; transform: translateX(-50%); }
+.ticks span { position: absolute; white-space: nowrap; transform: translateX(-50%); }
 .scale { display: flex; justify-content: space-between; color: var(--soft); font-size: .8rem; }
 .bar { display: flex; height: 1.4rem; border-radius: .25rem; overflow: hidden; background: var(--shade);
   margin: .75rem 0 .35rem; }
@@ -66,6 +66,7 @@ article { border-top: 1px solid var(--line); padding: .75rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th { color: var(--soft); font-weight: 400; text-align: left; }
 th, td { padding: .2rem .75rem .2rem 0; vertical-align: top; border-bottom: 1px solid var(--line); }
+td:first-child { min-width: 6.5rem; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .wide { width: 40%; }
 svg { display: block; width: 100%; }
@@ -81,7 +82,8 @@ svg { display: block; width: 100%; }
 .phases .real { box-shadow: inset 2px 0 var(--accent); color: var(--text); }
 .curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem 1.5rem;
   margin-top: .5rem; }
-figure { margin: 0; } figcaption { font-size: .875rem; } .curves svg { height: 4.5rem; }
+figure { margin: 0; } figcaption { font-size: .875rem; }
+figcaption small { display: block; } .curves svg { height: 4.5rem; }
 .curve { fill: none; stroke: var(--accent); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
 .limit { stroke: var(--bad); stroke-width: 1; stroke-dasharray: 4 3; vector-effect: non-scaling-stroke; }
 .frame { fill: var(--panel); }
@@ -90,7 +92,7 @@ figure { margin: 0; } figcaption { font-size: .875rem; } .curves svg { height: 4
 .facts dt { color: var(--soft); } .facts dd { margin: 0; }
 @media (max-width: 40rem) { .remedy { grid-template-columns: 1fr; }
   .facts { grid-template-columns: 1fr; gap: 0; } .facts dd { margin-bottom: .4rem; }
-  .wide { display: none; } }
+  .wide { display: none; } .number.soft { white-space: normal; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   article, figure, .chart, tr { break-inside: avoid; } h2 { break-after: avoid; } }

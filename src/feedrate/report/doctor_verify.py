@@ -132,6 +132,8 @@ def _list_doubts(old: Seen, new: Seen) -> list[str]:
     if old.usable_cores is not None and new.usable_cores is not None and old.usable_cores != new.usable_cores:
         cores = [describe_number(one) for one in (old.usable_cores, new.usable_cores)]
         doubts.append(f"{cores[0]} cores could be used before, {cores[1]} now")
+    if "contended" in (*old.codes, *new.codes):
+        doubts.append("other processes took the machine in one of the runs: measure again when it is quiet")
     fewest = min(old.steps if old.steps is not None else _FEW_STEPS, new.steps or 0)
     if fewest < _FEW_STEPS:
         doubts.append(f"one of the runs saw {format_count(int(fewest), 'step')} only: its speed is rough")

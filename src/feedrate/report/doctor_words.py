@@ -112,7 +112,10 @@ def is_healthy(diagnosis: Diagnosis) -> bool:
 
 def describe_useless(remedy: Remedy) -> str:
     """Return what gives nothing, and why; a note that is a whole sentence says both."""
-    why = clean(remedy.note).rstrip(".") or "no gain is predicted"
+    why = clean(remedy.note).rstrip(".")
+    if not why or why.startswith("may "):
+        # A warning of what it may spoil is no reason.
+        why = f"{describe_factor(remedy.predicted_speedup)} predicted"
     return why if "will not help" in why else f"{clean(remedy.title)}: {why}"
 
 

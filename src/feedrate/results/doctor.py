@@ -73,7 +73,7 @@ class SamplePart:
 
 @dataclass(frozen=True, slots=True)
 class HotLine:
-    """A line of the user's code that the samples of the stack fall on. `share`: of the looks at that process."""
+    """A line of the user's code that looks at the stack fell on. `share`: of the looks at that process."""
 
     place: str  # file:line
     function: str
@@ -120,7 +120,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about the machine or the data, in words: ("data lies on", "nfs4, server:/home"). "unknown" is a value."""
+    """A fact about the machine or the data, in words: ("file system", "nfs4, server:/home")."""
 
     name: str
     value: str
@@ -143,7 +143,7 @@ class RunFacts:
     Attributes:
         mode: "experiments", "passive", or "ended" (the script was over before the experiments).
         exit_code: of the command; None when the doctor ended it.
-        unseen: sentences on what did not happen in the steps seen ("no validation in 112 steps: use --passive").
+        unseen: sentences on what was not seen ("no validation in 112 steps: use --passive").
         experiments: what was done to the run, in words, in order.
     """
 

@@ -46,7 +46,7 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
             "cv2",
             "resize cvtColor GaussianBlur medianBlur bilateralFilter blur boxFilter filter2D warpAffine"
             " warpPerspective remap flip rotate copyMakeBorder LUT equalizeHist addWeighted normalize"
-            " threshold adaptiveThreshold morphologyEx erode dilate fastNlMeansDenoisingColored Canny Sobel Laplacian",
+            " threshold adaptiveThreshold morphologyEx erode dilate fastNlMeansDenoisingColored Canny Sobel",
         ),
     ],
     "torchvision.io.image": [

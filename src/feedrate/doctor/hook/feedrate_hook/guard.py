@@ -2,8 +2,9 @@
 """Holds back whatever the run would write from its first spoilt step on: checkpoints, logs, messages.
 
 Put up once and never taken down: the process ends behind it. In order: open files are flushed (what was
-written before belongs to the user), their descriptors lead to /dev/null, functions that write do nothing (held.py,
-withheld.py), what gets past them ends the process (fence.py), and so does user code that leaves its loop.
+written before belongs to the user), their descriptors lead to /dev/null, functions that write do nothing
+(held.py, withheld.py), what gets past them ends the process (fence.py), and so does user code that leaves
+its loop.
 """
 
 from __future__ import annotations

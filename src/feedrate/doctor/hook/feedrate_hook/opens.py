@@ -48,12 +48,13 @@ def _on_event(event: str, args: Any) -> None:
             if fetch is not None:
                 fetch.opened.append(os.fsdecode(path))
         elif fetch is None:
-            _note_created(os.fsdecode(path))
+            note_created(os.fsdecode(path))
     except Exception as error:
         session.trouble("open", error)
 
 
-def _note_created(path: str) -> None:
+def note_created(path: str) -> None:
+    """The training process writes a file."""
     if path in _Seen.created or len(_Seen.created) >= layout.OPENED_PATHS:
         return
     if (

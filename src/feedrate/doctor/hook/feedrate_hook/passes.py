@@ -49,7 +49,7 @@ class Passes:
                 self._leave(other, start_ns, steps)
 
     def _leave(self, other: Pass, start_ns: int, steps: int) -> None:
-        """Another loader was asked: twice, with an optimizer step in between, and this pass was left early."""
+        """Another loader was asked: twice, with an optimizer step in between, and the pass was left early."""
         other.until_ns = other.until_ns or start_ns
         if other.steps_when_left < 0:
             other.steps_when_left = steps

@@ -42,7 +42,7 @@ def after_fork() -> None:
     """Forget what belongs to the parent."""
     for part in (stacks, opens, fetching, loaders, training):
         part.after_fork()
-    device.__init__()  # type: ignore[misc]
+    device.after_fork()
 
 
 def at_exit() -> None:

@@ -59,6 +59,31 @@ class Session:
         fact.update(fields)
         self.ring.append([fact])
 
+    def fact(self, fact: dict[str, Any]) -> None:
+        self.facts(fact)
+
+    def record(
+        self,
+        kind: int,
+        name: str,
+        start_ns: int,
+        wall_ns: int,
+        cpu_ns: int = 0,
+        queue_ns: int = 0,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+    ) -> None:
+        self.ring.write(kind, self.ring.name(name), start_ns, wall_ns, cpu_ns, queue_ns, a, b, c)
+
+    @property
+    def rank(self) -> int:
+        return _number(os.environ.get("RANK")) or 0
+
+    @property
+    def world_size(self) -> int:
+        return _number(os.environ.get("WORLD_SIZE")) or 1
+
     def loader_of(self, iterator: Any) -> Any:
         """Return the loader that an iterator belongs to, or None when it is not known or gone."""
         return self.loaders.loader_of(iterator) if self.loaders is not None else None

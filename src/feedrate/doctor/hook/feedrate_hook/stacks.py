@@ -2,8 +2,8 @@
 """Looks at the stack of the thread that trains (or, in a worker, fetches), some fifty times a second.
 
 Every other time the thread asks for a sample to watch: the next one to begin notes the states of the global
-random generators and wakes the thread, which looks after a random part of a usual sample's time. If that sample
-is still being made, the states tell whether it has drawn random numbers by then (DRAWS_KNOWN, RANDOM_DRAWN).
+random generators and wakes the thread, which looks after a random part of a usual sample's time. If it is
+still being made, the states tell whether it has drawn random numbers by then (DRAWS_KNOWN, RANDOM_DRAWN).
 """
 
 from __future__ import annotations
