@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feedrate.doctor.absence import check_seen, describe_end
-from feedrate.doctor.command import PythonCall, check_command, read_python_call, spans_nodes
+from feedrate.doctor.command import PythonCall, check_command, needs_shared_folder, read_python_call
 from feedrate.doctor.launch import Observed
 from feedrate.doctor.options import DoctorOptions
 from feedrate.errors import DoctorError, FeedrateError, NotFound, UsageError
@@ -86,11 +86,12 @@ def test_how_a_command_calls_python_is_read_as_python_does(words: list[str], cal
     assert read_python_call(words) == call
 
 
-def test_a_command_spans_nodes_by_its_launcher_or_by_its_job() -> None:
-    assert spans_nodes(["/usr/bin/srun", "python"], {})
-    assert spans_nodes(["python"], {"SLURM_JOB_NUM_NODES": "2"})
-    assert not spans_nodes(["python"], {"SLURM_JOB_NUM_NODES": "1"})
-    assert not spans_nodes(["torchrun"], {})
+def test_other_nodes_and_containers_need_a_folder_that_they_see() -> None:
+    assert needs_shared_folder(["/usr/bin/srun", "python"], {})
+    assert needs_shared_folder(["apptainer", "exec", "image.sif", "python"], {})
+    assert needs_shared_folder(["python"], {"SLURM_JOB_NUM_NODES": "2"})
+    assert not needs_shared_folder(["python"], {"SLURM_JOB_NUM_NODES": "1"})
+    assert not needs_shared_folder(["torchrun"], {})
 
 
 def observe(run: Path, command: str = "python train.py", **more: Any) -> Observed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from feedrate.doctor import launch
 from feedrate.doctor.facts import read_samples
 from feedrate.doctor.launch import Observed, run_command
 from feedrate.doctor.options import DoctorOptions
-from feedrate.errors import StorageError
+from feedrate.errors import StorageError, UsageError
 from feedrate.probe.process import is_alive, read_stat
 
 # Runs the doctor's launcher on the words after it, in a process that a test can kill.
@@ -181,6 +182,18 @@ def test_without_a_place_for_the_run_folder_nothing_is_run(monkeypatch: pytest.M
         run("raise SystemExit(9)")
 
 
+def test_a_script_without_an_interpreter_is_a_sentence(tmp_path: Path, scratch: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo hello\n")
+    script.chmod(0o755)
+    with (
+        pytest.raises(UsageError, match=r"cannot run .*script: Exec format error"),
+        run_command([str(script)], DoctorOptions()),
+    ):
+        pass
+    assert list(scratch.iterdir()) == []
+
+
 def test_a_command_that_the_experiments_ended_has_exit_code_0() -> None:
     fact = {"kind": "end", "how": "experiments", "t_ns": 1, "exit": None}
     code = f"import os; open(os.environ['FEEDRATE_DOCTOR'] + '/1-1.facts', 'w').write({json.dumps(fact)!r})"
@@ -210,6 +223,27 @@ def test_a_signal_to_the_whole_group_and_one_to_the_doctor_alone_reach_the_comma
         assert read_line(doctor) == f"seen {int(number)} {int(number)}"
         assert read_line(doctor) == "observed 7 None True"
         assert doctor.wait() == 7
+
+
+def test_ctrl_c_on_a_real_terminal_reaches_the_command_once() -> None:
+    words = [sys.executable, "-c", DOCTOR, sys.executable, "-c", COUNTING]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(words[0], words)
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+
+        def read_until(word: bytes) -> bytes:
+            seen = b""
+            while word not in seen:
+                seen += os.read(screen.fileno(), 1)
+            return seen
+
+        read_until(b"ready\r\n")
+        os.write(screen.fileno(), b"\x03")
+        read_until(b"got 2\r\n")
+        os.kill(pid, signal.SIGUSR1)
+        assert read_until(b"True\r\n").splitlines() == [b"seen 2", b"observed 7 None True"]
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_an_interrupt_ends_the_command_and_the_doctor_goes_on_to_its_report() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from feedrate.doctor import leftovers, sampler
+from feedrate.doctor.facts import read_samples
 from feedrate.doctor.machine import read_machine
 from feedrate.doctor.sampler import Sampler, pace
 from feedrate.doctor.tree import ENVIRONMENT, Tree
@@ -147,7 +148,7 @@ def test_the_sampler_takes_a_last_sample_when_told_to_and_leaves_the_folder_to_t
         run.rename(tmp_path / "kept")
         process.stdin.close()
         assert process.wait() == 0
-    assert len(read_machine(tmp_path / "kept")) == 1
+    assert len(list(read_samples(tmp_path / "kept"))) == 1
 
 
 def test_the_sampler_ends_and_removes_the_folder_when_the_doctor_is_gone(tmp_path: Path) -> None:
@@ -189,6 +190,7 @@ def test_only_shared_memory_of_processes_that_ended_is_removed(tmp_path: Path) -
 
 
 def make_sample(second: float, **parts: Any) -> dict[str, Any]:
+    parts.setdefault("processes", [make_process(2)])
     cpu = {"cores": [0, 3], "busy": [1.0, 0.5], "ours": 1.0, "others": 0.5, "iowait": 0.0, "steal": 0.0}
     return {"t_ns": round(second * SECOND), "passed_s": 1.0, "cpu": {**cpu, **parts.pop("cpu", {})}, **parts}
 
@@ -219,6 +221,12 @@ def test_what_was_not_told_is_unknown(tmp_path: Path) -> None:
     assert means.throttled_share is means.biggest_other is None
     assert means.gpu_util == ()
     assert trace.between(50 * SECOND, 60 * SECOND).cores_busy_ours is None
+
+
+def test_a_machine_on_which_the_command_never_ran_says_nothing_about_it(tmp_path: Path) -> None:
+    trace = read_machine(write_samples(tmp_path, [make_sample(n, processes=[]) for n in range(3)]))
+    assert len(trace) == 0
+    assert trace.between(0, 3 * SECOND).cores_busy_others is None
 
 
 def test_a_run_without_samples_answers_unknown(tmp_path: Path) -> None:

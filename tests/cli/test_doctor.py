@@ -167,8 +167,8 @@ def test_the_check_is_a_limit_on_the_exposed_wait(
 ) -> None:  # fmt: skip
     examination.diagnosis = make_diagnosis(exposed_wait_share=share)
     assert run(*words, "--", "true") == exit_code
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith(word + ": ")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"feedrate doctor: check {word}: ")
     assert f"(limit {limit})" in line
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_became_slower_than_allowed_is_exit_code_1(
     before: Path, limit: str, exit_code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--verify", before, "--max-slowdown", limit, "--", "true") == exit_code
-    assert f"(limit {limit} slower)" in capsys.readouterr().out
+    assert f"(limit {limit} slower)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_document_that_is_none_is_refused_before_the_command_runs(
         (["--", "pyton3", "x.py"], "error: no program 'pyton3'\n\nhint: did you mean 'python3'?\n"),
         (["python3", "gone.py"], "error: no script at gone.py\n"),
         (["--", "--passive", "true"], "error: '--passive' is not a command\n\nhint: options first"),
-        (["--max-slowdown", "3%", "--", "true"], "error: --max-slowdown compares with an earlier run\n"),
+        (["--max-slowdown", "3%", "--", "true"], "error: --max-slowdown compares with an earlier run, "),
         (["--steps", "1", "--", "true"], "error: --steps must be at least 2, got 1\n"),
     ],
 )

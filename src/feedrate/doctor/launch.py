@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from feedrate.doctor.command import check_command, find_hook_folder, spans_nodes
+from feedrate.doctor.command import check_command, find_hook_folder, needs_shared_folder
 from feedrate.doctor.companion import Child, Companion, Signals
 from feedrate.doctor.facts import read_facts, read_samples
 from feedrate.doctor.leftovers import end_members, remove_folder, remove_shared_memory
@@ -46,7 +46,7 @@ class Observed:
         started_ns: perf_counter_ns when it was started.
         interrupted: the doctor got a signal meanwhile (Ctrl-C, scancel ...).
         ended_by_doctor: it ended because the experiments were done.
-        is_shared: its processes may have run on other nodes, which the sampler does not see.
+        is_shared: its processes may have run on other nodes; the sampler sees this one only.
     """
 
     command: tuple[str, ...]
@@ -73,13 +73,12 @@ def run_command(
         StorageError: there is no place for the run folder.
     """
     check_command(command)
-    is_shared = spans_nodes(command)
+    is_shared = needs_shared_folder(command)
     run = make_run_folder(is_shared)
     companion: Companion | None = None
     observed: Observed | None = None
     try:
-        write_settings(run, options)
-        environment = make_environment(run, is_shared)
+        environment = prepare(run, options, is_shared)
         companion = Companion(run)
         observed = _run(tuple(command), run, environment, companion, watch)
         yield replace(observed, is_shared=is_shared)
@@ -147,6 +146,17 @@ def make_run_folder(is_shared: bool) -> Path:
         raise StorageError(
             f"cannot make a folder in {where} for what is measured: {error.strerror}",
             hint="start it where you may write" if is_shared else "set TMPDIR to a folder with room",
+        ) from error
+
+
+def prepare(run: Path, options: DoctorOptions, is_shared: bool) -> dict[str, str]:
+    """Fill the run folder; return the command's environment."""
+    try:
+        write_settings(run, options)
+        return make_environment(run, is_shared)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {run}: {error.strerror}", hint="set TMPDIR to a folder with room"
         ) from error
 
 

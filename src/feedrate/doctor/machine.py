@@ -234,8 +234,14 @@ class MachineTrace:
 
 
 def read_machine(run_folder: Path) -> MachineTrace:
-    """Read what the sampler wrote, also when it was cut short; without samples every answer is "unknown"."""
+    """Read what the sampler wrote, also when it was cut short.
+
+    Without samples, or when none of the command's processes ran here, every answer is "unknown".
+    """
     samples = list(read_samples(run_folder))
+    if not first(samples, lambda s: s["processes"] or None):
+        # The command ran on another node, or was over at once: this machine's numbers say nothing about it.
+        samples = []
     cores = first(samples, lambda s: s["cpu"]["cores"]) or []
     gpus = first(samples, lambda s: s["gpus"]) or []
 
