@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 class Photos(Dataset):
     def __init__(self, folder, repeat):
-        self.files = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in (".jpg", ".jpeg")) * repeat
+        self.files = (
+            sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in (".jpg", ".jpeg")) * repeat
+        )
 
     def __len__(self):
         return len(self.files)

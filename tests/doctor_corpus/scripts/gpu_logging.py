@@ -24,7 +24,7 @@ def main():
     device = torch.device("cuda")
     data = TensorDataset(torch.randn(65_536, 64), torch.randint(0, 10, (65_536,)))
     loader = DataLoader(
-        data, batch_size=4096, shuffle=True, num_workers=4, pin_memory=True, persistent_workers=True
+        data, batch_size=256, shuffle=True, num_workers=4, pin_memory=True, persistent_workers=True
     )
     model = mixer().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
