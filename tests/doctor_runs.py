@@ -79,7 +79,8 @@ class FakeLoop:
         self.number += 1
 
     def fetches(self, pid: int, count: int, *, cpu: float, blocked: float = 0, queue: float = 0,
-                parts: Mapping[str, tuple[float, float]] | None = None, phase: int = layout.REAL) -> FakeProcess:  # fmt: skip
+                parts: Mapping[str, tuple[float, float]] | None = None, phase: int = layout.REAL,
+                from_disk: bool = False, faults: int = 0) -> FakeProcess:  # fmt: skip
         """A worker that made `count` batches; times per batch. `parts`: name -> cpu, blocked."""
         worker = FakeProcess(pid, ppid=self.main.pid, role="worker")
         now = 1000 * MS
@@ -94,6 +95,7 @@ class FakeLoop:
                     layout.PART, name, now, round((part_cpu + part_blocked) * MS), phase=phase,
                     cpu=round(part_cpu * MS), a=self.batch,
                 )  # fmt: skip
-            worker.record(layout.IO, "", now, 0, phase=phase, a=100_000 * self.batch)
+            read = 100_000 * self.batch
+            worker.record(layout.IO, "", now, 0, phase=phase, a=read, b=read if from_disk else 0, c=faults)
             now += round(wall * MS)
         return worker

@@ -124,7 +124,10 @@ CRASH = {"kind": "end", "how": "exception", "exit": 1, "error": "KeyError: 'root
             [PROCESS, LOADER], {"exit_code": 137, "signal": 9},
             "the command was ended by SIGKILL (out of memory?) before its first batch", 137,
         ),
-        ([PROCESS], {"exit_code": 130, "signal": 2, "interrupted": True}, "interrupted before the first batch", 130),
+        (
+            [PROCESS], {"exit_code": 130, "signal": 2, "interrupted": True},
+            "interrupted before the first batch", 130,
+        ),
     ],
 )  # fmt: skip
 def test_a_run_without_a_batch_is_explained_and_keeps_the_exit_code(

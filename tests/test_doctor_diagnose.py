@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doctor_runs import MS, FakeLoop
 
+from doctor_runs import MS, FakeLoop
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import Measured, measure

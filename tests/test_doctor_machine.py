@@ -169,9 +169,13 @@ def test_the_sampler_ends_when_its_root_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_sampled_less_often() -> None:
-    assert pace(0) == pace(599) == 0.5
-    assert pace(3600) == 3.0
-    assert pace(86400) == 10.0
+    assert pace(0, 0.001) == pace(599, 0.001) == 0.5
+    assert pace(3600, 0.001) == 3.0
+    assert pace(86400, 0.001) == 10.0
+
+
+def test_many_processes_are_sampled_less_often() -> None:
+    assert pace(0, 0.016) == pytest.approx(2.0)
 
 
 def test_only_shared_memory_of_processes_that_ended_is_removed(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate doctor` on the command line: what it passes on, writes and returns. The examination is made up."""
+"""`feedrate doctor` on the command line: what it passes on, writes and returns. The diagnosis is made up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from feedrate.cli import main
 from feedrate.errors import DoctorError
 from feedrate.probe.machine import describe_machine
+from feedrate.report.document import dump_document
 from feedrate.results.doctor import Diagnosis, RunFacts
 
 
@@ -45,11 +46,6 @@ class Examination:
         )
         self.replace(monkeypatch, "feedrate.report.doctor_page", draw_doctor_page=lambda _: "<page>")
         self.replace(monkeypatch, "feedrate.report.doctor_trace", draw_trace=lambda _: "{trace}")
-        self.replace(
-            monkeypatch, "feedrate.report.doctor_verify",
-            compare_runs=lambda before, _: SimpleNamespace(before=before["run"]),
-            draw_verification=lambda found: f"before: {found.before}\n",
-        )  # fmt: skip
 
     def replace(self, monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None:
         module = ModuleType(name)
@@ -157,31 +153,23 @@ def test_a_file_that_is_there_is_refused_before_the_command_runs(
 
 
 @pytest.mark.parametrize(
-    ("words", "share", "exit_code", "said"),
+    ("words", "share", "exit_code", "word", "limit"),
     [
-        (
-            ["--check"],
-            0.02,
-            0,
-            "check passed: training waited for data in 2.0% of its time, allowed are 5.0%",
-        ),
-        (
-            ["--check"],
-            0.20,
-            1,
-            "check failed: training waited for data in 20.0% of its time, allowed are 5.0%",
-        ),
-        (["--check", "--max-exposed-wait", "25%"], 0.20, 0, "allowed are 25.0%"),
-        (["--max-exposed-wait", "0.1"], 0.20, 1, "allowed are 10.0%"),
+        (["--check"], 0.02, 0, "passed", "5%"),
+        (["--check"], 0.20, 1, "failed", "5%"),
+        (["--check", "--max-exposed-wait", "25%"], 0.20, 0, "passed", "25%"),
+        (["--max-exposed-wait", "0.1"], 0.20, 1, "failed", "10%"),
     ],
 )
 def test_the_check_is_a_limit_on_the_exposed_wait(
-    examination: Examination, words: list[str], share: float, exit_code: int, said: str,
+    examination: Examination, words: list[str], share: float, exit_code: int, word: str, limit: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     examination.diagnosis = make_diagnosis(exposed_wait_share=share)
     assert run(*words, "--", "true") == exit_code
-    assert said in capsys.readouterr().err
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(word + ": ")
+    assert f"(limit {limit})" in line
 
 
 def test_a_failed_command_outranks_a_failed_check(examination: Examination) -> None:
@@ -189,12 +177,36 @@ def test_a_failed_command_outranks_a_failed_check(examination: Examination) -> N
     assert run("--check", "--", "true") == 3
 
 
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    """The document of an earlier run, twice as fast as the one that is made up here."""
+    path = tmp_path / "before.json"
+    path.write_text(dump_document("doctor", make_diagnosis(samples_per_s=640.0)))
+    return path
+
+
 @pytest.mark.usefixtures("examination")
-def test_an_earlier_document_is_compared_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = tmp_path / "before.json"
-    before.write_text(json.dumps({"command": "doctor", "run": "slow"}))
+def test_an_earlier_document_is_compared_with(before: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--verify", before, "--", "true") == 0
-    assert capsys.readouterr().out == "verdict: it waits\nbefore: slow\n"
+    assert "640" in capsys.readouterr().out.split("verdict: it waits\n")[1]
+
+
+@pytest.mark.usefixtures("examination")
+def test_json_stands_alone_also_beside_a_comparison(before: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--verify", before, "--check", "--json", "-", "--", "true") == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["run"]["samples_per_s"] == 320.0
+    assert "640" in captured.err
+    assert "failed: " in captured.err
+
+
+@pytest.mark.parametrize(("limit", "exit_code"), [("40%", 1), ("60%", 0)])
+@pytest.mark.usefixtures("examination")
+def test_a_run_that_became_slower_than_allowed_is_exit_code_1(
+    before: Path, limit: str, exit_code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--verify", before, "--max-slowdown", limit, "--", "true") == exit_code
+    assert f"(limit {limit} slower)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -202,8 +214,8 @@ def test_an_earlier_document_is_compared_with(tmp_path: Path, capsys: pytest.Cap
     [
         (None, "no file at {before} (--verify)"),
         ("{", "cannot read {before} (--verify)"),
-        ('{"command": "bench"}', "{before} is not a document of the doctor"),
-        ("[]", "{before} is not a document of the doctor"),
+        ('{"command": "bench", "schema_version": 1}', "cannot compare with {before} (--verify): "),
+        ("[]", "cannot compare with {before} (--verify): "),
     ],
 )
 def test_a_document_that_is_none_is_refused_before_the_command_runs(
@@ -225,6 +237,7 @@ def test_a_document_that_is_none_is_refused_before_the_command_runs(
         (["--", "pyton3", "x.py"], "error: no program 'pyton3'\n\nhint: did you mean 'python3'?\n"),
         (["python3", "gone.py"], "error: no script at gone.py\n"),
         (["--", "--passive", "true"], "error: '--passive' is not a command\n\nhint: options first"),
+        (["--max-slowdown", "3%", "--", "true"], "error: --max-slowdown compares with an earlier run\n"),
         (["--steps", "1", "--", "true"], "error: --steps must be at least 2, got 1\n"),
     ],
 )

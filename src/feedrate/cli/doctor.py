@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-slowdown", type=share, metavar="SHARE",
-        help="with --verify: exit code 1 when this run is slower than the earlier one by more than this",
+        help="with --verify: exit code 1 when this run is slower by more than that (3%% or 0.03)",
     )  # fmt: skip
     add_json_arguments(parser, overwritten="the files named above")
     parser.add_argument(
@@ -88,10 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         if target is not None:
             check_target(target, force=arguments.force)
     if arguments.max_slowdown is not None and arguments.verify is None:
-        raise UsageError(
-            "--max-slowdown compares with an earlier run, and --verify names none",
-            hint="add --verify BEFORE.json, a file that 'feedrate doctor --json' wrote",
-        )
+        raise UsageError("--max-slowdown compares with an earlier run", hint="add --verify BEFORE.json")
     before = None if arguments.verify is None else read_before(arguments.verify)
     from feedrate.doctor.examine import examine
 

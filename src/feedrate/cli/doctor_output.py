@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `feedrate doctor` writes once the diagnosis is made, and the document it may compare with."""
+"""What `feedrate doctor` writes once the diagnosis is made, and the document that it may compare with."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def talk(text: str) -> None:
 
 
 def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any] | None) -> int:
-    """Write what was asked for; return the exit code: the command's own, or 1 where a check says no."""
+    """Write what was asked for; return the exit code: the command's own, or 1 where a limit was broken."""
     from feedrate.report.doctor import draw_diagnosis
     from feedrate.report.document import dump_document
 
+    # A JSON document stands alone on standard output; what people read then goes beside it.
+    words = sys.stderr if arguments.json == "-" else sys.stdout
     if arguments.json != "-":
-        write_anyhow(sys.stdout, draw_diagnosis(diagnosis))
-    passed = check_wait(arguments, diagnosis)
-    if before is not None:
-        passed = compare(arguments, diagnosis, before) and passed
-    sys.stdout.flush()
+        words.write(draw_diagnosis(diagnosis))
+    passed = write_comparison(words, arguments, diagnosis, before)
+    words.flush()
     write_json(arguments, dump_document("doctor", diagnosis))
     if arguments.html is not None:
         from feedrate.report.doctor_page import draw_doctor_page
@@ -47,43 +47,35 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: di
     return (diagnosis.run.exit_code or 0) or (0 if passed else 1)
 
 
-def check_wait(arguments: argparse.Namespace, diagnosis: Diagnosis) -> bool:
+def write_comparison(
+    words: TextIO, arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any] | None
+) -> bool:
+    """Write what --verify and --check say; return whether every limit was kept."""
+    from feedrate.report import doctor_verify as verify
+
+    passed = True
+    if before is not None:
+        comparison = verify.compare_runs(before, diagnosis)
+        words.write("\n" + verify.draw_verification(comparison))
+        if arguments.max_slowdown is not None:
+            words.write(verify.draw_gate(comparison, arguments.max_slowdown))
+            passed = verify.passes_gate(comparison, arguments.max_slowdown)
     limit: float | None = arguments.max_exposed_wait
-    if not arguments.check and limit is None:
-        return True
-    from feedrate.report.doctor_verify import draw_check, passes_check
-
-    limit = DEFAULT_MAX_EXPOSED_WAIT if limit is None else limit
-    talk(f"check {draw_check(diagnosis, limit).rstrip()}")
-    return passes_check(diagnosis, limit)
-
-
-def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any]) -> bool:
-    """Draw what an earlier run predicted and what came; return whether --max-slowdown is kept to."""
-    from feedrate.report.doctor_verify import compare_runs, draw_gate, draw_verification, passes_gate
-
-    verification = compare_runs(before, diagnosis)
-    stream = sys.stderr if arguments.json == "-" else sys.stdout
-    write_anyhow(stream, "\n" + draw_verification(verification))
-    if arguments.max_slowdown is None:
-        return True
-    talk(f"check {draw_gate(verification, arguments.max_slowdown).rstrip()}")
-    return passes_gate(verification, arguments.max_slowdown)
-
-
-def write_anyhow(stream: TextIO, text: str) -> None:
-    """Write to a terminal that may know no more than ASCII."""
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, errors="replace").decode(encoding))
+    if arguments.check or limit is not None:
+        limit = DEFAULT_MAX_EXPOSED_WAIT if limit is None else limit
+        words.write(verify.draw_check(diagnosis, limit))
+        passed = verify.passes_check(diagnosis, limit) and passed
+    return passed
 
 
 def read_before(path: Path) -> dict[str, Any]:
     """Return an earlier document of ours.
 
     Raises:
-        NotFound, UsageError: there is none, or it is something else.
+        NotFound, UsageError: there is none, or it is something else, or nothing can be compared with it.
     """
     from feedrate.probe.paths import suggest_path
+    from feedrate.report.doctor_earlier import read_earlier
 
     try:
         document = json.loads(path.read_text())
@@ -91,9 +83,9 @@ def read_before(path: Path) -> dict[str, Any]:
         raise NotFound(f"no file at {path} (--verify)", hint=suggest_path(path)) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path} (--verify): {error}") from error
-    if not isinstance(document, dict) or document.get("command") != "doctor":
-        raise UsageError(
-            f"{path} is not a document of the doctor (--verify)",
-            hint="make one first: feedrate doctor --json before.json -- python train.py ...",
-        )
-    return document
+    try:
+        read_earlier(document)
+    except UsageError as error:
+        raise UsageError(f"cannot compare with {path} (--verify): {error}", hint=error.hint) from error
+    found: dict[str, Any] = document
+    return found

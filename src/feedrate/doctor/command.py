@@ -89,7 +89,7 @@ def read_python_call(command: Sequence[str]) -> PythonCall | None:
             letters = word[1:]
             for position, letter in enumerate(letters):
                 if letter in "cm":
-                    return PythonCall(flags + letters[:position], None)
+                    return PythonCall(flags, None)
                 if letter in "WX":
                     if position == len(letters) - 1:
                         next(words, None)

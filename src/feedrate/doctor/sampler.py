@@ -35,6 +35,7 @@ STOPPED = 255  # to the doctor: it is written
 READY = 0  # to the doctor: sampling has begun
 _ROLL_CALL_S = 2.0
 _SLOWEST_S = 10.0
+_SHARE = 0.008  # of one core
 
 
 class Sampler:
@@ -115,25 +116,26 @@ def _sample_until_the_end(sampler: Sampler, run: Path, root: int, start: int) ->
             is_over = word == b"" or not is_alive(root, start) or not run.is_dir()
             if is_over and word != STOP:
                 return False
+            cost_s = time.thread_time()
             line = json.dumps(sampler.take(is_last=word == STOP), separators=(",", ":"))
             os.write(descriptor, line.encode() + b"\n")
             if word == STOP:
                 return True
             # After a pause (a stopped machine, a suspended job) go on from now, without catching up.
             now = time.monotonic()
-            due = max(due + pace(now - began), now + INTERVAL_S / 2)
+            due = max(due + pace(now - began, time.thread_time() - cost_s), now + INTERVAL_S / 2)
     except OSError:
         return False  # the disk is full: without samples, but not without the end
     finally:
         os.close(descriptor)
 
 
-def pace(elapsed_s: float) -> float:
-    """Return the seconds to the next sample: half of one, and more once a run lasts longer than ten minutes.
+def pace(elapsed_s: float, cost_s: float) -> float:
+    """Return the seconds to the next sample: half of one, if neither time nor cost speaks against it.
 
-    A run that is watched for a day must not fill the disk.
+    A run that is watched for a day must not fill the disk, and hundreds of processes take time to read.
     """
-    return min(_SLOWEST_S, max(INTERVAL_S, elapsed_s / 1200))
+    return min(_SLOWEST_S, max(INTERVAL_S, elapsed_s / 1200, cost_s / _SHARE))
 
 
 def _listen(timeout_s: float) -> bytes | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import clock, layout, opens, stacks
+from . import clock, draws, layout, opens, stacks
 from .describe import count_samples
 from .parts import Fetch, here
 from .session import session
@@ -21,9 +21,9 @@ class _Samples(list):  # type: ignore[type-arg]
 
     def __iter__(self) -> Any:
         for index in list.__iter__(self):
-            stacks.begin_sample()
+            draws.begin_sample()
             yield index
-        stacks.end_sample()
+        draws.end_sample()
 
 
 class Fetching:
@@ -64,7 +64,7 @@ class Fetching:
         finally:
             here.fetch = None
             here.is_fetching = session.fetching = False
-            stacks.end_sample()
+            draws.end_sample()
         try:
             samples = _count(fetcher, indices, batch)
             self._record(number, worker, samples, reading, fetch, io if fetch is not None else None)
@@ -100,7 +100,7 @@ class Fetching:
             fetch = here.fetch
             if fetch is None:
                 return collate(samples)
-            stacks.end_sample()
+            draws.end_sample()
             if not fetch.enter("collate", name):
                 return collate(samples)
             try:
@@ -143,7 +143,7 @@ class Fetching:
 def _mark_samples(fetcher: Any, indices: Any) -> Any:
     """Return indices that tell stacks of each sample, where the list is torch's own and nobody sees it."""
     if not fetcher.auto_collation or type(indices) is not list:
-        stacks.begin_sample()
+        draws.begin_sample()
         return indices
     dataset = fetcher.dataset
     if hasattr(dataset, "__getitems__") and type(dataset).__module__ != "torch.utils.data.dataset":
