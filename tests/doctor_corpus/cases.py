@@ -121,13 +121,15 @@ CASES = (
     ),
     Case(
         "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",
-        "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise-transform",), tier="slow",
+        "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise-transform",),
+        tier="slow",
         model="net",
     ),
     Case(
         "python-heatmaps", "transform-bound",
         "heat maps of jittered keypoints, drawn in a Python loop in __getitem__",
-        "train_keypoints.py", keypoints, changed(keypoints, "--numpy-heatmaps"), remedies=("vectorise-transform",),
+        "train_keypoints.py", keypoints, changed(keypoints, "--numpy-heatmaps"),
+        remedies=("vectorise-transform",),
         tier="fast", model="net",
     ),
     Case(
@@ -167,7 +169,8 @@ CASES = (
     ),
     Case(
         "float-stacks", "handover-bound", "float32 stacks of frames, 57 MB per batch through shared memory",
-        "train_frames.py", frames, changed(frames, "--bytes"), remedies=("lighter-handover", "uint8-transfer"),
+        "train_frames.py", frames, changed(frames, "--bytes"), remedies=("lighter-handover",
+        "uint8-transfer"),
     ),
     Case(
         "python-metric", "main-thread-bound", "a metric in plain Python at every step of the training loop",
@@ -212,7 +215,8 @@ CASES = (
     ),
     Case(
         "checkpoints-all-the-time", "checkpoint-bound", "57 MB of weights and moments saved every 10 steps",
-        "train_safely.py", safely, changed(safely, "--save-every 200"), remedies=("fewer-checkpoints",), tier="slow",
+        "train_safely.py", safely, changed(safely, "--save-every 200"), remedies=("fewer-checkpoints",),
+        tier="slow",
         period=10,
     ),
     Case(
