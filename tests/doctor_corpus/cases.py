@@ -273,8 +273,8 @@ CASES = (
         model="net",
     ),
     Case(
-        "gpu-item-everywhere", "sync-bound", "three .item() per weight tensor at every step",
-        "gpu_logging.py", Run(""), Run("--log-every 100"), remedies=("remove-sync",), needs=GPU,
+        "gpu-item-everywhere", "sync-bound", "two .item() per sample, to count the right answers",
+        "gpu_accuracy.py", Run(""), Run("--count-on-gpu"), remedies=("remove-sync",), needs=GPU,
     ),
     Case(
         "gpu-logits-home", "readback-bound", "350 MB of logits per batch to the CPU; inference",
