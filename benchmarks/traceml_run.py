@@ -43,7 +43,7 @@ def add_edits(source: str, model: str) -> str:
 
 
 def find_step_loop(tree: ast.AST, model: str) -> ast.For:
-    """The innermost loop that steps an optimizer; where nothing is trained, the one that calls the network."""
+    """The innermost loop that steps an optimizer; without one, the innermost that calls the network."""
 
     def is_step(call: ast.Call) -> bool:
         return isinstance(call.func, ast.Attribute) and call.func.attr == "step"

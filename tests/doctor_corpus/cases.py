@@ -89,6 +89,7 @@ spectrograms = Run("{waves} --workers {cores}")
 trainer = Run("--data-dir {photos}")
 safely = Run("--out {out}")
 generator = Run("--data {volume} --out {out}")
+gpu_resnet = Run("{photos} --workers 8 --size 160 --batch-size 16")
 cached = Run("{arrays} --workers {cores}", surroundings="--memory 900000000 " + SLOW_DISK, pages="cold")
 
 CASES = (
@@ -97,14 +98,14 @@ CASES = (
         "train_folder.py",
         Run("{mount} --workers {cores}", surroundings=LATE),
         Run("{thumbnails} --workers {cores}"),
-        remedies=("stage",), needs=FUSE, tier="slow", model="net",
+        remedies=("stage", "cache-in-memory"), needs=FUSE, tier="slow", model="net",
     ),
     Case(
         "narrow-line", "storage-bound", "arrays of 330 KB over a line of 16 MB/s",
         "train_slices.py",
         Run("{mount}/slice-*.npy --workers {cores}", surroundings=NARROW),
         Run("{slices}/slice-*.npy --workers {cores}"),
-        remedies=("stage",), needs=FUSE, tier="slow",
+        remedies=("stage", "cache-in-memory"), needs=FUSE, tier="slow",
     ),
     Case(
         "camera-photos", "decode-bound",
@@ -120,13 +121,15 @@ CASES = (
     ),
     Case(
         "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",
-        "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise",), tier="slow",
+        "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise-transform",),
+        tier="slow",
         model="net",
     ),
     Case(
         "python-heatmaps", "transform-bound",
         "heat maps of jittered keypoints, drawn in a Python loop in __getitem__",
-        "train_keypoints.py", keypoints, changed(keypoints, "--numpy-heatmaps"), remedies=("vectorise",),
+        "train_keypoints.py", keypoints, changed(keypoints, "--numpy-heatmaps"),
+        remedies=("vectorise-transform",),
         tier="fast", model="net",
     ),
     Case(
@@ -161,27 +164,28 @@ CASES = (
     ),
     Case(
         "lists-of-arrays", "handover-bound", "batches are lists of numpy arrays, 38 MB through a pipe each",
-        "train_pointclouds.py", clouds, changed(clouds, "--thin-in-workers"), remedies=("smaller-batches",),
+        "train_pointclouds.py", clouds, changed(clouds, "--thin-in-workers"), remedies=("lighter-handover",),
         model="net",
     ),
     Case(
         "float-stacks", "handover-bound", "float32 stacks of frames, 57 MB per batch through shared memory",
-        "train_frames.py", frames, changed(frames, "--bytes"), remedies=("uint8-transfer",),
+        "train_frames.py", frames, changed(frames, "--bytes"), remedies=("lighter-handover",
+        "uint8-transfer"),
     ),
     Case(
         "python-metric", "main-thread-bound", "a metric in plain Python at every step of the training loop",
-        "train_detector.py", Run(""), Run("--metric-every 50"), remedies=("move-off-main",), tier="fast",
+        "train_detector.py", Run(""), Run("--metric-every 50"), remedies=("speed-up-loop",), tier="fast",
     ),
     Case(
         "encoding-in-the-loop", "main-thread-bound",
         "texts are encoded by Python in the training loop, not in workers",
         "train_reviews.py", Run("{reviews}"), Run("{reviews} --encode-in-workers"),
-        remedies=("move-off-main",),
+        remedies=("speed-up-loop",),
     ),
     Case(
         "cache-without-end", "memory-pressure",
         "every worker keeps all samples it saw; the job may use 0.9 GB",
-        "train_cached.py", cached, changed(cached, "--keep 0"), remedies=("smaller-cache",), needs=ROOT,
+        "train_cached.py", cached, changed(cached, "--keep 0"), remedies=("use-less-memory",), needs=ROOT,
         tier="slow",
     ),
     Case(
@@ -189,7 +193,7 @@ CASES = (
         "train_arrays.py",
         Run("{arrays} {cores}", surroundings=SLOW_DISK, pages="cold"),
         Run("{arrays} {cores}", surroundings=SLOW_DISK, pages="warm"),
-        remedies=("warm-cache",), needs=ROOT, tier="slow", last_step=150, model="net",
+        remedies=("warm-page-cache", "cache-in-memory"), needs=ROOT, tier="slow", last_step=150, model="net",
     ),
     Case(
         "spawned-workers", "epoch-start-pause",
@@ -206,12 +210,13 @@ CASES = (
     Case(
         "validation-all-the-time", "validation-bound", "a whole validation every 20 steps; a trainer class",
         "train_trainer.py", trainer, changed(trainer, "--val-check-interval 200"),
-        remedies=("validate-less",),
+        remedies=("fewer-evaluations",),
         tier="slow", period=20, model="module",
     ),
     Case(
         "checkpoints-all-the-time", "checkpoint-bound", "57 MB of weights and moments saved every 10 steps",
-        "train_safely.py", safely, changed(safely, "--save-every 200"), remedies=("save-less",), tier="slow",
+        "train_safely.py", safely, changed(safely, "--save-every 200"), remedies=("fewer-checkpoints",),
+        tier="slow",
         period=10,
     ),
     Case(
@@ -233,13 +238,13 @@ CASES = (
     Case(
         "crowded-machine", "contended", "other people's processes burn as many cores as there are",
         "train_resnet.py", replace(resnet, surroundings="--crowd {cores}"), resnet,
-        remedies=("move-elsewhere",),
+        remedies=("stop-others",),
         tier="slow",
     ),
     Case(
         "crowded-loader", "contended", "the same for a script whose loader is the larger part",
         "train_numa.py", Run("{photos} --workers {cores} --no-pinning", surroundings="--crowd {cores}"),
-        Run("{photos} --workers {cores} --no-pinning"), remedies=("move-elsewhere",),
+        Run("{photos} --workers {cores} --no-pinning"), remedies=("stop-others",),
     ),
     Case(
         "spectrograms-every-epoch", "repeated-work",
@@ -260,33 +265,36 @@ CASES = (
     ),
     Case(
         "gpu-unpinned-floats", "copy-bound", "300 MB of unpinned float32 per step to the GPU",
-        "gpu_segment.py", Run("--workers 8"), Run("--workers 8 --pinned"), remedies=("pin-memory",),
-        needs=GPU,
-        model="net",
+        "gpu_segment.py", Run(""), Run("--pinned"), remedies=("pinned-memory",), needs=GPU, model="net",
     ),
     Case(
         "gpu-floats", "copy-bound", "300 MB of pinned float32 per step to the GPU that could be uint8",
-        "gpu_segment.py", Run("--workers 8 --pinned"), Run("--workers 8 --pinned --uint8"),
-        remedies=("uint8-transfer",), needs=GPU, model="net",
+        "gpu_segment.py", Run("--pinned"), Run("--pinned --uint8"), remedies=("uint8-transfer",), needs=GPU,
+        model="net",
     ),
     Case(
-        "gpu-item-everywhere", "sync-bound", "three .item() per weight tensor at every step",
-        "gpu_logging.py", Run(""), Run("--log-every 100"), remedies=("fewer-syncs",), needs=GPU,
+        "gpu-item-everywhere", "sync-bound", "two .item() per sample, to count the right answers",
+        "gpu_accuracy.py", Run(""), Run("--count-on-gpu"), remedies=("remove-sync",), needs=GPU,
     ),
     Case(
         "gpu-logits-home", "readback-bound", "350 MB of logits per batch to the CPU; inference",
-        "gpu_masks.py", Run(""), Run("--choose-on-gpu"), remedies=("reduce-on-device",), needs=GPU,
+        "gpu_masks.py", Run(""), Run("--choose-on-gpu"), remedies=("keep-on-device",), needs=GPU,
         model="net",
     ),
     Case(
         "gpu-forgotten", "gpu-unused", "a GPU is there, the network stays on the CPU",
-        "train_resnet.py", Run("{photos} --workers 8 --size 160 --batch-size 16"),
-        Run("{photos} --workers 8 --size 160 --batch-size 16 --device cuda"), remedies=("use-gpu",),
+        "train_resnet.py", gpu_resnet, changed(gpu_resnet, "--device cuda"), remedies=("use-gpu",), needs=GPU,
+    ),
+    Case(
+        "gpu-one-worker", "workers-starved", "one worker for a GPU and more than ten idle cores",
+        "train_resnet.py", Run("{photos} --workers 1 --size 160 --epochs 400 --device cuda"),
+        Run("{photos} --workers 10 --size 160 --epochs 400 --device cuda"), remedies=("more-workers",),
         needs=GPU,
     ),
     Case(
-        "gpu-healthy", "device-bound", "healthy: a residual network on the GPU, the workers keep up",
-        "train_resnet.py", Run("{photos} --workers 12 --size 224 --batch-size 16 --epochs 300 --device cuda"),
+        "gpu-healthy", "device-bound", "healthy: a wide residual network on the GPU, the workers keep up",
+        "train_resnet.py",
+        Run("{photos} --workers 10 --size 224 --batch-size 16 --width 128 --epochs 400 --device cuda"),
         needs=GPU,
     ),
 )  # fmt: skip

@@ -208,18 +208,18 @@ def watch(
     return moments, max(0.0, (foreign_cpu_s(process.pid) - foreign) / (moments[-1][1] - moments[0][1]))
 
 
-def foreign_cpu_s(pid: int) -> float:
+def foreign_cpu_s(pid: int = os.getpid()) -> float:
     """Return the CPU time of all processes of the machine less those below `pid` and this one."""
     times = psutil.cpu_times()
     busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
-    own = sum(psutil.Process().cpu_times()[:2])
+    own = 0.0
     try:
-        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        tree = {psutil.Process(), psutil.Process(pid), *psutil.Process(pid).children(recursive=True)}
     except psutil.NoSuchProcess:
-        tree = []
+        tree = {psutil.Process()}
     for process in tree:
         with suppress(psutil.NoSuchProcess):
-            own += sum(process.cpu_times()[:4])  # with those of children that ended
+            own += sum(process.cpu_times()[:4])  # with those of its children that have ended
     return float(busy - own)
 
 

@@ -24,7 +24,7 @@ class Block(nn.Module):
         return torch.relu(self.bn_b(self.b(y)) + self.skip(x))
 
 
-def resnet(widths=(32, 64, 128, 256), classes=4):
+def resnet(widths, classes=4):
     layers = [
         nn.Conv2d(3, widths[0], 7, 2, 3, bias=False),
         nn.BatchNorm2d(widths[0]),
@@ -69,7 +69,7 @@ def train(args):
         pin_memory=device.type == "cuda",
         drop_last=True,
     )
-    model = resnet().to(device)
+    model = resnet([args.width * factor for factor in (1, 2, 4, 8)]).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     criterion = nn.CrossEntropyLoss()
     step = 0
@@ -93,5 +93,6 @@ if __name__ == "__main__":
     parser.add_argument("--size", type=int, default=96)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=20)
     train(parser.parse_args())
