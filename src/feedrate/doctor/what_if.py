@@ -152,7 +152,7 @@ def _writes(source: str) -> bool:
 
 
 def sync_s(m: Measured) -> float:
-    """Return the time per step that goes with waiting for the device: the calls, and the lines they stand in."""
+    """Return the time per step that goes with waiting for the device: the calls, and their lines."""
     timed = m.loop.per_step("sync")
     if not timed:
         return 0.0

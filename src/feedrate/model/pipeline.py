@@ -26,8 +26,8 @@ class Pipeline:
         handover_s: what the training process does to receive one batch from a worker.
         workers: 0: the training process makes its batches itself.
         cores: that this job may use, less what others take.
-        drag: what a second of making batches beside it adds to the training process's own step: memory that is
-            shared and freed, caches, locks.
+        drag: what a second of making batches beside it adds to the training process's own step: memory that
+            is shared and freed, caches, locks.
         between_s: validation, checkpoints, epoch starts, spread over the steps.
     """
 
