@@ -86,7 +86,7 @@ def measure_under(tool: str, case: Case, place: Place, seconds: float, traceml: 
         env=make_environ(case.before, place), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
-    moments, _ = watch(process, seconds, case.last_step)
+    moments, _ = watch(process, case, seconds)
     end(process)
     if len(moments) < 2:
         raise RuntimeError(f"{case.name} under {tool} printed no progress")

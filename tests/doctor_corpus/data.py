@@ -123,12 +123,12 @@ def waves(folder: Path) -> None:
         np.save(folder / f"{CLASSES[number % 4]}_{number:04}.npy", sound.astype(np.int16))
 
 
-def chunks(folder: Path) -> None:
-    """Compressed chunks of 64 samples, as an export from a database would write them."""
+def export(folder: Path) -> None:
+    """Compressed chunks of 128 samples, as an export from a database would write them."""
     generator = np.random.default_rng(10)
     for number in range(24):
-        images = generator.integers(0, 40, (64, 64, 64, 3), dtype=np.uint8)
-        np.savez_compressed(folder / f"chunk-{number:03}.npz", x=images, y=generator.integers(0, 4, 64))
+        images = generator.integers(0, 40, (128, 96, 96, 3), dtype=np.uint8)
+        np.savez_compressed(folder / f"chunk-{number:03}.npz", x=images, y=generator.integers(0, 4, 128))
 
 
 def tokens(folder: Path) -> None:
@@ -169,7 +169,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "slices": slices,
     "volume": volume,
     "waves": waves,
-    "chunks": chunks,
+    "export": export,
     "tokens": tokens,
     "reviews": reviews,
     "annotated-photos": annotated_photos,

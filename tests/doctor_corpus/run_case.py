@@ -36,7 +36,6 @@ from doctor_corpus.data import KINDS, make_data
 
 HERE = Path(__file__).parent
 PROGRESS = re.compile(r"\b(?:step|iter|batch|it)\b\W{0,3}(\d+)")
-WARM_UP_STEPS = 10
 NOT_ALLOWED = 77
 ENOUGH_STEPS = 400
 
@@ -54,7 +53,12 @@ class Place:
     cores: int = len(os.sched_getaffinity(0))
 
     def fill_in(self, text: str) -> list[str]:
-        names = {"out": self.scratch / "out", "mount": self.scratch / "mount", "cores": self.cores}
+        names = {
+            "out": self.scratch / "out",
+            "mount": self.scratch / "mount",
+            "cores": self.cores,
+            "many": 8 * self.cores,
+        }
         for kind in KINDS:
             if "{" + kind + "}" in text:
                 names[kind] = make_data(kind, self.data)
@@ -177,7 +181,7 @@ def measure(case: Case, run: Run, place: Place, seconds: float = 12.0) -> Speed:
     errors: list[str] = []
     reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
     reader.start()
-    moments, foreign_cores = watch(process, seconds, case.last_step)
+    moments, foreign_cores = watch(process, case, seconds)
     end(process)
     reader.join(5)
     if process.returncode == NOT_ALLOWED:
@@ -188,20 +192,20 @@ def measure(case: Case, run: Run, place: Place, seconds: float = 12.0) -> Speed:
 
 
 def watch(
-    process: subprocess.Popen[str], seconds: float, last_step: int
+    process: subprocess.Popen[str], case: Case, seconds: float
 ) -> tuple[list[tuple[int, float]], float]:
     """Return (step, moment) of the lines of progress after the warm-up, and the cores that others used."""
     moments: list[tuple[int, float]] = []
     foreign = 0.0
     for line in process.stdout or ():
         found = PROGRESS.search(line)
-        if not found or int(found[1]) < WARM_UP_STEPS:
+        if not found or int(found[1]) < case.warm_up:
             continue
         moments.append((int(found[1]), time.perf_counter()))
         if len(moments) == 1:
             foreign = foreign_cpu_s(process.pid)
         is_over = moments[-1][1] - moments[0][1] >= seconds or moments[-1][0] - moments[0][0] >= ENOUGH_STEPS
-        if (is_over and len(moments) > 2) or (last_step and moments[-1][0] >= last_step):
+        if (is_over and len(moments) > 2) or (case.last_step and moments[-1][0] >= case.last_step):
             break
     if len(moments) < 2:
         return moments, 0.0

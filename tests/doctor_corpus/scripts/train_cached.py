@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with a cache of prepared samples in every worker, so that nothing is prepared twice."""
+"""Training on prepared samples, which lie in one memory-mapped array that all workers share."""
 
 import argparse
 from pathlib import Path
@@ -10,40 +10,45 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 
-class CachedArrays(Dataset):
-    def __init__(self, folder, keep):
-        self.paths = sorted(Path(folder).glob("*.npy"))
-        self.keep = keep
-        self.cache = {}
+def prepare(folder, cache, count):
+    """Read the samples once, and write them as float32 and, a quarter of that, as they are."""
+    paths = sorted(Path(folder).glob("*.npy"))[:count]
+    Path(cache).mkdir(parents=True, exist_ok=True)
+    for dtype in ("float32", "uint8"):
+        shape = (len(paths), *np.load(paths[0]).shape)
+        target = np.lib.format.open_memmap(f"{cache}/{dtype}.npy", "w+", np.dtype(dtype), shape)
+        for i, path in enumerate(paths):
+            target[i] = np.load(path)
+        target.flush()
+
+
+class Prepared(Dataset):
+    def __init__(self, cache, dtype):
+        self.samples = np.load(f"{cache}/{dtype}.npy", mmap_mode="r")
 
     def __len__(self):
-        return len(self.paths)
+        return len(self.samples)
 
     def __getitem__(self, i):
-        if i in self.cache:
-            return self.cache[i][:, ::4, ::4], i % 10
-        x = np.load(self.paths[i]).astype(np.float32) / 255
-        x = torch.from_numpy(x.transpose(2, 0, 1).copy())
-        if len(self.cache) < self.keep:
-            self.cache[i] = x
-        return x[:, ::4, ::4], i % 10
+        x = np.array(self.samples[i])[::4, ::4]
+        return torch.from_numpy(x.astype(np.float32) / 255).permute(2, 0, 1), i % 10
 
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("folder")
-    p.add_argument("--keep", type=int, default=10**9, help="samples that a worker may keep")
+    p.add_argument("--cache", required=True)
+    p.add_argument("--prepare", metavar="FOLDER")
+    p.add_argument("--count", type=int, default=600)
+    p.add_argument("--dtype", default="float32")
     p.add_argument("--workers", type=int, default=2)
-    p.add_argument("--epochs", type=int, default=10)
+    p.add_argument("--epochs", type=int, default=40)
     args = p.parse_args()
+    if args.prepare:
+        prepare(args.prepare, args.cache, args.count)
+        return
     torch.set_num_threads(1)
-    loader = DataLoader(
-        CachedArrays(args.folder, args.keep),
-        16,
-        shuffle=True,
-        num_workers=args.workers,
-        persistent_workers=True,
-    )
+    data = Prepared(args.cache, args.dtype)
+    loader = DataLoader(data, 16, shuffle=True, num_workers=args.workers, persistent_workers=True)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on a database export: compressed chunks of 64 samples, each worker keeps the chunk that it reads."""
+"""Training on a database export: compressed chunks of 128 samples, each worker keeps the chunk that it reads."""
 
 import argparse
 import glob
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-PER_CHUNK = 64
+PER_CHUNK = 128
 
 
 class Export(Dataset):
@@ -33,9 +33,11 @@ class Export(Dataset):
 def run(folder, workers, epochs):
     torch.set_num_threads(1)
     loader = DataLoader(
-        Export(folder), batch_size=8, num_workers=workers, persistent_workers=True, prefetch_factor=4
+        Export(folder), batch_size=16, num_workers=workers, persistent_workers=True, prefetch_factor=4
     )
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64 * 64 * 3, 64), nn.ReLU(), nn.Linear(64, 4))
+    net = nn.Sequential(
+        nn.AvgPool2d(4), nn.Flatten(), nn.Linear(24 * 24 * 3, 64), nn.ReLU(), nn.Linear(64, 4)
+    )
     optim = torch.optim.SGD(net.parameters(), lr=0.01)
     n = 0
     for _ in range(epochs):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 def use_all_cores(worker_id):
-    torch.set_num_threads(max(4, os.cpu_count() or 1))
+    torch.set_num_threads(max(8, os.cpu_count() or 1))
 
 
 class Frames(Dataset):

@@ -22,7 +22,7 @@ def save(path, model, optimizer, step):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--steps", type=int, default=600)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
