@@ -44,7 +44,7 @@ class Case:
         period: after so many steps everything comes round again (validation, checkpoint, epoch).
         warm_up: steps that a bare run leaves out.
         last_step: the reason ends here (the cache is warm then); 0: it does not end.
-        speedup: by the remedy, measured without the doctor, for orientation (2 cores of an AMD EPYC, no GPU).
+        speedup: by the remedy, without the doctor, one round on 2 quiet cores, no GPU; None: not measured so.
         model: what the loop calls its network; tools that ask for edits want it.
     """
 
@@ -101,7 +101,7 @@ CASES = (
         "train_folder.py",
         Run("{mount} --workers {cores}", surroundings=LATE),
         Run("{thumbnails} --workers {cores}"),
-        remedies=("stage", "cache-in-memory"), needs=FUSE, tier="slow", model="net",
+        remedies=("stage", "cache-in-memory"), speedup=10.0, needs=FUSE, tier="slow", model="net",
     ),
     Case(
         "narrow-line", "storage-bound", "arrays of 330 KB over a line of 16 MB/s",
@@ -120,11 +120,13 @@ CASES = (
         "png-scans", "decode-bound",
         "PNGs of 0.5 megapixel, OpenCV decodes all of them for 96 pixels; inference",
         "classify_scans.py", scans, Run("{small-scans} -j {cores}"), remedies=("preprocess-once",),
+        speedup=11.7,
         model="net",
     ),
     Case(
         "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",
         "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise-transform",),
+        speedup=5.2,
         tier="slow",
         model="net",
     ),
@@ -132,12 +134,13 @@ CASES = (
         "python-heatmaps", "transform-bound",
         "heat maps of jittered keypoints, drawn in a Python loop in __getitem__",
         "train_keypoints.py", keypoints, changed(keypoints, "--numpy-heatmaps"),
-        remedies=("vectorise-transform",),
+        remedies=("vectorise-transform",), speedup=3.3,
         tier="fast", model="net",
     ),
     Case(
         "no-workers", "workers-starved", "num_workers is 0, and cores are idle",
         "train_baseline.py", baseline, changed(baseline, "--workers {cores}"), remedies=("more-workers",),
+        speedup=1.2,
         tier="fast",
     ),
     Case(
@@ -149,6 +152,7 @@ CASES = (
     Case(
         "two-loaders", "workers-starved", "a labelled and an unlabelled loader, both without workers",
         "train_fixmatch.py", fixmatch, changed(fixmatch, "--workers 1"), remedies=("more-workers",),
+        speedup=1.3,
     ),
     Case(
         "sixteen-workers-chunks", "workers-oversubscribed",
@@ -168,17 +172,19 @@ CASES = (
     ),
     Case(
         "lists-of-arrays", "handover-bound", "batches are lists of numpy arrays, 38 MB through a pipe each",
-        "train_pointclouds.py", clouds, changed(clouds, "--thin-in-workers"), remedies=("lighter-handover",),
+        "train_pointclouds.py", clouds, changed(clouds, "--thin-in-workers"),
+        remedies=("lighter-handover",), speedup=9.8,
         model="net",
     ),
     Case(
         "float-stacks", "handover-bound", "float32 stacks of frames, 57 MB per batch through shared memory",
         "train_frames.py", frames, changed(frames, "--bytes"), remedies=("lighter-handover",
-        "uint8-transfer"),
+        "uint8-transfer"), speedup=2.3,
     ),
     Case(
         "python-metric", "main-thread-bound", "a metric in plain Python at every step of the training loop",
-        "train_detector.py", Run(""), Run("--metric-every 50"), remedies=("speed-up-loop",), tier="fast",
+        "train_detector.py", Run(""), Run("--metric-every 50"), remedies=("speed-up-loop",), speedup=5.0,
+        tier="fast",
     ),
     Case(
         "encoding-in-the-loop", "main-thread-bound",
@@ -198,13 +204,14 @@ CASES = (
         "train_arrays.py",
         Run("{arrays} {cores}", surroundings=SLOW_DISK, pages="cold"),
         Run("{arrays} {cores}", surroundings=SLOW_DISK, pages="warm"),
-        remedies=("warm-page-cache", "cache-in-memory"), needs=ROOT, tier="slow", last_step=150, model="net",
+        remedies=("warm-page-cache", "cache-in-memory"), speedup=3.1, needs=ROOT, tier="slow",
+        last_step=150, model="net",
     ),
     Case(
         "spawned-workers", "epoch-start-pause",
         "spawned workers start anew every 15 batches and import torch",
         "train_spawn.py", Run("--root {photos}"), Run("--root {photos} --keep-workers"),
-        remedies=("persistent-workers",), period=15,
+        remedies=("persistent-workers",), speedup=6.5, period=15,
     ),
     Case(
         "annotations-per-worker", "epoch-start-pause",
@@ -228,13 +235,14 @@ CASES = (
     Case(
         "previews-all-the-time", "write-bound",
         "four PNGs and a line of a log, each synced to disk, at every step",
-        "train_generator.py", generator, changed(generator, "--preview-every 100"), remedies=("write-less",),
+        "train_generator.py", generator, changed(generator, "--preview-every 100"),
+        remedies=("write-less",), speedup=6.3,
         model="net",
     ),
     Case(
         "uneven-ranks", "slow-rank", "two ranks; the second one has all large pictures",
         "train_ddp.py", Run("--data {uneven-photos}"), Run("--data {uneven-photos} --split strided"),
-        remedies=("balance-ranks",), launcher="torchrun",
+        remedies=("balance-ranks",), speedup=1.7, launcher="torchrun",
     ),
     Case(
         "docker-shm", "shm-too-small", "/dev/shm holds 64 MB, as in a container: workers die of a bus error",
@@ -256,7 +264,8 @@ CASES = (
         "spectrograms-every-epoch", "repeated-work",
         "the same spectrograms are computed in every epoch, no randomness",
         "train_spectrograms.py", spectrograms, changed(spectrograms, "--cache {out}/mel"),
-        remedies=("preprocess-once",), prepare="{waves} --prepare --cache {out}/mel", tier="slow",
+        remedies=("preprocess-once",), speedup=12.0, prepare="{waves} --prepare --cache {out}/mel",
+        tier="slow",
         model="net",
     ),
     Case(
