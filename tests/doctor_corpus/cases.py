@@ -108,7 +108,7 @@ CASES = (
         "train_slices.py",
         Run("{mount}/slice-*.npy --workers {cores}", surroundings=NARROW),
         Run("{slices}/slice-*.npy --workers {cores}"),
-        remedies=("stage", "cache-in-memory"), needs=FUSE, tier="slow",
+        remedies=("stage", "cache-in-memory"), needs=FUSE,
     ),
     Case(
         "camera-photos", "decode-bound",
@@ -127,7 +127,6 @@ CASES = (
         "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",
         "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise-transform",),
         speedup=5.2,
-        tier="slow",
         model="net",
     ),
     Case(
@@ -135,7 +134,7 @@ CASES = (
         "heat maps of jittered keypoints, drawn in a Python loop in __getitem__",
         "train_keypoints.py", keypoints, changed(keypoints, "--numpy-heatmaps"),
         remedies=("vectorise-transform",), speedup=3.3,
-        tier="fast", model="net",
+        tier="slow", model="net",
     ),
     Case(
         "no-workers", "workers-starved", "num_workers is 0, and cores are idle",
@@ -158,7 +157,7 @@ CASES = (
         "sixteen-workers-chunks", "workers-oversubscribed",
         "eight workers per core; each decompresses for itself the chunk that its neighbours have too",
         "train_chunks.py", Run("{export} --workers {many}"), Run("{export} --workers {cores}"),
-        remedies=("fewer-workers",), tier="slow", period=192, model="net",
+        remedies=("fewer-workers",), period=192, model="net",
     ),
     Case(
         "workers-with-threads", "workers-oversubscribed",
@@ -197,7 +196,7 @@ CASES = (
         "233 MB of mapped float32 samples in a job that may use 430 MB: pages are read again and again",
         "train_cached.py", cached, changed(cached, "--dtype uint8"), remedies=("use-less-memory",),
         needs=ROOT,
-        prepare="--cache {out} --prepare {arrays}", tier="slow", warm_up=40,
+        prepare="--cache {out} --prepare {arrays}", warm_up=40,
     ),
     Case(
         "first-epoch", "cold-cache", "nothing of the data is in memory yet, the disk gives 24 MB/s",
@@ -217,7 +216,7 @@ CASES = (
         "annotations-per-worker", "epoch-start-pause",
         "each new worker parses a large file first, every 12 batches",
         "train_boxes.py", Run("--root {annotated-photos}"), Run("--root {annotated-photos} --persistent"),
-        remedies=("persistent-workers",), tier="slow", period=12, model="net",
+        remedies=("persistent-workers",), period=12, model="net",
     ),
     Case(
         "validation-all-the-time", "validation-bound", "a whole validation every 20 steps; a trainer class",
@@ -229,7 +228,6 @@ CASES = (
         "checkpoints-all-the-time", "checkpoint-bound",
         "57 MB of weights and moments saved every second step",
         "train_safely.py", safely, changed(safely, "--save-every 200"), remedies=("fewer-checkpoints",),
-        tier="slow",
         period=2,
     ),
     Case(
