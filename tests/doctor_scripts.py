@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs training scripts of a few lines with the doctor's hook and its experiments, and says what became of them."""
+"""Runs training scripts of a few lines with the doctor's hook and its experiments."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,10 +18,11 @@ from typing import Any
 from feedrate.doctor.hook.feedrate_hook import layout
 
 HOOK = Path(__file__).parent.parent / "src" / "feedrate" / "doctor" / "hook"
+LIBRARIES = ("torchinductor", "torchelastic")  # their folders stay without us, too
 STEPS = 20  # real steps before the experiments
 
-# What every script begins with. The dataset tells when the first batch of DRAIN is asked for: at that moment all that
-# the script wrote is on the disk, and the folder is copied, to be compared with what is there at the end.
+# What every script begins with. The dataset knows when the first batch of DRAIN is asked for: at that moment all
+# that the script wrote is on the disk, and the folder is copied, to be compared with what is there at the end.
 PRELUDE = f"""
 import os, shutil, sys
 import torch
@@ -117,26 +119,31 @@ def run_script(
             "OMP_NUM_THREADS": "1",
         }
         shared_before = set(os.listdir("/dev/shm"))
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, *launcher, str(script)],
             cwd=folder,
             env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,
         )
+        try:
+            output, errors = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         facts = [
             json.loads(line)
             for path in sorted(Path(run).glob("*.facts"))
             for line in path.read_text().splitlines()
         ]
         facts.sort(key=lambda fact: int(fact["t_ns"]))
-        leftovers = [name for name in os.listdir(temporary) if not name.startswith("torchinductor")]
+        leftovers = [name for name in os.listdir(temporary) if not name.startswith(LIBRARIES)]
         leftovers += processes_with(run)
-        leftovers += [name for name in set(os.listdir("/dev/shm")) - shared_before if name.startswith("torch_")]
-    return Run(folder, done.returncode, done.stdout, done.stderr, tuple(facts), tuple(leftovers))
+        leftovers += [name for name in set(os.listdir("/dev/shm")) - shared_before if "torch_" in name]
+    return Run(folder, process.returncode, output, errors, tuple(facts), tuple(leftovers))
 
 
 def processes_with(run: str) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiments in real scripts: what they measure, what the loop may do meanwhile, and how the run ends."""
+"""The experiments in real scripts: what they measure, what the loop may do meanwhile, how the run ends."""
 
 from __future__ import annotations
 

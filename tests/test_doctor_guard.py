@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the first spoilt step on nothing of the run is written: files before and after are compared byte for byte."""
+"""From the first spoilt step on nothing of the run is written: files are compared byte for byte."""
 
 from __future__ import annotations
 

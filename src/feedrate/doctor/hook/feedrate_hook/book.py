@@ -16,6 +16,7 @@ class Book:
         self._session = session
         self.settings: dict[str, Any] = session.settings
         self.pace_s = float(self.settings.get("experiment_seconds", 2.5))  # the usual time of one experiment
+        self._remains: dict[int, copies.Remains] = {}
         self.rank = number("RANK", "SLURM_PROCID", usual=0)
         self.world_size = number("WORLD_SIZE", "SLURM_NTASKS", usual=1) if is_distributed() else 1
 
@@ -54,7 +55,14 @@ class Book:
         return self._session.loaders.take(iterator, copies.unhooked_next(iterator))
 
     def loader_of(self, iterator: Any) -> Any:
-        return self._session.loader_of(iterator)
+        """The iterator's loader, or what can be known about one that is gone."""
+        loader = self._session.loader_of(iterator)
+        if loader is not None:
+            return loader
+        remains = self._remains.get(id(iterator))
+        if remains is None or not remains.are_of(iterator):
+            remains = self._remains[id(iterator)] = copies.Remains(iterator)
+        return remains
 
     def recent_indices(self, iterator: Any) -> list[Any]:
         return list(self._session.recent_indices(iterator))

@@ -30,6 +30,7 @@ WATCHING, BUSY, FEEDING, GIVEN_UP = range(4)
 KEPT_BYTES = 1 << 30
 AT_EXIT = 0.25  # of the usual time, for DRAIN and AGAIN after the script's own end
 LEFT_S = 20.0  # without a next(): the loop has been left
+STUCK_S = 120.0  # inside a next(): so long takes the start of workers at most
 
 
 class Experiments:
@@ -46,6 +47,7 @@ class Experiments:
         self._ending: Any = None
         self._guard: Any = None
         self._feeding: Any = None
+        self._is_inside = False
         self._last_call_s = 0.0
         self._patience_s = LEFT_S
         if self._ranks.size > 1:
@@ -76,10 +78,7 @@ class Experiments:
 
     def _note(self, iterator: Any) -> Seen | None:
         """Return what was seen of the training loader when it is time to begin."""
-        loader = self._book.loader_of(iterator)
-        if loader is None:
-            return None
-        seen = self._watching.note(loader)
+        seen = self._watching.note(iterator)
         if self._ranks.size > 1:
             return seen if self._is_agreed(seen, iterator) else None
         return seen if self._watching.is_due(seen, iterator) else None
@@ -129,7 +128,7 @@ class Experiments:
     def _begin(self, seen: Seen, iterator: Any, take: Callable[[], Any]) -> Any:
         self._state = BUSY
         try:
-            loader = seen.loader()
+            loader = self._book.loader_of(iterator)
             self._prepare()
             self._patience_s = max(LEFT_S, 8 * self._watching.step_s(seen))
             self._ending.prepare()
@@ -140,29 +139,35 @@ class Experiments:
             return take()
         try:
             with self._scope.own():
-                kept = self._drain_and_again(loader, iterator)
-                self._spoil(loader, kept, self._watching.companions(seen))
+                is_long_enough = self._watching.leaves(seen, iterator, self._book.pace_s)
+                kept = self._drain_and_again(loader, iterator, is_long_enough)
+                self._spoil(loader, kept, seen)
             return self._feed(iterator, take)
         except BaseException as error:
             self._book.trouble("experiments", error)
             self._ending.end(error)
 
-    def _drain_and_again(self, loader: Any, iterator: Any) -> list[Any]:
+    def _drain_and_again(self, loader: Any, iterator: Any, is_long_enough: bool) -> list[Any]:
         """Return batches to be replayed."""
         book = self._book
         states = copies.RandomStates()
-        source = drain.Source(book, loader, iterator)
         drained = drain.Drained()
         try:
-            drain.drain(book, drained, loader, source, book.pace_s)
+            source = drain.Source(book, loader, iterator)
+            if not is_long_enough:
+                # Not the rest of an epoch and then a pause, but one epoch after the other.
+                source.close()
+                source = drain.Source(book, copies.copy_loader(loader, loader.num_workers))
+            try:
+                drain.drain(book, drained, loader, source, book.pace_s)
+            finally:
+                # Workers would go on and prepare batches that nobody takes, beside what is measured next.
+                source.close()
         except Exception as error:
             book.trouble("drain", error)
         kept = self._keep(list(drained.recent))
         drained.recent.clear()
         try:
-            # The user's workers go: they would prepare batches that nobody takes, beside what is measured.
-            copies.shut_down(loader, iterator)
-            copies.shut_down(loader, source.iterator)
             drain.again(book, drained, loader, book.pace_s)
         except Exception as error:
             book.trouble("again", error)
@@ -184,7 +189,7 @@ class Experiments:
                     self._book.trouble("keep", error)
         return kept
 
-    def _spoil(self, loader: Any, kept: list[Any], companions: list[Any]) -> None:
+    def _spoil(self, loader: Any, kept: list[Any], seen: Seen) -> None:
         """Put the guard up, if all ranks can; otherwise the run ends here."""
         reason = self._guard.reason_not_to() or ("" if kept else "no batch could be kept")
         answers = self._ranks.gather("may-spoil", {"reason": reason})
@@ -197,8 +202,8 @@ class Experiments:
                 self._book.skipped(phase, reason)
             self._ending.end(None)
         self._guard.put_up()
-        self._feeding = Feeding(self._book, self._scope, loader=loader, kept=kept, companions=companions)
-        self._feeding.plan(self._ranks.plan())
+        self._feeding = Feeding(self._book, self._scope, self._watching, training=seen)
+        self._feeding.plan(loader, kept, self._ranks.plan())
         self._ending.first = self._feeding.cut
         self._state = FEEDING
 
@@ -206,10 +211,10 @@ class Experiments:
 
     def _feed(self, iterator: Any, take: Callable[[], Any]) -> Any:
         """A next() of the user's loop. Whatever goes wrong ends the process."""
-        self._last_call_s = time.monotonic()
+        self._is_inside, self._last_call_s = True, time.monotonic()
         try:
             batch = self._feeding.next(iterator, take)
-            self._last_call_s = time.monotonic()
+            self._is_inside, self._last_call_s = False, time.monotonic()
         except LoopLeft as left:
             self._ending.end(str(left) or None)
         except BaseException as error:
@@ -220,7 +225,7 @@ class Experiments:
         """Asked twice a second by the thread that will end the process."""
         if self._state != FEEDING:
             return None
-        if time.monotonic() - self._last_call_s > self._patience_s:
+        if time.monotonic() - self._last_call_s > (STUCK_S if self._is_inside else self._patience_s):
             return "the loop was left: it took no batch any more"
         if self._ranks.size > 1 and self._ranks.has_ended():
             return "another rank has ended"
