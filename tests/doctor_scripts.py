@@ -98,6 +98,7 @@ def run_script(
     launcher: Sequence[str] = (),
     prelude: str = PRELUDE,
     settings: dict[str, Any] | None = None,
+    timeout_s: float = 120.0,
 ) -> Run:
     """Run prelude and body in `folder`. Every experiment takes a twentieth of a second."""
     script = folder / "train.py"
@@ -130,7 +131,7 @@ def run_script(
             start_new_session=True,
         )
         try:
-            output, errors = process.communicate(timeout=120)
+            output, errors = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise

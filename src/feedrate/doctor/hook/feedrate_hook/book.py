@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from . import copies
@@ -17,8 +16,6 @@ class Book:
         self.settings: dict[str, Any] = session.settings
         self.pace_s = float(self.settings.get("experiment_seconds", 2.5))  # the usual time of one experiment
         self._remains: dict[int, copies.Remains] = {}
-        self.rank = number("RANK", "SLURM_PROCID", usual=0)
-        self.world_size = number("WORLD_SIZE", "SLURM_NTASKS", usual=1) if is_distributed() else 1
 
     @property
     def run(self) -> str:
@@ -66,16 +63,3 @@ class Book:
 
     def recent_indices(self, iterator: Any) -> list[Any]:
         return list(self._session.recent_indices(iterator))
-
-
-def number(*names: str, usual: int) -> int:
-    for name in names:
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return usual
-
-
-def is_distributed() -> bool:
-    """Slurm's variables are also set in a step of tasks that have nothing to do with each other."""
-    return "WORLD_SIZE" in os.environ or "MASTER_ADDR" in os.environ

@@ -75,6 +75,12 @@ def is_iterable_style(loader: Any) -> bool:
     return isinstance(loader.dataset, data.IterableDataset)
 
 
+def is_pipe(loader: Any) -> bool:
+    data = sys.modules["torch.utils.data"]
+    kinds = tuple(getattr(data, name) for name in ("IterDataPipe", "MapDataPipe") if hasattr(data, name))
+    return isinstance(getattr(loader, "dataset", None), kinds)
+
+
 def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> Any:
     """A plain DataLoader of the same dataset, without end. `lists`: of these indices only."""
     torch = sys.modules["torch"]

@@ -122,7 +122,7 @@ def again(book: Any, drained: Drained, loader: Any, least_s: float) -> None:
 
 
 def discard(take: Callable[[], Any], count: int, most_s: float, note: Callable[[Any], None]) -> int:
-    """Take what is ready or being made. `most_s` counts from the first batch: workers may still be starting."""
+    """Take what is ready or being made. `most_s` counts from the first batch: workers may be starting."""
     deadline = float("inf")
     done = 0
     while done < count and time.monotonic() < deadline:

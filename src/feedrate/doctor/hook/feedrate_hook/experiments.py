@@ -30,6 +30,7 @@ WATCHING, BUSY, FEEDING, GIVEN_UP = range(4)
 KEPT_BYTES = 1 << 30
 AT_EXIT = 0.25  # of the usual time, for DRAIN and AGAIN after the script's own end
 LEFT_S = 20.0  # without a next(): the loop has been left
+LOOK_AT_STEP = 4  # by then the ranks know each other
 STUCK_S = 120.0  # inside a next(): so long takes the start of workers at most
 
 
@@ -50,8 +51,6 @@ class Experiments:
         self._is_inside = False
         self._last_call_s = 0.0
         self._patience_s = LEFT_S
-        if self._ranks.size > 1:
-            self._ranks.announce()
         # Called when the main module is over, before multiprocessing and torch put their things away.
         register = getattr(threading, "_register_atexit", None)
         if register is not None:
@@ -79,6 +78,8 @@ class Experiments:
     def _note(self, iterator: Any) -> Seen | None:
         """Return what was seen of the training loader when it is time to begin."""
         seen = self._watching.note(iterator)
+        if seen.nexts == LOOK_AT_STEP:
+            self._ranks.look()
         if self._ranks.size > 1:
             return seen if self._is_agreed(seen, iterator) else None
         return seen if self._watching.is_due(seen, iterator) else None
@@ -97,10 +98,15 @@ class Experiments:
         return bool(seen.nexts == plan["step"])
 
     def _decide(self, seen: Seen) -> None:
+        why = ""
         if self._ranks.present() < self._ranks.size:
-            for phase in (layout.DRAIN, layout.AGAIN, layout.TRIAL, layout.REPLAY):
-                self._book.skipped(phase, "not every rank is watched with the same run folder")
-            raise RuntimeError("not every rank takes part")
+            why = "not every rank is watched with the same run folder"
+        elif copies.is_pipe(seen.loader()):
+            why = "the ranks agree on the order of a data pipe whenever it begins"
+        if why:
+            for phase in range(layout.DRAIN, len(layout.PHASES)):
+                self._book.skipped(phase, why)
+            raise RuntimeError(why)
         step_s = self._watching.step_s(seen)
         per_optimizer_step = math.ceil(seen.nexts / max(1, seen.optimizer_steps))
         margin = max(ranks.MARGIN, 2 * per_optimizer_step)
@@ -235,7 +241,7 @@ class Experiments:
 
     def on_exit(self) -> None:
         """The script ended by itself before the experiments were due: the loader can still be measured."""
-        if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid:
+        if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid or has_threads():
             return
         self._state = GIVEN_UP
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -253,3 +259,11 @@ class Experiments:
             self._book.trouble("exit", trouble)
         finally:
             self._book.phase = layout.REAL
+
+
+def has_threads() -> bool:
+    """The main module may be over while a thread still trains."""
+    return any(
+        thread.is_alive() and not thread.daemon and thread is not threading.main_thread()
+        for thread in threading.enumerate()
+    )
