@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor_scripts import run_script
+from doctor_scripts import SAVERS, run_script
 from feedrate.doctor.hook.feedrate_hook import layout
 
 pytest.importorskip("torch")
@@ -78,7 +78,9 @@ def test_what_a_step_does_leaves_no_trace_once_the_run_is_spoilt(tmp_path: Path,
     code, outcome = STEPS[what]
     run = run_script(tmp_path, SCRIPT.format(code=code, what=what))
     before, after = run.tree("before"), run.tree("out")
-    if "queue" in what or "pipe" in what:  # another process writes what it was sent before, when it gets to it
+    if (
+        "queue" in what or "pipe" in what
+    ):  # another process writes what it was sent before, when it gets to it
         before.pop("queue.txt", None), after.pop("queue.txt", None)
         before.pop("cat.txt", None), after.pop("cat.txt", None)
     assert before == after
@@ -91,6 +93,15 @@ def test_what_a_step_does_leaves_no_trace_once_the_run_is_spoilt(tmp_path: Path,
     else:
         assert run.of("end")[-1]["error"] is not None
         assert layout.REPLAY not in run.phases()
+
+
+@pytest.mark.parametrize("has_landlock", [True, False])
+def test_the_functions_of_python_are_held_with_and_without_the_fence(
+    tmp_path: Path, has_landlock: bool
+) -> None:
+    run = run_script(tmp_path, SAVERS, settings={"landlock": has_landlock})
+    assert run.tree("out") == run.tree("before")
+    assert run.of("end")[-1]["error"] is None
 
 
 LEAVINGS = {

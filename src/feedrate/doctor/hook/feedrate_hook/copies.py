@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -184,5 +185,9 @@ class RandomStates:
 
 
 def is_too_late() -> bool:
-    """torch does not end workers any more once Python is leaving."""
+    """Once Python is leaving, torch does not end workers any more, and Python 3.12 starts no threads."""
+    try:
+        threading.Thread(target=id, args=(0,)).start()
+    except RuntimeError:
+        return True
     return bool(getattr(sys.modules.get("torch.utils.data._utils"), "python_exit_status", False))
