@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a ResNet on JPEGs with DataLoader + Pillow, or on data made up on the GPU; a script as people write it."""
+"""Train a ResNet-50 on JPEGs with DataLoader + Pillow, or on made-up batches; as people write it."""
 
 import argparse
 import random

@@ -75,7 +75,7 @@ class Tally:
     """The looks that fell on one function."""
 
     def __init__(self) -> None:
-        self.looks = self.on_cpu = self.watched = self.undrawn = self.innermost = 0
+        self.looks = self.on_cpu = self.watched = self.undrawn = self.innermost = self.interpreted = 0
         self.lines: Counter[str] = Counter()
         self.spots: Counter[str] = Counter()
 
@@ -86,6 +86,7 @@ class Tally:
         self.innermost += is_innermost
         if is_innermost:
             self.spots[spot] += 1
+            self.interpreted += bool(bits & layout.INTERPRETED)
         self.on_cpu += bool(bits & layout.ON_CPU)
         if bits & layout.DRAWS_KNOWN:
             self.watched += 1
@@ -104,10 +105,11 @@ class Tally:
         )
 
     def _is_interpreted(self) -> bool:
-        """A loop in Python is met at many of its instructions; a long call in C always at the same one."""
+        """A loop in Python is met between its instructions, or at many of them; a long call in C at one."""
         if self.looks < 10 or self.innermost < 0.6 * self.looks:
             return False
-        if self.spots.most_common(1)[0][1] > 0.6 * self.innermost:
+        is_at_one_spot = self.spots.most_common(1)[0][1] > 0.6 * self.innermost
+        if is_at_one_spot and self.interpreted < 0.5 * self.innermost:
             return False
         in_loops = [count for line, count in self.lines.items() if is_in_loop(line)]
         return sum(in_loops) > 0.5 * self.looks

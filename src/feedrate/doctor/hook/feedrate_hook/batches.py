@@ -140,8 +140,8 @@ class Kept:
         if size < 2:
             return None
         memo: dict[int, Any] = {}
-        for tensor in self._working:
-            memo[id(tensor)] = clone(tensor[: size // 2])
+        for number, tensor in enumerate(self._working):
+            memo[id(tensor)] = clone(self._pristine[number][: size // 2])
         return Kept(shorten(copy.deepcopy(self._batch, memo), size, size // 2))
 
 

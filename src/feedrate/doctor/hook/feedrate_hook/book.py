@@ -15,6 +15,7 @@ class Book:
     def __init__(self, session: Any) -> None:
         self._session = session
         self.settings: dict[str, Any] = session.settings
+        self.pace_s = float(self.settings.get("experiment_seconds", 2.5))  # the usual time of one experiment
         self.rank = number("RANK", "SLURM_PROCID", usual=0)
         self.world_size = number("WORLD_SIZE", "SLURM_NTASKS", usual=1) if is_distributed() else 1
 

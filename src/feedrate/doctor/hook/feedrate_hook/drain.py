@@ -14,8 +14,7 @@ from typing import Any
 from . import batches, copies, layout
 
 LEAST_BATCHES = 12
-LEAST_S = 2.5
-MOST_S = 6.0
+MOST = 2.4  # times the least time
 KEPT = 3  # batches for the replay
 REMEMBERED = 2000  # index lists
 
@@ -48,18 +47,18 @@ class Source:
 class Stretch:
     """When enough batches were taken: whole rounds of the workers, whose batches come in bunches."""
 
-    def __init__(self, workers: int, most_s: float) -> None:
+    def __init__(self, workers: int, least_s: float) -> None:
         self._round = max(1, workers)
         self._least = -(-LEAST_BATCHES // self._round) * self._round
-        self._most_s = most_s
+        self._least_s = least_s
         self.count = 0
         self.start_ns = time.perf_counter_ns()
 
     def is_enough(self) -> bool:
         elapsed = (time.perf_counter_ns() - self.start_ns) / 1e9
-        if elapsed >= self._most_s:
+        if elapsed >= MOST * self._least_s:
             return True
-        is_long = elapsed >= min(LEAST_S, self._most_s) and self.count >= self._least
+        is_long = elapsed >= self._least_s and self.count >= self._least
         return is_long and self.count % self._round == 0
 
     def span(self) -> tuple[int, int]:
@@ -75,11 +74,11 @@ class Drained:
         self.recent: Any = collections.deque(maxlen=KEPT)
 
 
-def drain(book: Any, drained: Drained, loader: Any, source: Source, most_s: float = MOST_S) -> None:
+def drain(book: Any, drained: Drained, loader: Any, source: Source, least_s: float) -> None:
     """Take batches as fast as the loader gives them. What it had ready before does not count."""
     book.phase = layout.DRAIN
-    discarded = discard(source.next, copies.prefetched(loader), most_s / 2, drained.recent.append)
-    stretch = Stretch(loader.num_workers, most_s)
+    discarded = discard(source.next, copies.prefetched(loader), least_s, drained.recent.append)
+    stretch = Stretch(loader.num_workers, least_s)
     while not stretch.is_enough():
         batch = source.next_recorded()
         stretch.count += 1
@@ -93,7 +92,7 @@ def drain(book: Any, drained: Drained, loader: Any, source: Source, most_s: floa
     book.measured(layout.DRAIN, stretch.span(), stretch.count, detail)
 
 
-def again(book: Any, drained: Drained, loader: Any, most_s: float = MOST_S) -> None:
+def again(book: Any, drained: Drained, loader: Any, least_s: float) -> None:
     """The samples of DRAIN once more, through new workers. Their start is recorded, but not measured."""
     book.phase = layout.AGAIN
     is_iterable = copies.is_iterable_style(loader)
@@ -108,8 +107,8 @@ def again(book: Any, drained: Drained, loader: Any, most_s: float = MOST_S) -> N
         def compare(batch: Any) -> None:
             digests.append(batches.digest_of(batch))
 
-        discarded = discard(source.next_recorded, copies.prefetched(loader), most_s / 2, compare)
-        stretch = Stretch(loader.num_workers, most_s)
+        discarded = discard(source.next_recorded, copies.prefetched(loader), least_s, compare)
+        stretch = Stretch(loader.num_workers, least_s)
         while not stretch.is_enough():
             compare(source.next_recorded())
             stretch.count += 1
@@ -136,13 +135,13 @@ def are_same(first: list[int | None], second: list[int | None]) -> bool | None:
     return all(a == b for a, b in known) if known else None
 
 
-def after_the_end(book: Any, loader: Any, most_s: float) -> None:
+def after_the_end(book: Any, loader: Any, least_s: float) -> None:
     """Both, on copies of the loader: the user's code is over."""
     drained = Drained()
     copied = copies.copy_loader(loader, loader.num_workers)
     source = Source(book, copied, copies.start(copied))
     try:
-        drain(book, drained, loader, source, most_s)
+        drain(book, drained, loader, source, least_s)
     finally:
         copies.shut_down(copied, source.iterator)
-    again(book, drained, loader, most_s)
+    again(book, drained, loader, least_s)

@@ -2,8 +2,8 @@
 """The end of a run whose weights are spoilt: workers are sent home, then os._exit. No user code runs after.
 
 Any thread may call `end`; the first one counts and none returns. The work is done by a thread that was
-started before the guard went up: the fence holds the loop's thread, and this one has folders to remove. It
-also watches over the loop: when it takes no batch for long, the user's code has left it.
+started before the guard went up: the fence holds the loop's thread, and this one has folders to remove.
+It also watches over the loop: when it takes no batch for long, the user's code has left it.
 """
 
 from __future__ import annotations

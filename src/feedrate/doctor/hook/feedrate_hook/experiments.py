@@ -28,7 +28,7 @@ from .watching import Seen, Watching
 
 WATCHING, BUSY, FEEDING, GIVEN_UP = range(4)
 KEPT_BYTES = 1 << 30
-EXIT_S = 1.6  # for each of DRAIN and AGAIN after the script's own end
+AT_EXIT = 0.25  # of the usual time, for DRAIN and AGAIN after the script's own end
 LEFT_S = 20.0  # without a next(): the loop has been left
 
 
@@ -105,7 +105,8 @@ class Experiments:
         step_s = self._watching.step_s(seen)
         per_optimizer_step = math.ceil(seen.nexts / max(1, seen.optimizer_steps))
         margin = max(ranks.MARGIN, 2 * per_optimizer_step)
-        count = max(8, min(max(20, int(2.5 / step_s)), int(6.0 / step_s)))
+        pace_s = self._book.pace_s
+        count = max(8, min(max(20, int(pace_s / step_s)), int(2.4 * pace_s / step_s)))
         self._ranks.decide({"step": seen.nexts + margin, "replay": count, "half": min(15, count)})
 
     def _give_up(self, where: str, error: BaseException) -> None:
@@ -153,7 +154,7 @@ class Experiments:
         source = drain.Source(book, loader, iterator)
         drained = drain.Drained()
         try:
-            drain.drain(book, drained, loader, source)
+            drain.drain(book, drained, loader, source, book.pace_s)
         except Exception as error:
             book.trouble("drain", error)
         kept = self._keep(list(drained.recent))
@@ -162,7 +163,7 @@ class Experiments:
             # The user's workers go: they would prepare batches that nobody takes, beside what is measured.
             copies.shut_down(loader, iterator)
             copies.shut_down(loader, source.iterator)
-            drain.again(book, drained, loader)
+            drain.again(book, drained, loader, book.pace_s)
         except Exception as error:
             book.trouble("again", error)
         states.put_back()
@@ -242,7 +243,7 @@ class Experiments:
                 return
             self._scope = Scope(self._book)
             with self._scope.own():
-                drain.after_the_end(self._book, loader, EXIT_S)
+                drain.after_the_end(self._book, loader, AT_EXIT * self._book.pace_s)
         except Exception as trouble:
             self._book.trouble("exit", trouble)
         finally:

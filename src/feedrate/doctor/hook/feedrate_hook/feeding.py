@@ -44,7 +44,10 @@ class Feeding:
             numbers = [n for n in book.settings.get("try_workers", []) if n != self._loader.num_workers]
             self._feeds += [replay.Trial(book, self._scope, self._loader, n) for n in numbers[:2]]
         self._feeds.append(replay.HalfPrecision(book, kept, counts.get("half")))
-        self._feeds.append(replay.HalfBatch(book, kept, counts.get("half")))
+        if self._companions:
+            book.skipped(layout.REPLAY_HALF_BATCH, "a step takes batches of several loaders")
+        else:
+            self._feeds.append(replay.HalfBatch(book, kept, counts.get("half")))
         replay.watch_for_autocast()
 
     def _reason_against_trials(self, is_alone: bool) -> str | None:

@@ -2,9 +2,9 @@
 """Holds back whatever the run would write from its first spoilt step on: checkpoints, logs, messages.
 
 Put up once and never taken down: the process ends behind it. In order: open files are flushed (what was
-written before belongs to the user), their descriptors lead to /dev/null, functions that write do nothing
-(held.py, withheld.py), what gets past them ends the process (fence.py), and so does user code that leaves
-its loop.
+written before belongs to the user), their descriptors lead to nowhere (memory_files.py), what writes or sends
+does nothing (held.py, withheld.py, messages.py), what gets past that ends the process (fence.py), and so does
+user code that leaves its loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import threading
 from typing import Any
 
-from . import fence, held
+from . import fence, held, memory_files
 
 # Mapped for writing by every reader of an LMDB: it holds no data.
 HARMLESS_MAPPINGS = ("lock.mdb", "-lock")
@@ -47,13 +47,10 @@ class Guard:
     def flush(self) -> None:
         """Bring to the files what the user's code wrote before the experiments."""
         flush_loggers()
-        for thing in gc.get_objects():
-            kind = type(thing)
-            if issubclass(kind, (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+        for thing in writing_objects():
+            if isinstance(thing, io.IOBase):
                 flush_file(thing)
-            elif kind.__name__ in ("SummaryWriter", "EventFileWriter", "File") and str(
-                kind.__module__
-            ).startswith(("tensorboard", "torch.utils.tensorboard", "h5py")):
+            else:
                 flush_quietly(thing)
         for stream in (sys.stdout, sys.stderr):
             flush_quietly(stream)
@@ -65,7 +62,7 @@ class Guard:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             for descriptor in self._descriptors_to_silence():
                 try:
-                    os.dup2(null, descriptor, inheritable=os.get_inheritable(descriptor))
+                    memory_files.replace_descriptor(null, descriptor)
                 except OSError:
                     continue
             os.close(null)
@@ -79,14 +76,13 @@ class Guard:
     def _descriptors_to_silence(self) -> list[int]:
         found = {1, 2} | {descriptor for descriptor, _ in self._writable_files()}
         # Pipes that Python code writes to are the input of programs that it started.
-        for thing in gc.get_objects():
-            if issubclass(type(thing), io.BufferedWriter):
-                try:
-                    descriptor = thing.fileno()
-                    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                        found.add(descriptor)
-                except (OSError, ValueError):
-                    continue
+        for thing in writing_objects():
+            try:
+                descriptor = thing.fileno() if isinstance(thing, io.BufferedWriter) else 1
+                if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                    found.add(descriptor)
+            except (OSError, ValueError):
+                continue
         return sorted(found)
 
     def _writable_files(self) -> list[tuple[int, str]]:
@@ -135,6 +131,29 @@ class Guard:
         # The first thing that Python calls when the main module is over.
         threading._shutdown = leave  # type: ignore[attr-defined]
         atexit.register(leave)
+
+
+def writing_objects() -> list[Any]:
+    """Open files, and writers of libraries that keep a part of what they write in memory."""
+    kinds: dict[type, bool] = {}
+    found = []
+    # type(), not isinstance(): lazy proxies answer __class__ by running code.
+    for thing in gc.get_objects():
+        kind = type(thing)
+        is_writing = kinds.get(kind)
+        if is_writing is None:
+            is_file = issubclass(kind, (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom))
+            is_library = str(kind.__module__).split(".")[0] in (
+                "tensorboard",
+                "tensorboardX",
+                "torch",
+                "h5py",
+            )
+            is_writer = kind.__name__ in ("SummaryWriter", "EventFileWriter", "File")
+            is_writing = kinds[kind] = is_file or (is_library and is_writer)
+        if is_writing:
+            found.append(thing)
+    return found
 
 
 def writable_mappings() -> list[str]:

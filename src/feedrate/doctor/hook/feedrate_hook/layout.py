@@ -82,10 +82,9 @@ CREATED = 32  # a file opened for writing by the training process. name: the pat
 OPENED_PATHS = 4000
 
 # a of STACK
-ON_CPU = 1  # the thread used the CPU for more than half of the time since the last look
+ON_CPU = 1  # the thread used a core, or was ready to, for more than half of the time since the last look
 IN_FETCH = 2
 IN_WAIT = 4
-RANDOM_DRAWN = (
-    8  # random numbers were drawn since this sample began: from here on it is not the same every epoch
-)
+RANDOM_DRAWN = 8  # random numbers were drawn since this sample began: what follows differs every epoch
+INTERPRETED = 32  # met between two instructions of Python, not inside a call into C
 DRAWS_KNOWN = 16  # this sample's random draws are watched: the bit before means something

@@ -84,7 +84,7 @@ class Loaders:
             mine.keeper = weakref.ref(loader) if is_owned else lambda: loader
         mine.taken = 0
         self._begin_pass(mine, known, start[0])
-        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        wall, cpu, queue = end[0] - start[0], end[1] - start[1], end[2] - start[2]
         session.ring.write(layout.ITERATOR, known.number, start[0], wall, cpu, queue)
         workers = [w.pid for w in getattr(iterator, "_workers", ())]
         if workers:
@@ -180,7 +180,7 @@ class Loaders:
         has_grad = session.torch.is_grad_enabled()
         bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * has_grad
         samples = self._samples(iterator, mine, number, batch)
-        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        wall, cpu, queue = end[0] - start[0], end[1] - start[1], end[2] - start[2]
         session.ring.write(layout.WAIT, known.number, start[0], wall, cpu, queue, samples, number, bits)
         self._last_batch = (batch, end[0]) if session.experiments() is not None else None
         self.passes.waited(mine.current, start[0], has_grad)
@@ -213,7 +213,7 @@ class Loaders:
         try:
             end = clock.read()
             mine, known = self._known(iterator, start[0])
-            wall, cpu, queue = (end[i] - start[i] for i in range(3))
+            wall, cpu, queue = end[0] - start[0], end[1] - start[1], end[2] - start[2]
             bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * session.torch.is_grad_enabled()
             session.ring.write(layout.WAIT, known.number, start[0], wall, cpu, queue, -1, mine.taken, bits)
             self.passes.ended(mine.current, end[0])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import catalogue, fetching, imports, loader, loaders, opens, parts, savers, stacks, training
+from . import catalogue, draws, fetching, imports, loader, loaders, opens, parts, savers, stacks, training
 from .describe import describe_torch
 from .device import device
 from .session import session
@@ -40,7 +40,7 @@ def _patch_torch(module: Any) -> None:
 
 def after_fork() -> None:
     """Forget what belongs to the parent."""
-    for part in (stacks, opens, fetching, loaders, training):
+    for part in (stacks, draws, opens, fetching, loaders, training):
         part.after_fork()
     device.after_fork()
 

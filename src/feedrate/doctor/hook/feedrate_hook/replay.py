@@ -11,7 +11,9 @@ from . import copies, layout
 
 
 class Feed:
-    """One phase of the user's loop: `warmup` steps, then at least `least` and `least_s`, at most `most_s`.
+    """One phase of the user's loop: `warmup` steps, then at least `least`, for a time.
+
+    `least_s` and `most_s` bound that time, in units of the usual time of an experiment.
 
     With `fixed`, exactly that many steps: ranks must make the same number.
     """
@@ -19,8 +21,8 @@ class Feed:
     phase = layout.REPLAY
     warmup = 3
     least = 20
-    least_s = 2.5
-    most_s = 6.0
+    least_s = 1.0
+    most_s = 2.4
 
     def __init__(self, book: Any, fixed: int | None = None) -> None:
         self._book = book
@@ -62,7 +64,7 @@ class Feed:
             return False
         if self._fixed is not None:
             return steps >= self._fixed
-        elapsed = (time.perf_counter_ns() - self._start_ns) / 1e9
+        elapsed = (time.perf_counter_ns() - self._start_ns) / 1e9 / self._book.pace_s
         return elapsed >= self.most_s or (elapsed >= self.least_s and steps >= self.least)
 
     def write(self, is_cut: bool = False) -> None:
@@ -120,8 +122,10 @@ class HalfPrecision(Replay):
 
     def start(self) -> None:
         switch_autocast(True)
+        force_autocast(True)
 
     def stop(self) -> None:
+        force_autocast(False)
         switch_autocast(False)
 
     def give(self) -> Any:
@@ -138,8 +142,8 @@ class Trial(Feed):
 
     phase = layout.TRIAL
     least = 12
-    least_s = 3.0
-    most_s = 8.0
+    least_s = 1.2
+    most_s = 3.2
 
     def __init__(self, book: Any, scope: Any, loader: Any, workers: int) -> None:
         super().__init__(book)
@@ -194,6 +198,27 @@ def switch_autocast(on: bool) -> None:
         torch.set_autocast_gpu_dtype(half_type())
         torch.set_autocast_enabled(on)
     torch.clear_autocast_cache()
+
+
+def force_autocast(on: bool) -> None:
+    """Let `torch.autocast("cuda", enabled=args.amp)` in the user's loop be on for once."""
+    autocast = sys.modules["torch"].autocast
+    if not on:
+        if "__init__" in autocast_before:
+            autocast.__init__ = autocast_before.pop("__init__")
+        return
+    original = autocast_before["__init__"] = autocast.__init__
+
+    def begin(self: Any, device_type: str, *words: Any, **named: Any) -> None:
+        if device_type == "cuda":
+            original(self, device_type, dtype=half_type(), enabled=True)
+        else:
+            original(self, device_type, *words, **named)
+
+    autocast.__init__ = begin
+
+
+autocast_before: dict[str, Any] = {}
 
 
 def why_compiled() -> str | None:

@@ -67,8 +67,7 @@ def _note_path(args: Any) -> None:
 
 def _record(kind: int, name: str, start: clock.Reading) -> None:
     try:
-        end = clock.read()
-        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        wall, cpu, queue = clock.since(start)
         number = session.ring.name(f"{name} {caller(3)}")
         session.ring.write(kind, number, start[0], wall, cpu, queue)
     except Exception as error:

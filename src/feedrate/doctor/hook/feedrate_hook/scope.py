@@ -66,6 +66,8 @@ class Scope:
                 if not stat.S_ISREG(os.fstat(path).st_mode):
                     return True
                 path = os.readlink(f"/proc/self/fd/{path}")
+                if path.endswith(" (deleted)"):
+                    return True  # nobody else can see it
             text = os.path.realpath(os.fsdecode(path))
             if text.startswith(HARMLESS_FOLDERS) or (text + os.sep).startswith(self.run_folder + os.sep):
                 return True

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that a spoilt run opens for writing lie in memory; those that it has open lead there or nowhere."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+WRITING_MODES = frozenset("wax+")
+COPIED_BYTES = 64 << 20
+
+
+def guard_opens(scope: Any, real_open: Any, real_os_open: Any) -> tuple[Any, Any]:
+    """Stand-ins for open and os.open."""
+
+    def guarded_open(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        if (
+            not (isinstance(mode, str) and WRITING_MODES & set(mode))
+            or not scope.applies()
+            or scope.is_harmless(file)
+        ):
+            return real_open(file, mode, *args, **kwargs)
+        scope.blocked("open for writing", file)
+        kwargs.pop("closefd", None)
+        kwargs["opener"] = lambda path, flags: stand_in(path, flags)
+        with scope.own():
+            return real_open(file, mode, *args[:4], **kwargs)
+
+    def guarded_os_open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        if not writes or not scope.applies() or scope.is_harmless(path):
+            return int(real_os_open(path, flags, *args, **kwargs))
+        scope.blocked("os.open for writing", path)
+        with scope.own():
+            return stand_in(path, flags)
+
+    def stand_in(path: Any, flags: int) -> int:
+        return file_in_memory(real_os_open, path, flags)
+
+    return guarded_open, guarded_os_open
+
+
+def file_in_memory(real_open: Callable[..., int], path: Any, flags: int) -> int:
+    """A file of which nothing stays, with a position and a size: archives need them. It can be mapped."""
+    try:
+        descriptor = os.memfd_create("feedrate", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):
+        return real_open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    if flags & os.O_RDWR and not flags & os.O_TRUNC:
+        try:
+            source = real_open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return descriptor
+        fill(descriptor, source)
+        os.close(source)
+    return descriptor
+
+
+def fill(descriptor: int, source: int) -> None:
+    """Copy a file that is not too large for memory; of a larger one only the size."""
+    size = os.fstat(source).st_size
+    os.ftruncate(descriptor, size)
+    if size <= COPIED_BYTES:
+        position = 0
+        while position < size:
+            data = os.pread(source, 1 << 20, position)
+            if not data:
+                break
+            os.pwrite(descriptor, data, position)
+            position += len(data)
+
+
+def replace_descriptor(null: int, descriptor: int) -> None:
+    """Let an open file lead nowhere. One that is read, too, gets a copy in memory, at the same position."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    target = null
+    if flags & os.O_ACCMODE == os.O_RDWR and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        target = os.memfd_create("feedrate", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else null
+    if target != null:
+        fill(target, descriptor)
+        os.lseek(target, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+        fcntl.fcntl(target, fcntl.F_SETFL, flags & os.O_APPEND)
+    os.dup2(target, descriptor, inheritable=os.get_inheritable(descriptor))
+    if target != null:
+        os.close(target)
+
+
+def replace_descriptor_calls(scope: Any) -> None:
+    """Files are /dev/null now, which refuses some calls, and whose lock is one for the whole machine."""
+    for name in ("fsync", "fdatasync", "ftruncate", "posix_fallocate", "sendfile", "copy_file_range"):
+        if hasattr(os, name):
+            setattr(os, name, forgiving(scope, getattr(os, name)))
+    for name in ("flock", "lockf"):
+        setattr(fcntl, name, forgiving(scope, getattr(fcntl, name)))
+
+
+def forgiving(scope: Any, real: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(*args, **kwargs)
+        except OSError:
+            if scope.applies():
+                return None
+            raise
+
+    return guarded

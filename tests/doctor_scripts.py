@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs training scripts of a few lines with the doctor's hook and its experiments, and says what became of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feedrate.doctor.hook.feedrate_hook import layout
+
+HOOK = Path(__file__).parent.parent / "src" / "feedrate" / "doctor" / "hook"
+STEPS = 20  # real steps before the experiments
+
+# What every script begins with. The dataset tells when the first batch of DRAIN is asked for: at that moment all that
+# the script wrote is on the disk, and the folder is copied, to be compared with what is there at the end.
+PRELUDE = f"""
+import os, shutil, sys
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+STEPS, BATCH = {STEPS}, 4
+os.makedirs("out", exist_ok=True)
+
+class Numbers(Dataset):
+    def __init__(self):
+        self.fetched = 0
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        if self.fetched == STEPS * BATCH and not os.path.exists("before"):
+            shutil.copytree("out", "before")
+        self.fetched += 1
+        return torch.full((3,), float(index)), index % 2
+
+def make(**options):
+    return DataLoader(Numbers(), batch_size=BATCH, shuffle=True, **options)
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+def train(x, y):
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A script that has ended."""
+
+    folder: Path
+    code: int
+    output: str
+    errors: str
+    facts: tuple[dict[str, Any], ...]
+    leftovers: tuple[str, ...]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [fact for fact in self.facts if fact["kind"] == kind]
+
+    def phases(self) -> list[int]:
+        return [fact["phase"] for fact in self.of("phase")]
+
+    def detail(self, phase: int) -> dict[str, Any]:
+        found: dict[str, Any] = next(f["detail"] for f in self.of("phase") if f["phase"] == phase)
+        return found
+
+    def blocked(self) -> str:
+        return "\n".join(fact["what"] for fact in self.of("blocked"))
+
+    def tree(self, name: str) -> dict[str, bytes | None]:
+        """Every file under a folder of the script with its bytes; folders with None."""
+        root = self.folder / name
+        return {
+            str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
+            for path in sorted(root.rglob("*"))
+        }
+
+
+def run_script(
+    folder: Path,
+    body: str,
+    *,
+    launcher: Sequence[str] = (),
+    prelude: str = PRELUDE,
+    settings: dict[str, Any] | None = None,
+) -> Run:
+    """Run prelude and body in `folder`. Every experiment takes a twentieth of a second."""
+    script = folder / "train.py"
+    script.write_text(prelude + textwrap.dedent(body))
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    # Short: sockets of workers lie in it, and the path of a socket ends at 107 characters.
+    with tempfile.TemporaryDirectory(prefix="fr-") as run:
+        values = {
+            "version": 1, "passive": False, "steps": STEPS, "warmup": 2, "seconds": 45.0, "stack_hz": 50,
+            "run": run, "usable_cores": 2, "try_workers": [], "experiment_seconds": 0.05,
+        }  # fmt: skip
+        Path(run, "settings.json").write_text(json.dumps({**values, **(settings or {})}))
+        environment = {
+            **os.environ,
+            layout.ENVIRONMENT: run,
+            "PYTHONPATH": str(HOOK),
+            "TMPDIR": str(temporary),
+            "OMP_NUM_THREADS": "1",
+        }
+        shared_before = set(os.listdir("/dev/shm"))
+        done = subprocess.run(
+            [sys.executable, *launcher, str(script)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        facts = [
+            json.loads(line)
+            for path in sorted(Path(run).glob("*.facts"))
+            for line in path.read_text().splitlines()
+        ]
+        facts.sort(key=lambda fact: int(fact["t_ns"]))
+        leftovers = [name for name in os.listdir(temporary) if not name.startswith("torchinductor")]
+        leftovers += processes_with(run)
+        leftovers += [
+            name for name in set(os.listdir("/dev/shm")) - shared_before if name.startswith("torch_")
+        ]
+    return Run(folder, done.returncode, done.stdout, done.stderr, tuple(facts), tuple(leftovers))
+
+
+def processes_with(run: str) -> list[str]:
+    """Processes that still carry the run folder in their environment."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if run.encode() in Path("/proc", name, "environ").read_bytes():
+                    found.append(Path("/proc", name, "cmdline").read_bytes().decode(errors="replace"))
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experiments in real scripts: what they measure, what the loop may do meanwhile, and how the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from doctor_scripts import STEPS, run_script
+from feedrate.doctor.hook.feedrate_hook import layout
+
+pytest.importorskip("torch")
+
+ALL = [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+
+
+def test_a_loop_with_workers_is_drained_replayed_and_tried_with_another_number(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        for x, y in make(num_workers=2):
+            train(x, y)
+            print("step", flush=True)
+        print("after the loop")
+        """,
+        settings={"try_workers": [2, 1]},
+    )
+    assert run.code == 0
+    assert run.output.splitlines() == ["step"] * STEPS
+    assert run.errors == ""
+    assert run.phases() == [*ALL[:3], layout.TRIAL, layout.REPLAY_HALF_BATCH]
+    assert run.detail(layout.TRIAL) == {"workers": 1}
+    assert run.detail(layout.DRAIN)["discarded"] == 4
+    assert run.detail(layout.AGAIN)["same"] is True
+    assert run.of("end")[-1]["how"] == "experiments"
+    assert run.of("trouble") == []
+    assert run.leftovers == ()
+
+
+def test_a_batch_may_be_popped_from_and_changed_in_place(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        def collate(samples):
+            xs, ys = zip(*samples)
+            return {"x": torch.stack(xs), "rest": [torch.tensor(ys), ["name"] * len(ys)]}
+
+        sums = set()
+        for step, batch in enumerate(make(collate_fn=collate)):
+            x = batch.pop("x")
+            y, names = batch.pop("rest")
+            assert not batch and len(names) == len(y) == len(x)
+            if step >= STEPS:
+                assert x.requires_grad is False and x.max() < 400
+            x.add_(1000)
+            x.requires_grad_()
+            train(x, y)
+            names.clear()
+        """,
+    )
+    assert run.phases() == ALL
+    assert run.of("end")[-1]["error"] is None
+
+
+def test_gradient_accumulation_counts_batches_as_steps(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        for step, (x, y) in enumerate(make()):
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            if step % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+            print(step, flush=True)
+        """,
+    )
+    assert run.phases() == ALL
+    assert len(run.output.splitlines()) == STEPS
+
+
+def test_evaluation_alone_is_measured_by_its_batches(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        del optimizer
+        with torch.inference_mode():
+            for x, y in make():
+                model(x)
+        """,
+    )
+    assert run.phases() == ALL
+    assert run.of("trouble") == []
+
+
+def test_a_stream_is_replayed_but_not_tried_with_other_workers(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return ((torch.full((3,), float(n)), n % 2) for n in range(120))
+
+        for epoch in range(50):
+            for x, y in DataLoader(Stream(), batch_size=4):
+                train(x, y)
+        """,
+        settings={"try_workers": [1]},
+    )
+    assert run.phases() == ALL
+    assert run.detail(layout.AGAIN)["same"] is None
+    assert [fact["phase"] for fact in run.of("skipped")] == [layout.TRIAL, layout.REPLAY_HALF_PRECISION]
+
+
+def test_random_augmentation_shows_as_another_batch_of_the_same_samples(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        def collate(samples):
+            xs, ys = zip(*samples)
+            return torch.stack(xs) + torch.rand(len(xs), 3), torch.tensor(ys)
+
+        for x, y in make(collate_fn=collate):
+            train(x, y)
+        """,
+    )
+    assert run.detail(layout.AGAIN)["same"] is False
+
+
+def test_a_validation_pass_before_the_training_is_not_taken_for_it(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        with torch.no_grad():
+            for x, y in make():
+                model(x)
+        print("validated", flush=True)
+        for x, y in make():
+            train(x, y)
+            print("step", flush=True)
+        """,
+    )
+    assert run.output.splitlines() == ["validated"] + ["step"] * STEPS
+    assert run.phases() == ALL
+
+
+def test_two_loaders_asked_in_turn_are_fed_together(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        for (x, y), (more, _) in zip(make(), make()):
+            train(x + more, y)
+        """,
+    )
+    assert run.phases() == ALL[:3]
+    assert run.of("end")[-1]["error"] is None
+
+
+def test_a_script_that_ends_earlier_is_drained_at_its_end_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import atexit
+        atexit.register(lambda: print("goodbye"))
+        loader = make(num_workers=1)
+        for step, (x, y) in enumerate(loader):
+            train(x, y)
+            if step == STEPS // 2:
+                break
+        torch.save(model.state_dict(), "out/last.pt")
+        sys.exit(3)
+        """,
+    )
+    assert run.code == 3
+    assert run.output == "goodbye\n"
+    assert run.errors == ""
+    assert run.phases() == [layout.DRAIN, layout.AGAIN]
+    assert list(run.tree("out")) == ["last.pt"]
+    assert run.leftovers == ()
