@@ -16,6 +16,7 @@ import pytest
 
 from feedrate.doctor import leftovers, sampler
 from feedrate.doctor.facts import read_samples
+from feedrate.doctor.gpus import find_gpu
 from feedrate.doctor.machine import read_machine
 from feedrate.doctor.sampler import Sampler, pace
 from feedrate.doctor.tree import ENVIRONMENT, Tree
@@ -336,3 +337,27 @@ def test_the_curves_of_a_long_run_are_thinned(tmp_path: Path) -> None:
     for curve in read_machine(write_samples(tmp_path, samples)).curves():
         assert len(curve.values) == len(curve.times_s) <= 600
         assert all(value is None or math.isfinite(value) for value in curve.values)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ordinal", "number"),
+    [
+        (None, 1, 1),
+        (None, 4, None),
+        ("2,0", 0, 2),
+        ("2, 0", 1, 0),
+        ("GPU-bb", 0, 1),
+        ("GPU-", 0, None),
+        ("MIG-1", 0, None),
+        ("7", 0, None),
+        ("", 0, None),
+    ],
+)
+def test_torchs_gpu_is_found_among_those_of_the_machine(
+    visible: str | None, ordinal: int, number: int | None
+) -> None:
+    assert find_gpu(["GPU-aa", "GPU-bb", "GPU-cc"], ordinal, visible) == number
+
+
+def test_a_lone_gpu_of_a_job_is_the_one_whatever_its_number() -> None:
+    assert find_gpu(["GPU-aa"], 0, "5") == 0
