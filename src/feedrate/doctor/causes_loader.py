@@ -30,6 +30,7 @@ def find_starved_workers(m: Measured) -> Evidence | None:
         return None
     tried = {n: m.step_s / (t.seconds + m.between_s) for n, t in m.trials.items() if n > m.workers}
     if tried:
+        # More than `never to wait` is the machine's mood; the share is capped below.
         number = max(tried, key=lambda n: tried[n])
         gain, how = tried[number], "tried in this run"
     else:

@@ -164,12 +164,17 @@ class Measured:
             blocked = sample.total.blocked_s * per_batch
         else:
             blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
+        received = 0.0 if self.workers == 0 else self.receive_cpu_s
+        # Steps on batches that were there are shorter than real ones, even without their waiting: the difference
+        # comes with the making of batches, and goes with it.
+        slower = self.own_s - self.exposed_s - self.device_s - received
         return Pipeline(
             device_s=self.device_s,
             device_cpu_s=self.device_cpu_s,
             fetch_cpu_s=cpu,
             fetch_blocked_s=blocked,
-            handover_s=0.0 if self.workers == 0 else self.receive_cpu_s,
+            handover_s=received,
+            drag=max(slower, 0.0) / cpu if self.workers and cpu > 0 else 0.0,
             workers=self.workers,
             cores=max(self.around.cores - self.around.cores_others, 0.5),
             between_s=self.between_s,

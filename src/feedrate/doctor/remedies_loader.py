@@ -66,7 +66,9 @@ def change_workers(m: Measured) -> Remedy | None:
 
 def _from_trial(m: Measured, timing: Timing) -> Prediction:
     # A trial holds no validation, no checkpoint and no start of an epoch; they stay as they are.
-    return around(m.step_s / (timing.seconds + m.between_s), TRIED, "")
+    # And no number of workers gives more than never to wait: what is above that is the machine's mood.
+    never_waiting = m.step_s / max(m.step_s - m.exposed_s, 1e-9)
+    return around(min(m.step_s / (timing.seconds + m.between_s), never_waiting * 1.03), TRIED, "")
 
 
 def persist_workers(m: Measured) -> Remedy | None:

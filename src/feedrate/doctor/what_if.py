@@ -151,6 +151,16 @@ def _writes(source: str) -> bool:
     return any(word in source for word in _WRITING)
 
 
+def sync_s(m: Measured) -> float:
+    """Return the time per step that goes with waiting for the device: the calls, and their lines."""
+    timed = m.loop.per_step("sync")
+    if not timed:
+        return 0.0
+    lines = {name.rpartition(" ")[2] for name in m.loop.places.get("sync", {})}
+    beside = sum(place.share for place in m.looks_main.places if place.place in lines)
+    return timed + min(beside, 1.0) * other_s(m)
+
+
 def idle_share(m: Measured) -> float | None:
     """Return how much of the time the GPU idled; None: unknown."""
     return None if m.around.gpu_utilisation is None else 1.0 - m.around.gpu_utilisation

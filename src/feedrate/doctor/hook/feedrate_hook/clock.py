@@ -22,7 +22,7 @@ process_cpu_ns = time.process_time_ns
 Reading = Tuple[int, int, int]  # noqa: UP006 - wall, cpu, queue
 Beginning = Tuple[int, int]  # noqa: UP006 - wall, cpu
 
-# The run-queue clock is a file to read. It cannot have moved by more than wall minus cpu, so for short spans it
+# The run-queue clock is a file to read. It cannot move by more than wall minus cpu, so for short spans it
 # is read only when that is something.
 SLACK_NS = 20_000
 

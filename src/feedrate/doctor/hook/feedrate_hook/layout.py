@@ -24,7 +24,7 @@ HEADER = struct.Struct("<8sIIqq")  # magic, version, pid, capacity, written
 HEADER_BYTES = 64
 WRITTEN_OFFSET = 24
 PHASE_OFFSET = 32
-CAPACITY = 65536
+CAPACITY = 131072
 
 # kind, phase, name, start_ns, wall_ns, cpu_ns, queue_ns, a, b, c
 RECORD = struct.Struct("<HHIqqqqqqq")
