@@ -86,7 +86,8 @@ def run_command(
         known = _read_members(run)
         if observed is None:
             end_members(run, known, grace_s=0.0)
-        remove_shared_memory(known)
+        names = [name for sample in read_samples(run) for name in sample.get("shared_names") or ()]
+        remove_shared_memory(run, known, names)
         remove_folder(run)
         if companion is not None:
             companion.close()
