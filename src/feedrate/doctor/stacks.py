@@ -86,9 +86,10 @@ class Tally:
         self.looks += 1
         self.lines[line] += 1
         self.innermost += is_innermost
+        # A loop may call into Python of a library, too: random.gauss() is as interpreted as its caller.
+        self.interpreted += bool(bits & layout.INTERPRETED)
         if is_innermost:
             self.spots[spot] += 1
-            self.interpreted += bool(bits & layout.INTERPRETED)
         self.on_cpu += bool(bits & layout.ON_CPU)
         if bits & layout.DRAWS_KNOWN:
             self.watched += 1
@@ -108,10 +109,11 @@ class Tally:
 
     def _is_interpreted(self) -> bool:
         """A loop in Python is met between its instructions, or at many of them; a long call in C at one."""
-        if self.looks < 10 or self.innermost < 0.6 * self.looks:
+        if self.looks < 10:
             return False
-        is_at_one_spot = self.spots.most_common(1)[0][1] > 0.6 * self.innermost
-        if is_at_one_spot and self.interpreted < 0.5 * self.innermost:
+        top = self.spots.most_common(1)
+        is_spread = self.innermost > 0.6 * self.looks and top[0][1] < 0.6 * self.innermost
+        if not is_spread and self.interpreted < 0.5 * self.looks:
             return False
         in_loops = [count for line, count in self.lines.items() if is_in_loop(line)]
         return sum(in_loops) > 0.5 * self.looks

@@ -21,6 +21,7 @@ from .draws import Sample, random_states
 from .session import session
 from .wrapping import is_hook, is_internal, is_user
 
+_GIVES_WAY_AFTER_S = 0.001
 _MOST_FRAMES = 12
 _DEEPEST = 48
 _MOST_STACKS = 20_000
@@ -86,6 +87,9 @@ def _pause(seconds: float) -> bool:
 
 def _run(done: Any, period_s: float) -> None:
     try:
+        # Busy Python gives way to us after this long; before that, only where it waits for a file anyway, and
+        # looks would fall there too often.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _GIVES_WAY_AFTER_S))
         turn = 0
         while not _Looker.stopping:
             turn += 1
