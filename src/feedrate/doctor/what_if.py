@@ -127,7 +127,7 @@ def repeated_share(m: Measured) -> float | None:
     collate = sample.kind("collate").cpu_s / sample.total.cpu_s
     if m.is_repeatable:
         return 1.0 - collate
-    if m.looks_fetch.undrawn is None or m.looks_fetch.count < 20:
+    if m.looks_fetch.undrawn is None:
         return None
     return m.looks_fetch.undrawn * (1.0 - collate)
 
