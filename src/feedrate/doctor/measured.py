@@ -136,9 +136,11 @@ class Measured:
     @property
     def device_s(self) -> float:
         """Return what a step takes when its batch is already there."""
-        if self.device is not None:
-            return self.device.seconds
-        return max(self.own_s - self.exposed_s, 1e-6)
+        besides_waiting = max(self.own_s - self.exposed_s, 1e-6)
+        if self.device is None:
+            return besides_waiting
+        # A replay that took longer than the real steps was disturbed.
+        return min(self.device.seconds, besides_waiting)
 
     @property
     def is_on_gpu(self) -> bool:

@@ -17,18 +17,20 @@ from feedrate.doctor.what_if import (
 from feedrate.model.predict import COUNTED, TRIED, around, without
 from feedrate.results.doctor import Remedy
 
+RARELY = 0.05  # of what is done too often, what stays
+
 
 def evaluate_less(m: Measured) -> Remedy | None:
     share = m.loop.per_step("validation") / m.step_s
     if share < 0.02:
         return None
-    prediction = around(without(share, kept=0.1), COUNTED, "")
+    prediction = around(without(share, kept=RARELY), COUNTED, "")
     return make_remedy(
         m,
         "fewer-evaluations",
-        "evaluate a tenth as often",
+        "evaluate a twentieth as often",
         prediction,
-        m.pipeline.with_(between_s=m.between_s * 0.1),
+        m.pipeline.with_(between_s=m.between_s * RARELY),
     )
 
 
@@ -36,13 +38,13 @@ def save_less(m: Measured) -> Remedy | None:
     share = m.loop.per_step("save") / m.step_s
     if share < 0.02:
         return None
-    prediction = around(without(share, kept=0.1), COUNTED, "")
+    prediction = around(without(share, kept=RARELY), COUNTED, "")
     return make_remedy(
         m,
         "fewer-checkpoints",
-        "save a tenth as often",
+        "save a twentieth as often",
         prediction,
-        m.pipeline.with_(between_s=m.between_s * 0.1),
+        m.pipeline.with_(between_s=m.between_s * RARELY),
     )
 
 
@@ -50,8 +52,8 @@ def write_less(m: Measured) -> Remedy | None:
     seconds = write_s(m)
     if seconds < 0.02 * m.step_s:
         return None
-    prediction, then = change(m, device_s=m.device_s - 0.9 * seconds, width=COUNTED)
-    return make_remedy(m, "write-less", "write a tenth as often, or from another thread", prediction, then)
+    prediction, then = change(m, device_s=m.device_s - (1 - RARELY) * seconds, width=COUNTED)
+    return make_remedy(m, "write-less", "write a twentieth as often, or from another thread", prediction, then)
 
 
 def speed_up_main(m: Measured) -> Remedy | None:
@@ -63,7 +65,8 @@ def speed_up_main(m: Measured) -> Remedy | None:
         return None
     # The function that the model is called from has the looks at the model, too.
     if hot.is_python:
-        other = min(other, hot.share * (m.own_s - m.wait_s))
+        interpreted = sum(place.share for place in places if place.is_python)
+        other = min(other, interpreted * (m.own_s - m.wait_s))
     now = m.pipeline
     prediction, then = change(m, device_s=now.device_s - other * (1 - VECTORISED))
     return make_remedy(
@@ -174,5 +177,7 @@ def balance_ranks(m: Measured) -> Remedy | None:
     excess = waits[-1] - waits[len(waits) // 2 - 1]
     if excess < 0.05 * m.step_s:
         return None
-    prediction = around(without(excess / m.step_s), COUNTED, "")
+    # The work does not go away: every rank gets its part of it.
+    spread_out = 1 - 1 / len(m.loops)
+    prediction = around(without(excess / m.step_s * spread_out), COUNTED, "")
     return make_remedy(m, "balance-ranks", "give every rank data that comes equally fast", prediction)

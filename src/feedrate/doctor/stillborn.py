@@ -40,7 +40,7 @@ def judge_death(observed: Observed, recording: Recording, trace: MachineTrace) -
         share=1.0,
         title=entry.title,
         cause=entry.cause,
-        evidence=(f"the run ended with: {error[-200:]}", f"{workers} workers; {holds}"),
+        evidence=(f"the run ended with: {error.splitlines()[-1][:200]}", f"{workers} workers; {holds}"),
         numbers={"workers": workers, "shm_bytes": size},
         remedies=(remedy,),
     )
