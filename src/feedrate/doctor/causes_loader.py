@@ -250,7 +250,7 @@ def find_repeated_work(m: Measured) -> Evidence | None:
     repeated = own.cpu_s * min(repeated_part, 1.0)
     # A Python loop is slow because it is one: that is the transform's finding.
     interpreted = sum(place.share for place in m.looks_fetch.places if place.is_python)
-    if interpreted > 0.4 or repeated < 0.4 * sample.total.cpu_s:
+    if interpreted > 0.4 or repeated < 0.4 * (sample.total.cpu_s + m.helpers_cpu_s / m.samples_per_step):
         return None
     share = _share_of(m, Cost(repeated, 0.0, 0.0))
     if share < WORTH_TELLING:

@@ -62,7 +62,10 @@ def find_short_memory(m: Measured) -> Evidence | None:
     if is_growing and around.steps_to_limit is not None:
         growth = f"{format_bytes(around.growth_bytes_per_step)} a step in {around.growing_process}"
         lines.append(f"memory grows by {growth}: the limit is {around.steps_to_limit:,.0f} steps away")
-    share = WORTH_TELLING if is_growing else 0.0
+    share = 0.0
+    if is_growing:
+        is_near = bool(limit and used and used > 0.5 * limit and (around.steps_to_limit or 0) < 1000)
+        share = WORTH_A_VERDICT if is_near else WORTH_TELLING
     if is_swapping or stalled > WORTH_TELLING:
         faulting = 0.0
         if m.sample is not None and m.sample.major_faults > 0.5:

@@ -41,7 +41,7 @@ def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, .
     shares = {code: evidence.share for code, (_, evidence) in found.items()}
     for entry, _ in found.values():
         explained = [shares[code] for code in entry.explains if code in shares]
-        if explained and shares[entry.code] > 0:
+        if explained and shares[entry.code] >= WORTH_A_VERDICT:
             # As much as the largest that it explains, and a trace more, so that the order says it.
             shares[entry.code] = min(max(shares[entry.code], max(explained) * 1.001 + 1e-4), 0.999)
     if any(share >= WORTH_A_VERDICT for code, share in shares.items() if code != "device-bound"):

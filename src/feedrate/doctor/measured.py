@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -74,7 +75,8 @@ class Measured:
     end: Fact
     copy_rates: Fact
     receive_cpu_s: float  # CPU of the training thread inside next(), per batch
-    feeder_cpu_s: float  # CPU of the other threads of the workers, per batch
+    feeder_cpu_s: float  # CPU of the thread that pickles batches in a worker, per batch
+    helpers_cpu_s: float  # CPU of the workers' further threads (BLAS, OpenMP), per batch
     computing_queue_share: (
         float  # of forward, backward and optimizer: the thread was ready, and no core was free
     )
@@ -162,7 +164,7 @@ class Measured:
         per_batch = self.samples_per_step
         cpu = blocked = 0.0
         if sample is not None:
-            cpu = sample.total.cpu_s * per_batch + self.feeder_cpu_s
+            cpu = sample.total.cpu_s * per_batch + self.feeder_cpu_s + self.helpers_cpu_s
             blocked = sample.total.blocked_s * per_batch
         else:
             blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
@@ -199,11 +201,14 @@ def measure(
     workers = [p for p in made_by if p is not main]
     loader = _facts_of_loader(main, "loader", loop.loader)
     window = (loop.start_ns, loop.end_ns)
+    batch = _facts_of_loader(main, "batch", loop.loader)
+    beside = _cpu_beside(workers)
+    feeder = min(beside, _longest_pickling_s(batch))
     return Measured(
         loop=loop,
         loops=loops,
         loader=loader,
-        batch=_facts_of_loader(main, "batch", loop.loader),
+        batch=batch,
         torch=main.last("torch"),
         module=main.last("module"),
         worker_facts=[fact for p in workers for fact in p.facts_of("worker")],
@@ -227,7 +232,8 @@ def measure(
         end=main.last("end"),
         copy_rates=main.last("copy-rates"),
         receive_cpu_s=_receive_cpu(main, loop),
-        feeder_cpu_s=_feeder_cpu(workers),
+        feeder_cpu_s=feeder,
+        helpers_cpu_s=beside - feeder,
         computing_queue_share=_computing_queue_share(main),
         autocast=main.last("autocast"),
         experiment_waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},
@@ -284,7 +290,17 @@ def _receive_cpu(main: Process, loop: Loop) -> float:
     return float(waits["cpu"].mean()) * 1e-9 if len(waits) else 0.0
 
 
-def _feeder_cpu(workers: Sequence[Process]) -> float:
+def _longest_pickling_s(batch: Fact) -> float:
+    """Return what handing a batch to its pipe can take at most; what else threads do is part of the samples.
+
+    Tensors are moved to shared memory, at half a gigabyte a second even on a slow machine; other objects may
+    take any time.
+    """
+    size = sum(int(tensor.get("bytes") or 0) for tensor in batch.get("tensors") or ())
+    return 0.002 + size / 5e8 if size else math.inf
+
+
+def _cpu_beside(workers: Sequence[Process]) -> float:
     spent = [int(record["a"]) for p in workers for record in p.of(layout.HANDOVER, phase=layout.REAL)]
     return sum(spent) * 1e-9 / len(spent) if spent else 0.0
 

@@ -76,8 +76,7 @@ def persist_workers(m: Measured) -> Remedy | None:
     pause = m.loop.per_step("epoch-start") / m.step_s
     if m.workers == 0 or m.loader.get("persistent_workers") or pause < 0.02:
         return None
-    # The sampler's new order and the first batch still take their time.
-    prediction = around(without(pause, kept=0.05), COUNTED, "")
+    prediction = around(without(pause), COUNTED, "")
     return make_remedy(
         m, "persistent-workers", "keep the workers between epochs", prediction,
         m.pipeline.with_(between_s=m.between_s * 0.1),

@@ -53,7 +53,9 @@ def write_less(m: Measured) -> Remedy | None:
     if seconds < 0.02 * m.step_s:
         return None
     prediction, then = change(m, device_s=m.device_s - (1 - RARELY) * seconds, width=COUNTED)
-    return make_remedy(m, "write-less", "write a twentieth as often, or from another thread", prediction, then)
+    return make_remedy(
+        m, "write-less", "write a twentieth as often, or from another thread", prediction, then
+    )
 
 
 def speed_up_main(m: Measured) -> Remedy | None:

@@ -77,6 +77,7 @@ def transforming(m: Measured) -> Cost:
     if sample is None:
         return Cost()
     own = sample.kind("transform").plus(sample.kind("rest"))
+    own = own.plus(Cost(m.helpers_cpu_s / max(m.samples_per_step, 1e-9), 0.0, 0.0))
     decode = sample.kind("decode")
     return own.minus(_geometry(m)) if decode.cpu_s > 0.5 * _geometry(m).cpu_s else own
 
