@@ -35,7 +35,9 @@ def main() -> int:
         "synthetic, bfloat16": ["--amp"],
     }
     rows = [examine(name, words, arguments.pages) for name, words in runs.items()]
-    print("| run | verdict | images/s | exposed wait | GPU idle (NVML) | best remedy |\n|---|---|---|---|---|---|")
+    print(
+        "| run | verdict | images/s | exposed wait | GPU idle (NVML) | best remedy |\n|---|---|---|---|---|---|"
+    )
     for row in rows:
         print(draw(row))
     if arguments.json:
@@ -52,7 +54,17 @@ def examine(name: str, words: list[str], pages: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "doctor.json"
         page = ["--html", str(pages / f"{name.replace(' ', '-').replace(',', '')}.html")] if pages else []
-        command = [sys.executable, "-m", "feedrate", "doctor", "--json", str(out), *page, "--", sys.executable]
+        command = [
+            sys.executable,
+            "-m",
+            "feedrate",
+            "doctor",
+            "--json",
+            str(out),
+            *page,
+            "--",
+            sys.executable,
+        ]
         subprocess.run([*command, str(SCRIPT), *words], check=True)
         document = json.loads(out.read_text())
     utilisation = next((f["value"] for f in document["facts"] if f["name"] == "GPU utilisation"), "unknown")

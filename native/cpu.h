@@ -9,5 +9,11 @@
 #define FEEDRATE_X86 0
 #endif
 
+#if defined(__aarch64__) && defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define FEEDRATE_NEON 1
+#else
+#define FEEDRATE_NEON 0
+#endif
+
 #define FEEDRATE_INLINE inline __attribute__((always_inline))
 #define FEEDRATE_UNLIKELY(x) __builtin_expect(!!(x), 0)

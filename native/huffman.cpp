@@ -15,13 +15,13 @@ const uint8_t kPlace[64] = {
 
 namespace {
 
-constexpr Symbol kNone{0, 0, kNotHere, 0};
+constexpr Symbol kNone{kNotHere << 8};
 
 Symbol make_symbol(int code, int length, uint8_t value, bool positive) {
     const int size = value & 15, run = value >> 4, total = length + size;
     const int move = size == 0 && run != 15 ? kEndOfBlock : run + 1;
     const int base = (positive ? 0 : 1 - (1 << size)) - code * (1 << size);
-    return {static_cast<uint8_t>(total), static_cast<uint8_t>(64 - total), static_cast<uint8_t>(move), static_cast<int16_t>(base & 0xFFFF)};
+    return {static_cast<uint32_t>(total | move << 8) | static_cast<uint32_t>(base) << 16};
 }
 
 }  // namespace
@@ -32,6 +32,7 @@ bool HuffmanTable::build(const HuffmanSpec& spec, bool dc) {
     is_built = false;
     std::memcpy(counts, spec.counts, 16);
     std::memcpy(symbols, spec.symbols, size);
+    std::memcpy(place, kPlace, sizeof(place));
     code_end[0] = symbol_offset[0] = 0;
     int code = 0, used = 0;
     Symbol* at = lookup;
@@ -51,9 +52,35 @@ bool HuffmanTable::build(const HuffmanSpec& spec, bool dc) {
         }
     }
     std::fill(at, lookup + (1 << kLookahead), kNone);
+    if (!dc) make_pairs();
     is_dc = dc;
     is_built = true;
     return true;
+}
+
+void HuffmanTable::make_pairs() {
+    constexpr unsigned kAll = 1u << kLookahead;
+    for (unsigned i = 0; i < kAll;) {
+        const Symbol first = lookup[i];
+        const unsigned bits = first.word & 63;
+        const uint64_t move = first.move();
+        const bool moves = move < kNotHere;
+        const uint64_t start = bits | (moves ? move << 8 : 0) | move << 16, alone = start | static_cast<uint64_t>(first.word >> 16) << 48;
+        if (!moves || bits >= kLookahead) {
+            for (; i < kAll && lookup[i].word == first.word; ++i) pairs[i] = {alone};
+            continue;
+        }
+        // Those that begin with all bits of the symbol. Of the next one the rest of the index is known: enough if all symbols that begin so
+        // are the same, and as they stand in order, the first and the last of them tell.
+        const unsigned rest = kLookahead - bits, taken = i >> rest;
+        const uint64_t value = static_cast<uint16_t>(first.value(static_cast<uint64_t>(i) << (64 - kLookahead)));
+        for (unsigned next = 0; next < kAll; next += 1u << bits, ++i) {
+            const Symbol second = lookup[next];
+            const bool known = second.word == lookup[next + (1u << bits) - 1].word && second.move() != kNotHere;
+            const uint64_t base = static_cast<uint16_t>((second.word >> 16) - (taken << (second.word & 63)));
+            pairs[i] = {known ? start + (second.word & 63) + (second.move() << 16) + (value << 32) + (base << 48) : alone};
+        }
+    }
 }
 
 Symbol HuffmanTable::long_code(uint32_t next) const {

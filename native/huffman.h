@@ -11,25 +11,44 @@
 
 namespace feedrate {
 
-// A decoded symbol. The value follows from the bits of code and value together, as a number of 16 bits: `base` is added to it, which
-// takes the code away and makes the value negative if the first bit after the code says so.
-struct alignas(8) Symbol {
-    uint8_t bits;   // of code and value
-    uint8_t shift;  // 64 less that
-    // How far the zigzag index moves: the run of zeros plus one, or kEndOfBlock, or kNotHere when the lookup does not hold the code, or there
-    // is none. With these two the index leaves the block, so that one comparison per symbol finds them.
-    uint8_t move;
-    int16_t base;
+// A decoded symbol, in one word, from the lowest bit:
+//    6  bits of code and value together
+//    8  (from bit 8) how far the zigzag index moves: the run of zeros plus one, or kEndOfBlock, or kNotHere when the lookup does not
+//       hold the code, or there is none. With these two the index leaves the block, so that one comparison per symbol finds them
+//   16  (from bit 16) added to the bits of code and value, which takes the code away and makes the value negative if the first bit
+//       after the code says so
+struct Symbol {
+    uint32_t word;
 
-    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> (shift & 63)) + static_cast<uint16_t>(base)); }
+    FEEDRATE_INLINE uint64_t move() const { return word >> 8 & 0xFF; }
+    // One bit at least belongs to a symbol, so that the shift is 63 at most.
+    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 16)); }
 };
 constexpr int kEndOfBlock = 128, kNotHere = 64;
 
+// One AC symbol, or two that follow each other, in one word, from the lowest bit:
+//    6  bits of all
+//    8  (from bit 8) how far the index moves with the first; 0 when that is the end of the block
+//    8  (from bit 16) how far it moves with all; kNotHere as above
+//   16  (from bit 32) the value of the first of two
+//   16  (from bit 48) as in Symbol, for the last one: added to the bits of all
+struct Pair {
+    uint64_t word;
+
+    FEEDRATE_INLINE uint64_t first_move() const { return word >> 8 & 0xFF; }
+    FEEDRATE_INLINE uint64_t move() const { return word >> 16 & 0xFF; }
+    FEEDRATE_INLINE int16_t first_value() const { return static_cast<int16_t>(word >> 32); }
+    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 48)); }
+};
+
 struct HuffmanTable {
-    // 10 bits hold nearly all codes of photographs and the bit after them, and the tables stay in the first-level cache. A code
-    // found here and its value take 24 bits at most: two of them fit between refills of 56 bits.
-    static constexpr int kLookahead = 10;
-    Symbol lookup[1 << kLookahead];
+    // 11 bits hold nearly all codes of photographs with the bit after them, and more often than not two symbols; the tables stay in the
+    // first-level cache (with 12, photographs at 4:4:4 are slower). What is found here takes 25 bits at most, 10 and a value of 15. A
+    // step of that and a long code with its value, 31 bits, fit between refills of 56 bits.
+    static constexpr int kLookahead = 11;
+    Pair pairs[1 << kLookahead];     // AC
+    Symbol lookup[1 << kLookahead];  // DC, and AC where a pair does not fit what is left of a block
+    uint8_t place[64];     // kPlace, where the loop over symbols reaches it without another register
     int32_t code_end[17];  // by length: one past the last code; 0 when there is none
     int32_t symbol_offset[17];
     uint8_t symbols[256];
@@ -38,6 +57,7 @@ struct HuffmanTable {
 
     // False when the counts do not make a prefix code, or a DC symbol is not a size. Quick when the same table was built before.
     bool build(const HuffmanSpec& spec, bool dc);
+    void make_pairs();
     // For codes that the lookup does not hold. `next` is the next 17 bits; kNotHere when they begin no code.
     Symbol long_code(uint32_t next) const;
 };
@@ -65,6 +85,7 @@ struct BitReader {
         at += (~bits >> 3) & 7;
         bits |= 56;
     }
+    // Only the low six bits of `count` count, too.
     FEEDRATE_INLINE void drop(uint64_t count) {
         buffer <<= count & 63;
         bits -= count;

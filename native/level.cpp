@@ -11,6 +11,9 @@ extern const Level kPlain;
 #if FEEDRATE_X86
 extern const Level kAvx2, kAvx512;
 #endif
+#if FEEDRATE_NEON
+extern const Level kNeon;
+#endif
 
 namespace {
 
@@ -24,6 +27,9 @@ std::vector<const Level*> find_levels() {
                             __builtin_cpu_supports("avx512dq");
     if (has_avx2 && has_avx512) found.push_back(&kAvx512);
     if (has_avx2) found.push_back(&kAvx2);
+#endif
+#if FEEDRATE_NEON
+    found.push_back(&kNeon);
 #endif
     found.push_back(&kPlain);
     return found;

@@ -21,14 +21,24 @@ struct Planes {
 // What is done with the blocks of an MCU. `store` is for measuring: coefficients are stored, and that is all.
 enum class Blocks { skip, store, transform };
 
+// Four weights in two parts: weight = 65536 * high + low, low signed in 16 bits, high at most 64.
+struct SplitFour {
+    int8_t high[4];
+    int16_t low[4];  // of taps 0, 2, 1, 3
+};
+
 // One dimension of a resize: for every output pixel the first input pixel, how many, and their weights.
 struct Taps {
-    int width = 0;  // weights per output pixel, the unused ones zero
+    int width = 0;  // weights per output pixel, a multiple of four, the unused ones zero
     int most = 0;   // of the counts
     std::vector<int> first, count;
     std::vector<int32_t> weight;
+    // The same weights in groups of four (SplitFour), `groups` per output pixel; made where `shrink` wants them.
+    int groups = 0;
+    std::vector<SplitFour> split;
 
     void make(int in_size, int out_size);
+    void make_groups();
 };
 constexpr int kWeightBits = 32 - 8 - 2;  // Pillow's
 // Lines are a whole number of these long, in bytes.
@@ -49,9 +59,8 @@ struct Level {
     void (*widen)(const uint8_t* in, int count, uint8_t* out);
     void (*add_rows)(const uint8_t* near, const uint8_t* far, int count, uint16_t* sums);
     void (*widen_sums)(const uint16_t* in, int count, uint8_t* out);
-    // Two lines at once across: a pixel of `pair` is one pixel of each.
-    void (*interleave)(const uint32_t* line0, const uint32_t* line1, int width, uint64_t* pair);
-    void (*shrink)(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1);
+    // Two lines at once across. Reads four pixels for every group of taps, so up to 4 * taps.groups past the end of a line.
+    void (*shrink)(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1);
     // One output line from `count` lines of `width` bytes, a multiple of kLineChunk.
     void (*lower)(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out);
     // Pixels of four bytes to three, mirrored if asked.

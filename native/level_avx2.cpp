@@ -3,7 +3,7 @@
 #if FEEDRATE_X86
 #define FEEDRATE_LEVEL avx2
 #define FEEDRATE_TARGET __attribute__((target("avx2,bmi,bmi2")))
-#define FEEDRATE_VECTORS 1
+#define FEEDRATE_VECTORS 256
 #include "hot/level.h"
 
 namespace feedrate {

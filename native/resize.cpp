@@ -14,6 +14,8 @@ namespace feedrate {
 
 namespace {
 
+constexpr int kGroup = 4;  // of taps, in SplitFour
+
 // Lines are made a whole number of chunks long, so that `lower` needs no remainder.
 size_t padded(int pixels) { return (static_cast<size_t>(pixels) * 4 + kLineChunk - 1) / kLineChunk * kLineChunk / 4; }
 
@@ -23,7 +25,7 @@ void Taps::make(int in_size, int out_size) {
     const double scale = static_cast<double>(in_size) / out_size;
     const double filter_scale = std::max(scale, 1.0);
     const double support = filter_scale;
-    width = static_cast<int>(std::ceil(support)) * 2 + 1;
+    width = (static_cast<int>(std::ceil(support)) * 2 + kGroup) / kGroup * kGroup;
     const size_t n = static_cast<size_t>(out_size);
     most = 0;
     first.resize(n), count.resize(n), weight.assign(n * static_cast<size_t>(width), 0);
@@ -49,6 +51,20 @@ void Taps::make(int in_size, int out_size) {
     }
 }
 
+void Taps::make_groups() {
+    groups = (most + kGroup - 1) / kGroup;
+    split.resize(first.size() * static_cast<size_t>(groups));
+    const int32_t* from = weight.data();
+    SplitFour* to = split.data();
+    for (size_t x = 0; x < first.size(); ++x, from += width)
+        for (int i = 0; i < groups * kGroup; i += kGroup, ++to)
+            for (int k = 0; k < kGroup; ++k) {
+                const auto low = static_cast<int16_t>(from[i + k] & 0xFFFF);
+                to->high[k] = static_cast<int8_t>((from[i + k] - low) >> 16);
+                to->low[k % 2 * 2 + k / 2] = low;
+            }
+}
+
 void Resizer::begin(int in_width, int in_height, const Target& target) {
     target_ = target;
     in_width_ = in_width;
@@ -58,13 +74,14 @@ void Resizer::begin(int in_width, int in_height, const Target& target) {
     vertical_ = in_height != target.height;
     const int fewer_rows = in_height - target.height, fewer_columns = in_width - target.width;
     lower_first_ = vertical_ && (!horizontal_ || (fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
-    for (auto& line : line_) line.resize(padded(std::max(in_width, target.width)));
-    for (auto& line : narrow_) line.resize(padded(target.width));
+    size_t spare = 0;  // taps of weight zero may read past the line
     if (horizontal_) {
         across_.make(in_width, target.width);
-        // Taps of weight zero may read past the line.
-        pair_.resize(padded(in_width) + static_cast<size_t>(across_.most));
+        across_.make_groups();
+        spare = 4 * static_cast<size_t>(across_.groups);
     }
+    for (auto& line : line_) line.resize(padded(std::max(in_width, target.width)) + spare);
+    for (auto& line : narrow_) line.resize(padded(target.width));
     if (vertical_) {
         down_.make(in_height, target.height);
         rows_.resize(static_cast<size_t>(down_.most));
@@ -75,8 +92,7 @@ void Resizer::begin(int in_width, int in_height, const Target& target) {
 }
 
 void Resizer::shrink_pair(const uint32_t* line0, const uint32_t* line1, uint32_t* out0, uint32_t* out1) {
-    level().interleave(line0, line1, in_width_, pair_.data());
-    level().shrink(pair_.data(), across_, target_.width, out0, out1);
+    level().shrink(line0, line1, across_, target_.width, out0, out1);
 }
 
 void Resizer::push() {
@@ -134,7 +150,6 @@ void Resizer::trim(size_t limit) {
     for (auto* lines : {line_, narrow_})
         for (int i = 0; i < 2; ++i)
             if (lines[i].capacity() * 4 > limit) std::vector<uint32_t>().swap(lines[i]);
-    if (pair_.capacity() * 8 > limit) std::vector<uint64_t>().swap(pair_);
     for (Taps* taps : {&across_, &down_})
         if (taps->weight.capacity() * 4 > limit) *taps = Taps();
 }

@@ -35,7 +35,6 @@ private:
     int ring_lines_ = 1;
     size_t ring_stride_ = 0;
     std::vector<uint32_t> ring_, line_[2], narrow_[2];
-    std::vector<uint64_t> pair_;
     std::vector<const uint8_t*> rows_;
 };
 

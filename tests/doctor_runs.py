@@ -45,16 +45,16 @@ class FakeProcess:
 class FakeLoop:
     """A training loop that steps exactly as told; times in milliseconds."""
 
-    def __init__(self, *, workers: int = 2, pid: int = 100, batch: int = 8, loader: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, *, workers: int = 2, pid: int = 100, batch: int = 8, loader: Mapping[str, Any] | None = None
+    ) -> None:
         self.main = FakeProcess(pid, rank=0, role="main")
         self.batch, self.workers = batch, workers
         self.now = 1000 * MS
         self.number = 0
         self.main.fact("torch", version="2.13.0", cuda=False, threads=1)
         self.main.fact("module", **{"class": "Net", "device": "cpu"})
-        self.main.fact(
-            "loader", loader="loader-0", num_workers=workers, batch_size=batch, **(loader or {})
-        )
+        self.main.fact("loader", loader="loader-0", num_workers=workers, batch_size=batch, **(loader or {}))
 
     def step(
         self, *, wait: float, forward: float = 4, backward: float = 5, optimizer: float = 1, other: float = 0,
@@ -67,7 +67,11 @@ class FakeLoop:
             a=self.batch, b=self.number, c=c,
         )  # fmt: skip
         self.now += round(wait * MS)
-        for kind, length in ((layout.FORWARD, forward), (layout.BACKWARD, backward), (layout.OPTIMIZER, optimizer)):
+        for kind, length in (
+            (layout.FORWARD, forward),
+            (layout.BACKWARD, backward),
+            (layout.OPTIMIZER, optimizer),
+        ):
             if probed and length:
                 self.main.record(kind, "", self.now, round(length * MS), phase=phase)
             self.now += round(length * MS)
@@ -75,7 +79,8 @@ class FakeLoop:
         self.number += 1
 
     def fetches(self, pid: int, count: int, *, cpu: float, blocked: float = 0, queue: float = 0,
-                parts: Mapping[str, tuple[float, float]] | None = None, phase: int = layout.REAL) -> FakeProcess:  # fmt: skip
+                parts: Mapping[str, tuple[float, float]] | None = None, phase: int = layout.REAL,
+                from_disk: bool = False, faults: int = 0) -> FakeProcess:  # fmt: skip
         """A worker that made `count` batches; times per batch. `parts`: name -> cpu, blocked."""
         worker = FakeProcess(pid, ppid=self.main.pid, role="worker")
         now = 1000 * MS
@@ -90,6 +95,7 @@ class FakeLoop:
                     layout.PART, name, now, round((part_cpu + part_blocked) * MS), phase=phase,
                     cpu=round(part_cpu * MS), a=self.batch,
                 )  # fmt: skip
-            worker.record(layout.IO, "", now, 0, phase=phase, a=100_000 * self.batch)
+            read = 100_000 * self.batch
+            worker.record(layout.IO, "", now, 0, phase=phase, a=read, b=read if from_disk else 0, c=faults)
             now += round(wall * MS)
         return worker

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doctor_runs import MS, FakeLoop
 
+from doctor_runs import MS, FakeLoop
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import Measured, measure
@@ -23,7 +23,12 @@ def judge(folder: Path, around: Surroundings | None = None) -> tuple[Measured, D
     measured = measure(read_run(folder), around or Surroundings(cores=8.0), warmup=2, kernel=None)
     assert measured is not None
     return measured, diagnose(
-        measured, command=["python", "train.py"], mode="experiments", exit_code=None, seconds=10.0, machine=MACHINE
+        measured,
+        command=["python", "train.py"],
+        mode="experiments",
+        exit_code=None,
+        seconds=10.0,
+        machine=MACHINE,
     )
 
 
@@ -89,7 +94,9 @@ def test_a_validation_loader_is_told_from_the_training_loader(tmp_path: Path) ->
         loop.step(wait=0.2)
         if i % 10 == 9:
             for b in range(5):
-                loop.main.record(layout.WAIT, "loader-1", loop.now, MS, a=8 if b < 4 else -1, b=b, c=layout.PROBED)
+                loop.main.record(
+                    layout.WAIT, "loader-1", loop.now, MS, a=8 if b < 4 else -1, b=b, c=layout.PROBED
+                )
                 loop.now += 21 * MS
     loop.main.write(tmp_path)
     measured, diagnosis = judge(tmp_path)

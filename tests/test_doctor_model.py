@@ -13,7 +13,13 @@ from feedrate.model.pipeline import Pipeline, best_workers, soft_max
 from feedrate.model.predict import around, predict_change, without
 
 LOOP = Pipeline(
-    device_s=0.02, device_cpu_s=0.005, fetch_cpu_s=0.1, fetch_blocked_s=0.02, handover_s=0.001, workers=2, cores=8
+    device_s=0.02,
+    device_cpu_s=0.005,
+    fetch_cpu_s=0.1,
+    fetch_blocked_s=0.02,
+    handover_s=0.001,
+    workers=2,
+    cores=8,
 )
 
 seconds = st.floats(1e-4, 1.0)

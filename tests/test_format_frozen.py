@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedrate import kernel
+from feedrate import Loader, RandomResizedCrop, kernel
 from feedrate.format.pack import Pack
 from feedrate.pack import unpack, verify
 from images import read_tree
@@ -78,6 +78,25 @@ def test_version_1_gives_its_files_back(tmp_path: Path) -> None:
     unpack(DATA / "pack-v1", tmp_path, workers=1)
     digests = {name: hashlib.sha256(data).hexdigest()[:12] for name, data in read_tree(tmp_path).items()}
     assert digests == DIGESTS
+
+
+# A cat in 4:2:0, a gray one, a dog in 4:4:4 and one that was a PNG, about 40 pixels wide, by `--raw` and by
+# `--resize 30 --quality 85`. Crops and flips are drawn from the seed alone: that they are the same shows too.
+@pytest.mark.parametrize(("name", "crc"), [("pack-v1-raw", 0xF4CDC613), ("pack-v1-recoded", 0xEBD5CE4B)])
+def test_version_1_gives_the_batch_it_gave_when_it_was_written(name: str, crc: int) -> None:
+    operation = RandomResizedCrop(24)
+    with Loader(
+        DATA / name, batch_size=4, image=operation, flip=True, seed=3, output="numpy", threads=2
+    ) as loader:
+        ((images, labels),) = loader
+    assert images.shape == (4, 24, 24, 3)
+    assert labels.tolist() == [1, 1, 0, 0]
+    assert kernel.crc32c(images.tobytes()) == crc
+
+
+@pytest.mark.parametrize("name", ["pack-v1-raw", "pack-v1-recoded"])
+def test_version_1_with_other_pixels_is_good(name: str) -> None:
+    assert verify(DATA / name, workers=1).problems == ()
 
 
 DIGESTS = {

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import UsageError
-from feedrate.units import format_bytes, format_count, format_rate, format_ratio, format_seconds, parse_bytes
+from feedrate.units import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_rate,
+    format_ratio,
+    format_seconds,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +76,12 @@ def test_counts_rates_and_ratios_print_plainly() -> None:
     assert format_count(1300, "class", "classes") == "1,300 classes"
     assert format_rate(1234.5, "images") == "1,234 images/s"
     assert (format_ratio(2.345), format_ratio(12.34)) == ("2.35x", "12.3x")
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0, "0%"), (0.00001, "0%"), (0.0003, "0.03%"), (0.004, "0.4%"), (0.0099, "1.0%"), (0.01, "1%"),
+     (0.684, "68%"), (0.999, "100%"), (1.5, "150%"), (-0.02, "-2%")],
+)  # fmt: skip
+def test_small_shares_keep_a_digit(share: float, text: str) -> None:
+    assert format_percent(share) == text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a ResNet on JPEGs with DataLoader + Pillow, or on data made up on the GPU; a script as people write it."""
+"""Train a ResNet-50 on JPEGs with DataLoader + Pillow, or on made-up batches; as people write it."""
 
 import argparse
 import random
@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 class Photos(Dataset):
     def __init__(self, folder, repeat):
-        self.files = sorted(Path(folder).rglob("*.jp*g")) * repeat
+        self.files = (
+            sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in (".jpg", ".jpeg")) * repeat
+        )
 
     def __len__(self):
         return len(self.files)
@@ -37,7 +39,7 @@ class Synthetic(Dataset):
 
     def __init__(self, batches):
         self.batches = batches
-        self.batch = torch.rand(256, 3, 224, 224), torch.randint(0, 1000, (256,))
+        self.batch = torch.rand(256, 3, 224, 224).pin_memory(), torch.randint(0, 1000, (256,)).pin_memory()
 
     def __len__(self):
         return self.batches
@@ -96,7 +98,10 @@ def main():
     while step < args.steps:
         for images, labels in loader:
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.amp):
+            if args.amp:
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = loss_of(model(images), labels)
+            else:
                 loss = loss_of(model(images), labels)
             optimizer.zero_grad()
             loss.backward()

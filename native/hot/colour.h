@@ -16,7 +16,7 @@ FEEDRATE_HOT_INLINE void convert_some(const uint8_t* y, const uint8_t* cb, const
     }
 }
 
-#if FEEDRATE_VECTORS
+#if FEEDRATE_VECTORS == 256
 
 FEEDRATE_HOT_INLINE __m256i load16(const uint8_t* from) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
 
@@ -60,6 +60,10 @@ FEEDRATE_HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t
     else
         convert_some(y, cb, cr, count, out);
 }
+
+#elif FEEDRATE_VECTORS == 128
+
+#include "colour_neon.h"
 
 #else
 

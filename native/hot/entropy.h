@@ -5,7 +5,7 @@ namespace feedrate::FEEDRATE_LEVEL {
 namespace {
 
 // Whether a byte of the next ones is 0xFF, and where the first one is.
-#if FEEDRATE_VECTORS
+#if FEEDRATE_VECTORS == 256
 constexpr int kUnstuffStep = 32;
 FEEDRATE_HOT_INLINE uint32_t copy_step(const uint8_t* from, uint8_t* to) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -13,6 +13,16 @@ FEEDRATE_HOT_INLINE uint32_t copy_step(const uint8_t* from, uint8_t* to) {
     return static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(-1))));
 }
 FEEDRATE_HOT_INLINE int first_of(uint32_t found, const uint8_t*) { return __builtin_ctz(found); }
+#elif FEEDRATE_VECTORS == 128
+constexpr int kUnstuffStep = 16;
+FEEDRATE_HOT_INLINE uint64_t copy_step(const uint8_t* from, uint8_t* to) {
+    const uint8x16_t bytes = vld1q_u8(from);
+    vst1q_u8(to, bytes);
+    // Four bits of each byte.
+    const uint16x8_t found = vreinterpretq_u16_u8(vceqq_u8(bytes, vdupq_n_u8(0xFF)));
+    return vget_lane_u64(vreinterpret_u64_u8(vshrn_n_u16(found, 4)), 0);
+}
+FEEDRATE_HOT_INLINE int first_of(uint64_t found, const uint8_t*) { return __builtin_ctzll(found) / 4; }
 #else
 constexpr int kUnstuffStep = 8;
 FEEDRATE_HOT_INLINE uint64_t copy_step(const uint8_t* from, uint8_t* to) {
@@ -58,45 +68,68 @@ FEEDRATE_HOT const uint8_t* unstuff(const uint8_t* from, const uint8_t* end, uin
     return from;
 }
 
-// What an AC symbol did: another one follows; the same, but it took the bits of two; the block is complete; its bits are no code,
-// or run past the block.
+// What one or two AC symbols did: more follow; the same, but it took the bits of two steps; the block is complete; the bits are no
+// code, or run past the block.
 enum class Step { more, more_after_refill, complete, bad };
 
-// The other cases of the function below.
+// A symbol that is not simply taken: its code is long, or with it the block is complete.
 template <bool kStore>
-FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Symbol symbol, unsigned& k, int16_t* block) {
+FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Symbol symbol, uint64_t& k, int16_t* block) {
     Step next = Step::complete;
-    if (FEEDRATE_UNLIKELY(symbol.move == kNotHere)) {
+    if (FEEDRATE_UNLIKELY(symbol.move() == kNotHere)) {
         symbol = ac.long_code(static_cast<uint32_t>(in.buffer >> 47));
-        if (symbol.move == kNotHere) return Step::bad;
-        k += symbol.move - kNotHere;
+        if (symbol.move() == kNotHere) return Step::bad;
+        k += symbol.move() - kNotHere;
         if (k < 63) next = Step::more_after_refill;
     }
-    if (symbol.move == kEndOfBlock) {
+    if (symbol.move() == kEndOfBlock) {
         k -= kEndOfBlock;
     } else {
         if (k > 63) return Step::bad;
-        if (kStore) block[kPlace[k]] = symbol.value(in.buffer);
+        if (kStore) block[ac.place[k]] = symbol.value(in.buffer);
     }
-    in.drop(symbol.bits);
+    in.drop(symbol.word);
     return next;
 }
 
-// Takes 24 bits at most when more symbols follow.
+// Likewise, when a pair leaves the block.
 template <bool kStore>
-FEEDRATE_HOT_INLINE Step take_symbol(BitReader& in, const HuffmanTable& ac, unsigned& k, int16_t* block) {
-    const Symbol& symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
-    k += symbol.move;
+FEEDRATE_HOT_INLINE Step finish_pair(BitReader& in, const HuffmanTable& ac, Pair pair, uint64_t& k, int16_t* block) {
+    // The end of the block, alone or second. A first symbol that is the 63rd coefficient has none behind it.
+    if (pair.move() >= kEndOfBlock && k + pair.first_move() < 63) {
+        k += pair.first_move();
+        if (kStore && pair.first_move()) block[ac.place[k]] = pair.first_value();
+        in.drop(pair.word);
+        return Step::complete;
+    }
+    const Symbol symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
+    k += symbol.move();
     if (FEEDRATE_UNLIKELY(k >= 63)) return finish_symbol<kStore>(in, ac, symbol, k, block);
-    if (kStore) block[kPlace[k]] = symbol.value(in.buffer);
-    in.drop(symbol.bits);
+    if (kStore) block[ac.place[k]] = symbol.value(in.buffer);
+    in.drop(symbol.word);
     return Step::more;
 }
 
-// Whether the block is at its end after a symbol; refills where that took the bits of two.
+// One or two symbols. Takes 25 bits at most when more follow, or asks for a refill.
 template <bool kStore>
-FEEDRATE_HOT_INLINE bool ends(Step& step, BitReader& in, const HuffmanTable& ac, unsigned& k, int16_t* block) {
-    step = take_symbol<kStore>(in, ac, k, block);
+FEEDRATE_HOT_INLINE Step take_symbols(BitReader& in, const HuffmanTable& ac, uint64_t& k, int16_t* block) {
+    const Pair pair = ac.pairs[in.buffer >> (64 - HuffmanTable::kLookahead)];
+    const uint64_t end = k + pair.move();
+    if (FEEDRATE_UNLIKELY(end >= 63)) return finish_pair<kStore>(in, ac, pair, k, block);
+    if (kStore) {
+        // A symbol alone is stored twice, the second time with its value.
+        block[ac.place[k + pair.first_move()]] = pair.first_value();
+        block[ac.place[end]] = pair.value(in.buffer);
+    }
+    k = end;
+    in.drop(pair.word);
+    return Step::more;
+}
+
+// Whether the block is at its end after a step; refills where that took the bits of two.
+template <bool kStore>
+FEEDRATE_HOT_INLINE bool ends(Step& step, BitReader& in, const HuffmanTable& ac, uint64_t& k, int16_t* block) {
+    step = take_symbols<kStore>(in, ac, k, block);
     if (step == Step::more) return false;
     if (step != Step::more_after_refill) return true;
     in.refill();
@@ -107,16 +140,16 @@ FEEDRATE_HOT_INLINE bool ends(Step& step, BitReader& in, const HuffmanTable& ac,
 template <bool kStore>
 FEEDRATE_HOT_INLINE bool take_dc(BitReader& in, const HuffmanTable& dc, int& predictor, int16_t* block) {
     in.refill();
-    const Symbol* symbol = &dc.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
-    if (FEEDRATE_UNLIKELY(symbol->move == kNotHere)) {
+    const Symbol symbol = dc.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
+    if (FEEDRATE_UNLIKELY(symbol.move() == kNotHere)) {
         const Symbol found = dc.long_code(static_cast<uint32_t>(in.buffer >> 47));
-        if (found.move == kNotHere) return false;
+        if (found.move() == kNotHere) return false;
         predictor += found.value(in.buffer);
-        in.drop(found.bits);
+        in.drop(found.word);
         in.refill();
     } else {
-        predictor += symbol->value(in.buffer);
-        in.drop(symbol->bits);
+        predictor += symbol.value(in.buffer);
+        in.drop(symbol.word);
     }
     if (kStore) block[0] = static_cast<int16_t>(predictor);
     return true;
@@ -125,7 +158,7 @@ FEEDRATE_HOT_INLINE bool take_dc(BitReader& in, const HuffmanTable& dc, int& pre
 // Decodes the AC symbols that follow zigzag index k. Returns the index of the last coefficient, or more where zeros follow it; -1 when
 // the bits are no code or run past the block.
 template <bool kStore>
-FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, unsigned k, int16_t* block) {
+FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, uint64_t k, int16_t* block) {
     Step step;
     for (;;) {
         if (ends<kStore>(step, in, ac, k, block)) break;
@@ -137,7 +170,7 @@ FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, unsigned 
 
 // What is left of a block after a step.
 template <bool kStore>
-FEEDRATE_HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTable& ac, unsigned k, int16_t* block) {
+FEEDRATE_HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTable& ac, uint64_t k, int16_t* block) {
     if (step == Step::complete) return static_cast<int>(k);
     if (step == Step::bad) return -1;
     in.refill();
@@ -148,7 +181,7 @@ FEEDRATE_HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTabl
 template <bool kStore>
 FEEDRATE_HOT __attribute__((noinline)) void take_ac_pair(BitReader (&in)[2], const HuffmanTable& ac, int16_t* blocks, int (&last)[2]) {
     BitReader a = in[0], b = in[1];
-    unsigned k_a = 0, k_b = 0;
+    uint64_t k_a = 0, k_b = 0;
     Step step_a, step_b = Step::more;
     for (;;) {
         if (ends<kStore>(step_a, a, ac, k_a, blocks)) break;

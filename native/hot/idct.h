@@ -28,7 +28,7 @@ FEEDRATE_HOT_INLINE void fill_flat(int dc, uint8_t* samples, ptrdiff_t stride) {
     for (int y = 0; y < 8; ++y) std::memcpy(samples + y * stride, &word, 8);
 }
 
-#if FEEDRATE_VECTORS
+#if FEEDRATE_VECTORS == 256
 
 // Lines i and i + 4 in x[i], eight 16-bit values each: value by value when they come in, in the two halves when they go out.
 struct Lines {
@@ -93,6 +93,10 @@ FEEDRATE_HOT_INLINE void transform_block(const int16_t* coefficients, const int1
         store_two(_mm256_extracti128_si256(rows, 1), samples + (i + 4) * stride, samples + (i + 5) * stride);
     }
 }
+
+#elif FEEDRATE_VECTORS == 128
+
+#include "idct_neon.h"
 
 #else
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Everything that is compiled once per level. The including file defines FEEDRATE_LEVEL (a namespace), FEEDRATE_TARGET (an
-// attribute) and FEEDRATE_VECTORS (1: AVX2 and BMI2 are there).
+// attribute) and FEEDRATE_VECTORS: bits of the vectors that are written out here, 256 for AVX2 (with BMI2), 128 for NEON, 0 for none.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,10 @@
 #include "../colour.h"
 #include "../level.h"
 
-#if FEEDRATE_VECTORS
+#if FEEDRATE_VECTORS == 256
 #include <immintrin.h>
+#elif FEEDRATE_VECTORS == 128
+#include <arm_neon.h>
 #endif
 
 // Every function in hot/ carries one of these. No lambdas there: they would not inherit the target.
@@ -27,7 +29,7 @@
 namespace feedrate::FEEDRATE_LEVEL {
 
 inline Level make_level(const char* name) {
-    return {name, unstuff, read_mcus, read_mcu_pairs, convert_rgb, widen, add_rows, widen_sums, interleave, shrink, lower, pack_rgb, spread_rgb};
+    return {name, unstuff, read_mcus, read_mcu_pairs, convert_rgb, widen, add_rows, widen_sums, shrink, lower, pack_rgb, spread_rgb};
 }
 
 }  // namespace feedrate::FEEDRATE_LEVEL

@@ -7,8 +7,23 @@ namespace {
 
 constexpr int32_t kRound = 1 << (kWeightBits - 1);
 
-FEEDRATE_HOT void interleave(const uint32_t* line0, const uint32_t* line1, int width, uint64_t* pair) {
-    for (int x = 0; x < width; ++x) pair[x] = line0[x] | static_cast<uint64_t>(line1[x]) << 32;
+// One pixel, by 32-bit products: any number of taps.
+FEEDRATE_HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* weight, int count) {
+    const auto* in = reinterpret_cast<const uint8_t*>(line);
+    int32_t sum[4] = {kRound, kRound, kRound, kRound};
+    for (int k = 0; k < count; ++k)
+        for (int i = 0; i < 4; ++i) sum[i] += in[4 * k + i] * weight[k];
+    uint8_t bytes[4];
+    for (int i = 0; i < 4; ++i) bytes[i] = static_cast<uint8_t>(std::min(sum[i] >> kWeightBits, 255));
+    uint32_t pixel;
+    std::memcpy(&pixel, bytes, 4);
+    return pixel;
+}
+
+FEEDRATE_HOT void shrink_line_widely(const uint32_t* line, const Taps& taps, int out_width, uint32_t* out) {
+    const int32_t* weight = taps.weight.data();
+    for (int x = 0; x < out_width; ++x, weight += taps.width)
+        out[x] = shrink_widely(line + taps.first[static_cast<size_t>(x)], weight, taps.count[static_cast<size_t>(x)]);
 }
 
 // A part of a line, by 32-bit products: any number of taps.
@@ -22,56 +37,73 @@ FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, con
     for (int i = 0; i < kLineChunk; ++i) out[x + i] = static_cast<uint8_t>(std::min(sum[i] >> kWeightBits, 255));
 }
 
-#if FEEDRATE_VECTORS
+#if FEEDRATE_VECTORS == 256
 
-// kCount taps for every pixel (0: taps.most), the unused ones of weight zero: a count that changes from pixel to pixel cannot
-// be predicted.
-template <int kCount>
-FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint64_t* in, const int32_t* weight, int most) {
-    const int count = kCount ? kCount : most;
-    __m256i sum = _mm256_set1_epi32(kRound);
-    for (int k = 0; k < count; ++k) {
-        const __m256i pixels = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + k)));
-        sum = _mm256_add_epi32(sum, _mm256_mullo_epi32(pixels, _mm256_set1_epi32(weight[k])));
-    }
-    return _mm256_srai_epi32(sum, kWeightBits);
+// Four bytes, everywhere.
+FEEDRATE_HOT_INLINE __m256i repeat(const void* bytes) {
+    int32_t word;
+    std::memcpy(&word, bytes, 4);
+    return _mm256_set1_epi32(word);
 }
 
-template <int kCount>
-FEEDRATE_HOT void shrink_count(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
-    const int32_t* weight = taps.weight.data();
+// One pixel of each line, kGroups times four taps (0: `groups`), the unused ones of weight zero: a count that changes from pixel to
+// pixel cannot be predicted. The sums are those of `lower` below: products of bytes for the high parts of the weights, of words
+// for the low parts.
+template <int kGroups>
+FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* line1, const SplitFour* weight, int groups) {
+    const int count = kGroups ? kGroups : groups;
+    // Four reds, four greens, four blues, in each half.
+    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m256i even = _mm256_set1_epi16(0xFF);
+    __m256i high = _mm256_setzero_si256(), low = _mm256_set1_epi32(kRound);
+    for (int i = 0; i < count; ++i) {
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line0 + 4 * i)), b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line1 + 4 * i));
+        const __m256i pixels = _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1), order);
+        high = _mm256_add_epi16(high, _mm256_maddubs_epi16(pixels, repeat(weight[i].high)));
+        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_and_si256(pixels, even), repeat(weight[i].low)));
+        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_srli_epi16(pixels, 8), repeat(weight[i].low + 2)));
+    }
+    const __m256i whole = _mm256_slli_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(1)), 16);
+    return _mm256_srai_epi32(_mm256_add_epi32(whole, low), kWeightBits);
+}
+
+template <int kGroups>
+FEEDRATE_HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+    const SplitFour* weight = taps.split.data();
     const int* first = taps.first.data();
-    const int width = taps.width, most = taps.most;
+    const int groups = kGroups ? kGroups : taps.groups;
     int x = 0;
-    for (; x + 4 <= out_width; x += 4, weight += 4 * width) {
-        const __m256i a = shrink_pixel<kCount>(pair + first[x], weight, most);
-        const __m256i b = shrink_pixel<kCount>(pair + first[x + 1], weight + width, most);
-        const __m256i c = shrink_pixel<kCount>(pair + first[x + 2], weight + 2 * width, most);
-        const __m256i d = shrink_pixel<kCount>(pair + first[x + 3], weight + 3 * width, most);
+    for (; x + 4 <= out_width; x += 4, weight += 4 * groups) {
+        const __m256i a = shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups);
+        const __m256i b = shrink_pixel<kGroups>(line0 + first[x + 1], line1 + first[x + 1], weight + groups, groups);
+        const __m256i c = shrink_pixel<kGroups>(line0 + first[x + 2], line1 + first[x + 2], weight + 2 * groups, groups);
+        const __m256i d = shrink_pixel<kGroups>(line0 + first[x + 3], line1 + first[x + 3], weight + 3 * groups, groups);
         const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out0 + x), _mm256_castsi256_si128(bytes));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out1 + x), _mm256_extracti128_si256(bytes, 1));
     }
-    for (; x < out_width; ++x, weight += width) {
-        const __m256i words = _mm256_packs_epi32(shrink_pixel<kCount>(pair + first[x], weight, most), _mm256_setzero_si256());
+    for (; x < out_width; ++x, weight += groups) {
+        const __m256i words = _mm256_packs_epi32(shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups), _mm256_setzero_si256());
         const __m256i bytes = _mm256_packus_epi16(words, words);
         out0[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(bytes)));
         out1[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(bytes, 1)));
     }
 }
 
-FEEDRATE_HOT void shrink(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
-    switch (taps.most) {
-        case 2: return shrink_count<2>(pair, taps, out_width, out0, out1);
-        case 3: return shrink_count<3>(pair, taps, out_width, out0, out1);
-        case 4: return shrink_count<4>(pair, taps, out_width, out0, out1);
-        case 5: return shrink_count<5>(pair, taps, out_width, out0, out1);
-        default: return shrink_count<0>(pair, taps, out_width, out0, out1);
+FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+    switch (taps.groups) {
+        case 1: return shrink_groups<1>(line0, line1, taps, out_width, out0, out1);
+        case 2: return shrink_groups<2>(line0, line1, taps, out_width, out0, out1);
+        default: break;
     }
+    // The high parts add up to 64 and half of one for every tap at most: with 128 taps their sums stay within 16 bits.
+    if (taps.groups <= 32) return shrink_groups<0>(line0, line1, taps, out_width, out0, out1);
+    shrink_line_widely(line0, taps, out_width, out0);
+    shrink_line_widely(line1, taps, out_width, out1);
 }
 
-// A weight in two parts: weight = 65536 * high + low, low signed in 16 bits, high at most 64. A pair of taps is then one product of
-// bytes for the high parts, whose sums stay within 16 bits, and one of words for the low parts.
+// Weights in two parts as in SplitFour. A pair of taps is then one product of bytes for the high parts, whose sums stay within 16
+// bits, and one of words for the low parts.
 struct SplitPair {
     __m256i high, low;
 };
@@ -139,22 +171,43 @@ FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* we
     for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
 }
 
+// The first pixels of a line, as far as four at a time go; returns how many. The store is four bytes longer than the pixels, so the
+// last ones are left.
+FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
+    const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+    const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
+    const __m128i order = flip ? mirrored : straight;
+    size_t x = 0;
+    for (; x + 6 <= width; x += 4) {
+        const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * x), _mm_shuffle_epi8(pixels, order));
+    }
+    return x;
+}
+
+// The same the other way; the load is four bytes longer than its pixels.
+FEEDRATE_HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
+    const __m128i order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+    int x = 0;
+    for (; x + 6 <= count; x += 4) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 3 * x));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + x), _mm_shuffle_epi8(bytes, order));
+    }
+    return x;
+}
+
+#elif FEEDRATE_VECTORS == 128
+
+#include "resize_neon.h"
+
 #else
 
-FEEDRATE_HOT void shrink(const uint64_t* pair, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
-    for (int x = 0; x < out_width; ++x) {
-        const auto* in = reinterpret_cast<const uint8_t*>(pair + taps.first[static_cast<size_t>(x)]);
-        const int32_t* weight = &taps.weight[static_cast<size_t>(x) * static_cast<size_t>(taps.width)];
-        const int count = taps.count[static_cast<size_t>(x)];
-        int32_t sum[8];
-        for (int i = 0; i < 8; ++i) sum[i] = kRound;
-        for (int k = 0; k < count; ++k)
-            for (int i = 0; i < 8; ++i) sum[i] += in[8 * k + i] * weight[k];
-        uint8_t bytes[8];
-        for (int i = 0; i < 8; ++i) bytes[i] = static_cast<uint8_t>(std::min(sum[i] >> kWeightBits, 255));
-        std::memcpy(out0 + x, bytes, 4);
-        std::memcpy(out1 + x, bytes + 4, 4);
-    }
+FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t*, size_t, bool, uint8_t*) { return 0; }
+FEEDRATE_HOT_INLINE int spread_most(const uint8_t*, int, uint32_t*) { return 0; }
+
+FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+    shrink_line_widely(line0, taps, out_width, out0);
+    shrink_line_widely(line1, taps, out_width, out1);
 }
 
 FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
@@ -164,17 +217,8 @@ FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* we
 #endif
 
 FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
-    size_t x = 0;
-#if FEEDRATE_VECTORS
-    // Four pixels at a time; the store is four bytes longer than the pixels, so the last ones are left.
-    const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-    const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
-    const __m128i order = flip ? mirrored : straight;
-    for (; x + 6 <= width; x += 4) {
-        const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * x), _mm_shuffle_epi8(pixels, order));
-    }
-#endif
+    size_t x = pack_most(line, width, flip, out);
+    if (x == width) return;
     const ptrdiff_t step = flip ? -1 : 1;
     const uint32_t* in = flip ? line + (width - 1 - x) : line + x;
     out += 3 * x;
@@ -184,15 +228,7 @@ FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_
 }
 
 FEEDRATE_HOT void spread_rgb(const uint8_t* in, int count, uint32_t* out) {
-    int x = 0;
-#if FEEDRATE_VECTORS
-    // Four pixels at a time; the load is four bytes longer than its pixels, so the last ones are left.
-    const __m128i order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
-    for (; x + 6 <= count; x += 4) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 3 * x));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + x), _mm_shuffle_epi8(bytes, order));
-    }
-#endif
+    int x = spread_most(in, count, out);
     for (; x < count; ++x) out[x] = in[3 * x] | static_cast<uint32_t>(in[3 * x + 1]) << 8 | static_cast<uint32_t>(in[3 * x + 2]) << 16;
 }
 

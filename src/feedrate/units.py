@@ -59,6 +59,15 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
+def format_percent(share: float) -> str:
+    """Return `68%`, `0.4%`, `0.03%`: a small share is what says that a remedy gives nothing."""
+    percent = 100 * share
+    for least, digits in ((0.995, 0), (0.0995, 1), (0.005, 2)):
+        if abs(percent) >= least:
+            return f"{percent:.{digits}f}%"
+    return "0%"
+
+
 def format_ratio(ratio: float) -> str:
     return f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.1f}x"
 

@@ -63,6 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--verify", type=Path, metavar="BEFORE.json",
         help="compare with an earlier --json: what was predicted, and what came",
     )  # fmt: skip
+    parser.add_argument(
+        "--max-slowdown", type=share, metavar="SHARE",
+        help="with --verify: exit code 1 when this run is slower than the earlier one by more than this",
+    )  # fmt: skip
     add_json_arguments(parser, overwritten="the files named above")
     parser.add_argument(
         "command",
@@ -83,6 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     for target in (arguments.html, arguments.trace):
         if target is not None:
             check_target(target, force=arguments.force)
+    if arguments.max_slowdown is not None and arguments.verify is None:
+        raise UsageError(
+            "--max-slowdown compares with an earlier run, and --verify names none",
+            hint="add --verify BEFORE.json, a file that 'feedrate doctor --json' wrote",
+        )
     before = None if arguments.verify is None else read_before(arguments.verify)
     from feedrate.doctor.examine import examine
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `feedrate doctor` writes once the diagnosis is made, and the earlier document that it compares with."""
+"""What `feedrate doctor` writes once the diagnosis is made, and the document it may compare with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from feedrate.cli.output import say, write_json, write_text
 from feedrate.errors import NotFound, UsageError
@@ -23,17 +23,15 @@ def talk(text: str) -> None:
 
 
 def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any] | None) -> int:
-    """Write what was asked for; return the exit code: the command's own, or 1 where --check says no."""
+    """Write what was asked for; return the exit code: the command's own, or 1 where a check says no."""
     from feedrate.report.doctor import draw_diagnosis
     from feedrate.report.document import dump_document
 
     if arguments.json != "-":
-        sys.stdout.write(draw_diagnosis(diagnosis))
+        write_anyhow(sys.stdout, draw_diagnosis(diagnosis))
+    passed = check_wait(arguments, diagnosis)
     if before is not None:
-        from feedrate.report.doctor_verify import compare_runs, draw_verification
-
-        text = draw_verification(compare_runs(before, diagnosis))
-        (sys.stderr if arguments.json == "-" else sys.stdout).write(text)
+        passed = compare(arguments, diagnosis, before) and passed
     sys.stdout.flush()
     write_json(arguments, dump_document("doctor", diagnosis))
     if arguments.html is not None:
@@ -46,7 +44,6 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: di
 
         write_text(arguments.trace, draw_trace(diagnosis))
         talk(f"wrote {arguments.trace}")
-    passed = check_wait(arguments, diagnosis)
     return (diagnosis.run.exit_code or 0) or (0 if passed else 1)
 
 
@@ -54,21 +51,40 @@ def check_wait(arguments: argparse.Namespace, diagnosis: Diagnosis) -> bool:
     limit: float | None = arguments.max_exposed_wait
     if not arguments.check and limit is None:
         return True
+    from feedrate.report.doctor_verify import draw_check, passes_check
+
     limit = DEFAULT_MAX_EXPOSED_WAIT if limit is None else limit
-    share = diagnosis.run.exposed_wait_share
-    passed = share <= limit
-    word = "passed" if passed else "failed"
-    talk(f"check {word}: training waited for data in {share:.1%} of its time, allowed are {limit:.1%}")
-    return passed
+    talk(f"check {draw_check(diagnosis, limit).rstrip()}")
+    return passes_check(diagnosis, limit)
+
+
+def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any]) -> bool:
+    """Draw what an earlier run predicted and what came; return whether --max-slowdown is kept to."""
+    from feedrate.report.doctor_verify import compare_runs, draw_gate, draw_verification, passes_gate
+
+    verification = compare_runs(before, diagnosis)
+    stream = sys.stderr if arguments.json == "-" else sys.stdout
+    write_anyhow(stream, "\n" + draw_verification(verification))
+    if arguments.max_slowdown is None:
+        return True
+    talk(f"check {draw_gate(verification, arguments.max_slowdown).rstrip()}")
+    return passes_gate(verification, arguments.max_slowdown)
+
+
+def write_anyhow(stream: TextIO, text: str) -> None:
+    """Write to a terminal that may know no more than ASCII."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, errors="replace").decode(encoding))
 
 
 def read_before(path: Path) -> dict[str, Any]:
     """Return an earlier document of ours.
 
     Raises:
-        NotFound, UsageError: there is none, or it is something else.
+        NotFound, UsageError: there is none, or nothing can be compared with it.
     """
     from feedrate.probe.paths import suggest_path
+    from feedrate.report.doctor_earlier import read_earlier
 
     try:
         document = json.loads(path.read_text())
@@ -76,9 +92,9 @@ def read_before(path: Path) -> dict[str, Any]:
         raise NotFound(f"no file at {path} (--verify)", hint=suggest_path(path)) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path} (--verify): {error}") from error
-    if not isinstance(document, dict) or document.get("command") != "doctor":
-        raise UsageError(
-            f"{path} is not a document of the doctor (--verify)",
-            hint="make one first: feedrate doctor --json before.json -- python train.py ...",
-        )
-    return document
+    try:
+        read_earlier(document)  # now, and not when the run is over
+    except UsageError as error:
+        raise UsageError(f"cannot compare with {path} (--verify): {error}", hint=error.hint) from error
+    found: dict[str, Any] = document
+    return found

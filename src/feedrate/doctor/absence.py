@@ -16,6 +16,8 @@ _DROPS_THE_ENVIRONMENT = {
     "sudo": "sudo drops the environment: put 'feedrate doctor --' after it",
     "docker": "a container does not get our environment: run feedrate doctor inside of it",
     "podman": "a container does not get our environment: run feedrate doctor inside of it",
+    "apptainer": "the container must get our environment: leave --cleanenv and --containall out",
+    "singularity": "the container must get our environment: leave --cleanenv and --containall out",
     "ssh": "another machine does not get our environment: run feedrate doctor there",
     "srun": "srun must pass the environment on (--export=ALL), and the nodes must share the working folder",
 }

@@ -16,7 +16,15 @@ from feedrate.doctor.evidence import (
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
 from feedrate.doctor.stacks import HotPlace
-from feedrate.doctor.what_if import read_blocked, repeated_share, without_cost
+from feedrate.doctor.what_if import (
+    decoding,
+    freeing_s,
+    read_blocked,
+    repeated_share,
+    saved_without,
+    transforming,
+)
+from feedrate.model.pipeline import best_workers
 from feedrate.units import format_bytes, format_seconds
 
 STARVED_GAIN = 1.15  # more workers must give this much to be the cause
@@ -27,17 +35,21 @@ _SMALL_FILE_BYTES = 1e6
 def find_starved_workers(m: Measured) -> Evidence | None:
     if not waits_for_data(m):
         return None
-    tried = {n: m.step_s / (t.seconds + m.between_s) for n, t in m.trials.items() if n > m.workers}
+    tried = {
+        n: m.step_s / (t.seconds + m.between_s)
+        for n, t in m.trials.items()
+        if m.workers < n <= m.around.cores
+    }
     if tried:
+        # More than `never to wait` is the machine's mood; the share is capped below.
         number = max(tried, key=lambda n: tried[n])
         gain, how = tried[number], "tried in this run"
     else:
         now = m.pipeline
-        times = {n: now.with_(workers=n).step_s for n in range(m.workers + 1, int(m.around.cores) + 1)}
-        if not times:
+        number = best_workers(now, int(m.around.cores))
+        if number <= m.workers:
             return None
-        number = min(times, key=lambda n: times[n])
-        gain, how = now.step_s / times[number], "by the cost model"
+        gain, how = now.step_s / now.with_(workers=number).step_s, "by the cost model"
     if gain < STARVED_GAIN:
         return None
     workers = "no worker" if m.workers == 0 else f"{m.workers} worker{'s' if m.workers > 1 else ''}"
@@ -55,13 +67,14 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     sample = m.sample
     if sample is None or not waits_for_data(m):
         return None
-    decode = sample.kind("decode")
+    decode = decoding(m)
     share = _share_of(m, Cost(decode.cpu_s, decode.queue_s, 0.0))
     if share < WORTH_TELLING:
         return None
     of_sample = percent(decode.wall_s / sample.total.wall_s)
+    took = format_seconds(decode.cpu_s)
     lines = [
-        f"decoding ({sample.largest('decode')}) takes {format_seconds(decode.cpu_s)} of CPU a sample, "
+        f"decoding and resizing ({sample.largest('decode')}) take {took} of CPU a sample, "
         f"{of_sample} of the {format_seconds(sample.total.wall_s)} that it takes",
         wait_words(m),
     ]
@@ -75,7 +88,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
     sample = m.sample
     if sample is None or not waits_for_data(m):
         return None
-    own = sample.kind("transform").plus(sample.kind("rest"))
+    own = transforming(m)
     share = _share_of(m, Cost(own.cpu_s, own.queue_s, 0.0))
     if share < WORTH_TELLING:
         return None
@@ -161,8 +174,8 @@ def find_cold_cache(m: Measured) -> Evidence | None:
 
 
 def find_slow_handover(m: Measured) -> Evidence | None:
-    sample = m.sample
-    if sample is None or not waits_for_data(m):
+    sample, freed = m.sample, freeing_s(m)
+    if sample is None or (not waits_for_data(m) and freed < WORTH_TELLING * m.step_s):
         return None
     n, now = m.samples_per_step, m.pipeline
     collate = sample.kind("collate")
@@ -177,6 +190,7 @@ def find_slow_handover(m: Measured) -> Evidence | None:
         unexplained = m.drain.seconds - max(now.fetch_s / m.workers, now.fetch_cpu_s / now.cores)
         if unexplained > 0.25 * m.drain.seconds:
             share = max(share, capped(m, unexplained / m.step_s))
+    share += freed / m.step_s
     if share < WORTH_TELLING:
         return None
     size = m.batch_bytes
@@ -186,6 +200,7 @@ def find_slow_handover(m: Measured) -> Evidence | None:
         f"a batch takes {collated} to collate, {pickled} to pickle, {received} to receive",
         f"its samples take {format_seconds((sample.total.wall_s - collate.wall_s) * n)} to make",
         f"a batch is {format_bytes(size)} of tensors" if size else "a batch holds no tensors: it is pickled",
+        *([f"giving its memory back takes {format_seconds(freed)}"] if freed > 0.01 * m.step_s else []),
     )
     numbers = {"collate_s": collate.wall_s * n, "pickle_s": m.feeder_cpu_s, "receive_s": m.receive_cpu_s}
     return Evidence(share, lines, {**numbers, "batch_bytes": size})
@@ -231,7 +246,7 @@ def find_repeated_work(m: Measured) -> Evidence | None:
     sample, repeated_part = m.sample, repeated_share(m)
     if sample is None or repeated_part is None or repeated_part < 0.5 or not waits_for_data(m):
         return None
-    own = sample.kind("transform").plus(sample.kind("rest"))
+    own = transforming(m)
     repeated = own.cpu_s * min(repeated_part, 1.0)
     # A Python loop is slow because it is one: that is the transform's finding.
     interpreted = sum(place.share for place in m.looks_fetch.places if place.is_python)
@@ -251,4 +266,4 @@ def find_repeated_work(m: Measured) -> Evidence | None:
 
 
 def _share_of(m: Measured, cost: Cost) -> float:
-    return capped(m, saved_by(without_cost(m, cost).speedup))
+    return capped(m, saved_without(m, cost))

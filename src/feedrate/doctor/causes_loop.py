@@ -8,7 +8,7 @@ from statistics import median
 from feedrate.doctor.causes_loader import word_place
 from feedrate.doctor.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence, percent
 from feedrate.doctor.measured import Measured
-from feedrate.doctor.what_if import idle_share, other_s, write_s
+from feedrate.doctor.what_if import freeing_s, idle_share, other_s, sync_s, write_s
 from feedrate.units import format_bytes, format_seconds
 
 
@@ -63,7 +63,7 @@ def find_writing(m: Measured) -> Evidence | None:
 
 
 def find_syncs(m: Measured) -> Evidence | None:
-    share, idle = m.share_of("sync"), idle_share(m)
+    share, idle = sync_s(m) / m.step_s, idle_share(m)
     if not m.is_on_gpu or share < WORTH_TELLING or idle is None:
         return None
     cost = min(idle - m.exposed_share, share)
@@ -106,7 +106,7 @@ def find_readbacks(m: Measured) -> Evidence | None:
 def find_slow_loop(m: Measured) -> Evidence | None:
     """The loop's own code; without a forward pass that could be told apart, there is no saying."""
     written = max(write_s(m) - m.loop.per_step("write"), 0.0)
-    own = max(other_s(m) - written, 0.0)
+    own = max(other_s(m) - written - (sync_s(m) - m.loop.per_step("sync")) - freeing_s(m), 0.0)
     share = own / m.step_s
     if share < WORTH_A_VERDICT or not m.loop.per_step("forward"):
         return None
@@ -136,6 +136,8 @@ def find_slow_rank(m: Measured) -> Evidence | None:
 
 def find_busy_device(m: Measured) -> Evidence | None:
     share = max(m.own_s - m.exposed_s, 0.0) / m.step_s
+    if m.is_on_gpu and m.around.gpu_utilisation is not None:
+        share = min(share, m.around.gpu_utilisation)
     if share < 0.5:
         return None
     device = (m.around.gpu_name or "the GPU") if m.is_on_gpu else "the CPU, which computes the model here,"

@@ -14,21 +14,29 @@ from feedrate.doctor.evidence import (
 from feedrate.doctor.measured import Measured
 from feedrate.units import format_bytes
 
-_SHM_ERRORS = ("Bus error", "shared memory", "No space left on device", "/dev/shm")
+_SHM_ERRORS = ("Bus error", "shared memory", "/dev/shm", "(shm)")
 
 
 def find_contention(m: Measured) -> Evidence | None:
     others = m.around.cores_others + m.around.steal_cores
     ours = m.around.cores_ours or 0.0
-    if others < 0.25 * m.around.cores or ours + others < 0.8 * m.around.cores:
-        return None  # little, or there was room for all
+    if others < 0.15 * m.around.cores:
+        return None
+    # What counts is the waiting for a core, by whoever makes the step long: others of low priority take
+    # cores that nobody wants.
+    waiting = m.exposed_share * queue_share(m) + (1 - m.exposed_share) * m.computing_queue_share
+    if m.workers > m.around.cores:
+        waiting *= others / max(others + ours, 1e-9)  # the rest are our own, too many
+    if waiting < WORTH_TELLING:
+        return None
     who = f": {m.around.biggest_other}" if m.around.biggest_other else ""
     lines = [f"other processes use {others:.1f} of {m.around.cores:.0f} cores{who}"]
     if m.sample is not None:
         lines.append(f"a sample spends {percent(queue_share(m))} of its time waiting for a core")
+    lines.append(f"forward and backward spend {percent(m.computing_queue_share)} of theirs so")
     if m.around.gpu_others:
         lines.append(f"on the GPU, too: {m.around.gpu_others}")
-    share = min(others / m.around.cores, 0.9)
+    share = min(waiting, 0.95)
     return Evidence(share, tuple(lines), {"cores_others": round(others, 2), "cores": m.around.cores})
 
 
@@ -64,9 +72,14 @@ def find_short_memory(m: Measured) -> Evidence | None:
     return Evidence(share, tuple(lines), numbers)
 
 
+def is_shm_error(error: str) -> bool:
+    """Whether an exception's text says that shared memory was full; a worker's carries its own traceback."""
+    return any(text in error for text in _SHM_ERRORS)
+
+
 def find_small_shm(m: Measured) -> Evidence | None:
     error = str(m.end.get("error") or "")
-    died = any(text in error for text in _SHM_ERRORS)
+    died = is_shm_error(error)
     size = m.around.shm_size_bytes
     needed = m.batch_bytes * m.workers * int(m.loader.get("prefetch_factor") or 2)
     if not died and (size is None or m.workers == 0 or needed < 0.8 * size):
@@ -91,5 +104,7 @@ def find_unused_gpu(m: Measured) -> Evidence | None:
         lines.append(f"torch {m.torch.get('version', '')} {built}")
     if m.torch.get("visible_devices") == "":
         lines.append("CUDA_VISIBLE_DEVICES is empty")
-    computing = max(m.own_s - m.exposed_s, 0.0) / m.step_s
-    return Evidence(max(computing, 0.5), tuple(lines), {"gpus": m.around.gpus})
+    computing = sum(m.share_of(part) for part in ("forward", "backward", "optimizer"))
+    if computing < WORTH_TELLING:
+        return None
+    return Evidence(min(computing, 1.0), tuple(lines), {"gpus": m.around.gpus})

@@ -16,6 +16,8 @@ from feedrate.probe.paths import suggest_path
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 _LAUNCHERS = {"srun", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun"}
+# They pass the environment on and see the working folder, but not the rest of this machine.
+_CONTAINERS = {"apptainer", "singularity", "ch-run", "enroot"}
 _TAKE_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -89,7 +91,7 @@ def read_python_call(command: Sequence[str]) -> PythonCall | None:
             letters = word[1:]
             for position, letter in enumerate(letters):
                 if letter in "cm":
-                    return PythonCall(flags + letters[:position], None)
+                    return PythonCall(flags, None)
                 if letter in "WX":
                     if position == len(letters) - 1:
                         next(words, None)
@@ -104,9 +106,9 @@ def find_script(command: Sequence[str]) -> str | None:
     return None if call is None else call.script
 
 
-def spans_nodes(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether processes of the command may run on other nodes than this one."""
-    if os.path.basename(command[0]) in _LAUNCHERS:
+def needs_shared_folder(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether processes of the command may run on other nodes, or in a container of other folders."""
+    if os.path.basename(command[0]) in _LAUNCHERS | _CONTAINERS:
         return True
     nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
     return nodes.isdigit() and int(nodes) > 1

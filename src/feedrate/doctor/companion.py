@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -17,9 +18,11 @@ from pathlib import Path
 import feedrate
 from feedrate.doctor import sampler
 from feedrate.doctor.witness import SIGNALS
+from feedrate.errors import UsageError
+from feedrate.probe.process import is_pending
 
 _START_S = 10.0  # a loaded machine starts a Python process in seconds
-_WITNESS_S = 0.1
+_WITNESS_S = 0.05
 
 
 class Child:
@@ -29,7 +32,15 @@ class Child:
         # Python ignores these two, and a child would inherit that: `train | head` would never end.
         ignored = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]
         program = shutil.which(command[0]) or command[0]
-        self.pid = os.posix_spawn(program, list(command), dict(environment), setsigdef=ignored)
+        try:
+            self.pid = os.posix_spawn(program, list(command), dict(environment), setsigdef=ignored)
+        except OSError as error:
+            raise UsageError(
+                f"cannot run {command[0]}: {error.strerror}",
+                hint="a script must begin with its interpreter: #!/usr/bin/env bash"
+                if error.errno in (errno.ENOEXEC, errno.ENOENT)
+                else None,
+            ) from error
         self.signal: int | None = None
         self.exit_code = 0
         self._is_running = True
@@ -68,7 +79,10 @@ class Companion:
 
     def saw(self, number: int) -> bool:
         """Return whether the whole process group got this signal."""
-        return self._wait_for(number, _WITNESS_S)
+        if self._wait_for(number, _WITNESS_S):
+            return True
+        # On a loaded machine the witness may not have had a core since.
+        return is_pending(self._process.pid, number) and self._wait_for(number, _START_S)
 
     def stop(self) -> None:
         """Let the sampler take its last sample."""

@@ -73,7 +73,7 @@ def time_kernel(jpegs: Sequence[str], size: tuple[int, int] | None, *, crops: bo
         try:
             scan = kernel.scan(data)
             box = _middle_box(scan.width, scan.height, 0.54 if crops else 1.0)
-            stages = kernel.profile_decode(data, scan.entries, box=box, size=size or (224, 224), repeats=2)
+            stages = kernel.profile_decode(data, scan.entries, box=box, size=size or (224, 224), repeats=5)
         except ValueError:
             continue
         seconds.append(sum(stages.values()))

@@ -37,9 +37,16 @@ _TITLES = {
 
 
 def diagnose(
-    m: Measured, *, command: Sequence[str], mode: str, exit_code: int | None, seconds: float, machine: Machine
+    m: Measured,
+    *,
+    command: Sequence[str],
+    mode: str,
+    exit_code: int | None,
+    seconds: float,
+    machine: Machine,
+    origin_ns: int | None = None,
 ) -> Diagnosis:
-    """Judge one run."""
+    """Judge one run. `origin_ns`: where the timeline's clock begins; None: at the first step."""
     remedies = remedies_of(m)
     findings = find_causes(m, remedies)
     return Diagnosis(
@@ -52,7 +59,7 @@ def diagnose(
         sample=_sample_parts(m),
         hot_lines=_hot_lines(m),
         rates=_rates(m),
-        timeline=_timeline(m),
+        timeline=_timeline(m, m.loop.start_ns if origin_ns is None else origin_ns),
         curves=(),
         facts=(),
         overhead=measure_overhead(m.loop),
@@ -66,8 +73,8 @@ def word_verdict(m: Measured, findings: Sequence[Finding]) -> str:
         return f"Nothing holds this run up for more than {WORTH_A_VERDICT:.0%} of its time."
     first = findings[0]
     if first.code == "device-bound":
-        return f"{first.title}: data is waited for {m.exposed_s / m.step_s:.0%} of the time."
-    return f"{first.title}: it costs {first.share:.0%} of the run's time."
+        return f"{first.title}; data is waited for {m.exposed_share:.0%} of the time."
+    return f"{first.title}; that costs {first.share:.0%} of the time."
 
 
 def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
@@ -77,7 +84,7 @@ def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tu
     def key(remedy: Remedy) -> tuple[bool, float, bool]:
         return (
             remedy.predicted_speedup < _NOTHING,
-            -round(remedy.predicted_speedup, 1),
+            -remedy.predicted_speedup,
             remedy.name not in favoured,
         )
 
@@ -242,20 +249,31 @@ def _rates(m: Measured) -> tuple[Rate, ...]:
     return tuple(rates)
 
 
-def _timeline(m: Measured) -> tuple[StepRow, ...]:
-    rows = []
-    for rank, loop in m.loops.items():
-        first = m.loop.start_ns
+def _timeline(m: Measured, origin_ns: int) -> tuple[StepRow, ...]:
+    rows = [
+        StepRow(
+            start_s=(step.start_ns - origin_ns) * 1e-9,
+            wall_s=step.wall_s,
+            wait_s=step.wait_s,
+            exposed_s=step.exposed_s,
+            parts={name: seconds for name, seconds in step.parts.items() if seconds > 0},
+            phase="real",
+            rank=rank,
+        )
+        for rank, loop in m.loops.items()
+        for step in loop.steps[:_TIMELINE_STEPS]
+    ]
+    for phase, waits in m.experiment_waits.items():
         rows += [
             StepRow(
-                start_s=(step.start_ns - first) * 1e-9,
-                wall_s=step.wall_s,
-                wait_s=step.wait_s,
-                exposed_s=step.exposed_s,
-                parts={name: seconds for name, seconds in step.parts.items() if seconds > 0},
-                phase="real",
-                rank=rank,
+                start_s=(start - origin_ns) * 1e-9,
+                wall_s=(after - start) * 1e-9,
+                wait_s=wait * 1e-9,
+                exposed_s=wait * 1e-9,
+                parts={},
+                phase=layout.PHASES[phase],
+                rank=min(m.loops),
             )
-            for step in loop.steps[:_TIMELINE_STEPS]
+            for start, wait, after in waits[:_TIMELINE_STEPS]
         ]
     return tuple(rows)

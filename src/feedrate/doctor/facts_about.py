@@ -30,8 +30,15 @@ def _loader_facts(m: Measured) -> list[Fact]:
         Fact("batch size", str(loader.get("batch_size", UNKNOWN))),
         Fact("batch", tensors or "no tensors"),
         Fact("model", f"{m.module.get('class', UNKNOWN)} on {m.module.get('device', UNKNOWN)}"),
+        Fact("precision", _precision(m)),
         Fact("torch", f"{m.torch.get('version', UNKNOWN)}, {m.torch.get('threads', UNKNOWN)} threads"),
     ]
+
+
+def _precision(m: Measured) -> str:
+    if m.autocast.get("enabled"):
+        return f"autocast to {m.autocast.get('dtype') or 'half precision'}"
+    return str(m.module.get("dtype") or UNKNOWN)
 
 
 def _data_facts(m: Measured) -> list[Fact]:

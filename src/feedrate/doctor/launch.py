@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from feedrate.doctor.command import check_command, find_hook_folder, spans_nodes
+from feedrate.doctor.command import check_command, find_hook_folder, needs_shared_folder
 from feedrate.doctor.companion import Child, Companion, Signals
 from feedrate.doctor.facts import read_facts, read_samples
 from feedrate.doctor.leftovers import end_members, remove_folder, remove_shared_memory
@@ -26,11 +26,10 @@ from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.tree import ENVIRONMENT
 from feedrate.errors import StorageError
 from feedrate.probe.cpu import measure_usable_cores
-from feedrate.probe.process import read_stat
-from feedrate.units import format_seconds
+from feedrate.units import format_count, format_seconds
 
 SETTINGS_VERSION = 1
-_STACK_HZ = 50
+_STACK_HZ = 25
 _GRACE_S = 3.0  # for workers to notice that their parent is gone
 _GRACE_AFTER_EXPERIMENTS_S = 0.5  # it ended without telling them: nothing is to be waited for
 
@@ -47,7 +46,7 @@ class Observed:
         started_ns: perf_counter_ns when it was started.
         interrupted: the doctor got a signal meanwhile (Ctrl-C, scancel ...).
         ended_by_doctor: it ended because the experiments were done.
-        is_shared: its processes may have run on other nodes, which the sampler does not see.
+        is_shared: its processes may have run on other nodes; the sampler sees this one only.
     """
 
     command: tuple[str, ...]
@@ -74,19 +73,21 @@ def run_command(
         StorageError: there is no place for the run folder.
     """
     check_command(command)
-    is_shared = spans_nodes(command)
+    is_shared = needs_shared_folder(command)
     run = make_run_folder(is_shared)
     companion: Companion | None = None
+    observed: Observed | None = None
     try:
-        write_settings(run, options)
-        environment = make_environment(run, is_shared)
+        environment = prepare(run, options, is_shared)
         companion = Companion(run)
         observed = _run(tuple(command), run, environment, companion, watch)
         yield replace(observed, is_shared=is_shared)
     finally:
         known = _read_members(run)
-        end_members(run, known, grace_s=0.0)
-        remove_shared_memory(known)
+        if observed is None:
+            end_members(run, known, grace_s=0.0)
+        names = [name for sample in read_samples(run) for name in sample.get("shared_names") or ()]
+        remove_shared_memory(run, known, names)
         remove_folder(run)
         if companion is not None:
             companion.close()
@@ -122,7 +123,7 @@ def _run(
             spare_sessions=frozenset({os.getsid(0)}) if by_itself else None,
         )
         if left:
-            watch(f"ended {left} processes that the command left behind")
+            watch(f"ended {format_count(left, 'process', 'processes')} that the command left behind")
     return Observed(
         command=command,
         run_folder=run,
@@ -146,6 +147,17 @@ def make_run_folder(is_shared: bool) -> Path:
         raise StorageError(
             f"cannot make a folder in {where} for what is measured: {error.strerror}",
             hint="start it where you may write" if is_shared else "set TMPDIR to a folder with room",
+        ) from error
+
+
+def prepare(run: Path, options: DoctorOptions, is_shared: bool) -> dict[str, str]:
+    """Fill the run folder; return the command's environment."""
+    try:
+        write_settings(run, options)
+        return make_environment(run, is_shared)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {run}: {error.strerror}", hint="set TMPDIR to a folder with room"
         ) from error
 
 
@@ -198,9 +210,4 @@ def _read_members(run: Path) -> dict[int, int]:
     known: dict[int, int] = {}
     for sample in read_samples(run):
         known |= {process["pid"]: process["start"] for process in sample.get("processes") or ()}
-    for path in run.glob("*-*.facts"):
-        pid = path.name.partition("-")[0]
-        stat = read_stat(int(pid)) if pid.isdigit() else None
-        if stat is not None:
-            known.setdefault(stat.pid, stat.start)
     return known

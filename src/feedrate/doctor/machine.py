@@ -118,6 +118,7 @@ class MachineTrace:
     per_core: Floats
     cores: tuple[int, ...]
     gpu_names: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
     gpu_series: Mapping[str, Floats]
     gpu_others: tuple[GpuOther, ...]
     others: tuple[OtherProcess | None, ...]
@@ -234,8 +235,14 @@ class MachineTrace:
 
 
 def read_machine(run_folder: Path) -> MachineTrace:
-    """Read what the sampler wrote, also when it was cut short; without samples every answer is "unknown"."""
+    """Read what the sampler wrote, also when it was cut short.
+
+    Without samples, or when none of the command's processes ran here, every answer is "unknown".
+    """
     samples = list(read_samples(run_folder))
+    if not first(samples, lambda s: s["processes"] or None):
+        # The command ran on another node, or was over at once: this machine's numbers say nothing about it.
+        samples = []
     cores = first(samples, lambda s: s["cpu"]["cores"]) or []
     gpus = first(samples, lambda s: s["gpus"]) or []
 
@@ -249,6 +256,7 @@ def read_machine(run_folder: Path) -> MachineTrace:
         per_core=table(samples, lambda s: s["cpu"]["busy"], len(cores)),
         cores=tuple(cores),
         gpu_names=tuple(str(gpu["name"]) for gpu in gpus),
+        gpu_uuids=tuple(str(gpu.get("uuid", "")) for gpu in gpus),
         gpu_series={name: of_gpus(name) for name in GPU_SERIES},
         gpu_others=_read_gpu_others(samples),
         others=tuple(_read_other(sample) for sample in samples),

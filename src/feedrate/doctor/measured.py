@@ -75,6 +75,13 @@ class Measured:
     copy_rates: Fact
     receive_cpu_s: float  # CPU of the training thread inside next(), per batch
     feeder_cpu_s: float  # CPU of the other threads of the workers, per batch
+    computing_queue_share: (
+        float  # of forward, backward and optimizer: the thread was ready, and no core was free
+    )
+    autocast: Fact
+    experiment_waits: Mapping[
+        int, Sequence[tuple[int, int, int]]
+    ]  # phase -> start, wait, end of each batch, ns
     before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
 
     @property
@@ -157,12 +164,17 @@ class Measured:
             blocked = sample.total.blocked_s * per_batch
         else:
             blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
+        received = 0.0 if self.workers == 0 else self.receive_cpu_s
+        # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
+        # comes with the making of batches, and goes with it.
+        slower = self.own_s - self.exposed_s - self.device_s - received
         return Pipeline(
             device_s=self.device_s,
             device_cpu_s=self.device_cpu_s,
             fetch_cpu_s=cpu,
             fetch_blocked_s=blocked,
-            handover_s=0.0 if self.workers == 0 else self.receive_cpu_s,
+            handover_s=received,
+            drag=max(slower, 0.0) / cpu if self.workers and cpu > 0 else 0.0,
             workers=self.workers,
             cores=max(self.around.cores - self.around.cores_others, 0.5),
             between_s=self.between_s,
@@ -214,6 +226,9 @@ def measure(
         copy_rates=main.last("copy-rates"),
         receive_cpu_s=_receive_cpu(main, loop),
         feeder_cpu_s=_feeder_cpu(workers),
+        computing_queue_share=_computing_queue_share(main),
+        autocast=main.last("autocast"),
+        experiment_waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},
         before_forward_s=_before_forward(main),
     )  # fmt: skip
 
@@ -236,11 +251,8 @@ def _on_gpu(main: Process) -> bool:
 
 
 def _facts_of_loader(main: Process, kind: str, loader: str) -> Fact:
-    merged: dict[str, object] = {}
-    for fact in main.facts_of(kind):
-        if fact.get("loader") == loader:
-            merged.update(fact)
-    return merged
+    """Return the first: experiments make further loaders of it, and batches of other sizes."""
+    return next((fact for fact in main.facts_of(kind) if fact.get("loader") == loader), {})
 
 
 def _phase_timing(main: Process, phase: int) -> Timing | None:
@@ -273,6 +285,20 @@ def _receive_cpu(main: Process, loop: Loop) -> float:
 def _feeder_cpu(workers: Sequence[Process]) -> float:
     spent = [int(record["a"]) for p in workers for record in p.of(layout.HANDOVER, phase=layout.REAL)]
     return sum(spent) * 1e-9 / len(spent) if spent else 0.0
+
+
+def _computing_queue_share(main: Process) -> float:
+    records = main.of(layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER, phase=layout.REAL)
+    wall = float(records["wall"].sum())
+    return float(records["queue"].sum()) / wall if wall else 0.0
+
+
+def _experiment_waits(main: Process, phase: int) -> list[tuple[int, int, int]]:
+    waits = main.of(layout.WAIT, phase=phase)
+    starts = [int(start) for start in waits["start"]]
+    walls = [int(wall) for wall in waits["wall"]]
+    ends = [*starts[1:], starts[-1] + walls[-1]] if starts else []
+    return list(zip(starts, walls, ends, strict=True))
 
 
 def _before_forward(main: Process) -> float:

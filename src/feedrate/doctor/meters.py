@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 import time
@@ -15,7 +16,7 @@ from feedrate.probe.gpu import GpuReader
 from feedrate.probe.process import ProcessStat, read_anonymous, read_io, read_rollup
 
 _ROLLUP_EVERY_S = 3.0
-_ROLLUP_SHARE = 0.002  # of one core per process, at most: the kernel walks all pages of the process
+_ROLLUP_SHARE = 0.002  # of one core, at most
 _PCIE_EVERY_S = 2.0
 _PRESSURES = ("cpu", "memory", "io")
 
@@ -88,20 +89,21 @@ class ProcessMeter:
     """One entry per member of the tree."""
 
     def __init__(self) -> None:
-        self._rollups: dict[tuple[int, int], tuple[float, tuple[int, int] | None]] = {}
+        self._asked: dict[tuple[int, int], float] = {}  # when each was asked for its pages
+        self._free_at_s = 0.0
 
     def read(self, members: dict[int, ProcessStat]) -> list[Reading]:
-        gone = self._rollups.keys() - {(stat.pid, stat.start) for stat in members.values()}
-        for key in gone:
-            del self._rollups[key]
-        return [self._read_one(stat) for stat in members.values() if stat.state not in ("Z", "X")]
+        alive = [stat for stat in members.values() if stat.state not in ("Z", "X")]
+        readings = {(stat.pid, stat.start): self._read_one(stat) for stat in alive}
+        self._add_rollups(readings)
+        return list(readings.values())
 
     def _read_one(self, stat: ProcessStat) -> Reading:
         reading: Reading = {
             "pid": stat.pid, "start": stat.start, "parent": stat.parent, "name": stat.name,
-            "state": stat.state,
-            "cpu_s": round(stat.cpu_s, 2), "rss": stat.rss_bytes, "anonymous": read_anonymous(stat.pid),
-            "major_faults": stat.major_faults, "threads": stat.threads, "core": stat.core,
+            "state": stat.state, "cpu_s": round(stat.cpu_s, 2), "rss": stat.rss_bytes,
+            "anonymous": read_anonymous(stat.pid), "major_faults": stat.major_faults,
+            "threads": stat.threads, "core": stat.core,
         }  # fmt: skip
         io = read_io(stat.pid)
         if io is not None:
@@ -110,20 +112,24 @@ class ProcessMeter:
             reading["affinity"] = sorted(os.sched_getaffinity(stat.pid))
         except OSError:
             reading["affinity"] = None
-        rollup = self._read_rollup((stat.pid, stat.start))
-        if rollup is not None:
-            reading["pss"], reading["private"] = rollup
         return reading
 
-    def _read_rollup(self, key: tuple[int, int]) -> tuple[int, int] | None:
-        began = time.monotonic()
-        due = self._rollups.get(key, (0.0, None))[0]
-        if began < due:
-            return None
-        found = read_rollup(key[0])
-        cost_s = time.monotonic() - began
-        self._rollups[key] = (began + max(_ROLLUP_EVERY_S, cost_s / _ROLLUP_SHARE), found)
-        return found
+    def _add_rollups(self, readings: dict[tuple[int, int], Reading]) -> None:
+        """Add private and proportional memory to some of the readings, those asked longest ago first.
+
+        The kernel walks all pages of a process for it: as many are asked as cost little.
+        """
+        self._asked = {key: self._asked.get(key, -math.inf) for key in readings}
+        now = time.monotonic()
+        for key in sorted(readings, key=lambda key: self._asked[key]):
+            if now < self._free_at_s or now - self._asked[key] < _ROLLUP_EVERY_S:
+                return
+            began = time.thread_time()
+            found = read_rollup(key[0])
+            self._asked[key] = now
+            self._free_at_s = max(self._free_at_s, now - 1.0) + (time.thread_time() - began) / _ROLLUP_SHARE
+            if found is not None:
+                readings[key]["pss"], readings[key]["private"] = found
 
 
 class MemoryMeter:
@@ -238,7 +244,8 @@ class GpuMeter:
             self._pcie_due_s = began + max(_PCIE_EVERY_S, 10 * (time.monotonic() - began))
         return [
             {
-                "name": gpu.name, "utilisation": gpu.utilisation, "memory_used": gpu.memory_used_bytes,
+                "name": gpu.name, "uuid": gpu.uuid, "utilisation": gpu.utilisation,
+                "memory_used": gpu.memory_used_bytes,
                 "memory": gpu.memory_bytes, "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w,
                 "to_device_per_s": gpu.pcie_to_device_bytes_per_s,
                 "from_device_per_s": gpu.pcie_from_device_bytes_per_s,

@@ -7,7 +7,16 @@ import shlex
 
 from feedrate.doctor.measured import Measured, Timing
 from feedrate.doctor.sample import Cost
-from feedrate.doctor.what_if import NOTHING, VECTORISED, change, make_remedy, read_blocked, repeated_share
+from feedrate.doctor.what_if import (
+    NOTHING,
+    VECTORISED,
+    change,
+    decoding,
+    make_remedy,
+    read_blocked,
+    repeated_share,
+    transforming,
+)
 from feedrate.model.pipeline import best_workers
 from feedrate.model.predict import (
     COUNTED,
@@ -21,13 +30,6 @@ from feedrate.model.predict import (
 )
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
-
-# What the kernel does by itself while it decodes; a pack's Loader needs none of these in Python.
-_DONE_BY_LOADER = (
-    "PIL.resize", "PIL.crop", "PIL.convert", "PIL.transpose", "PIL.thumbnail", "cv2.resize", "cv2.cvtColor",
-    "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop", "RandomHorizontalFlip", "ToTensor",
-    "PILToTensor", "Normalize", "ToImage", "ToDtype",
-)  # fmt: skip
 
 
 def change_workers(m: Measured) -> Remedy | None:
@@ -64,7 +66,9 @@ def change_workers(m: Measured) -> Remedy | None:
 
 def _from_trial(m: Measured, timing: Timing) -> Prediction:
     # A trial holds no validation, no checkpoint and no start of an epoch; they stay as they are.
-    return around(m.step_s / (timing.seconds + m.between_s), TRIED, "")
+    # And no number of workers gives more than never to wait: what is above that is the machine's mood.
+    never_waiting = m.step_s / max(m.step_s - m.exposed_s, 1e-9)
+    return around(min(m.step_s / (timing.seconds + m.between_s), never_waiting * 1.03), TRIED, "")
 
 
 def persist_workers(m: Measured) -> Remedy | None:
@@ -130,10 +134,7 @@ def decode_faster(m: Measured) -> Remedy | None:
             "faster-decode", "decode with feedrate's kernel", 1.0, 1.0, 1.0,
             note="the kernel decodes baseline JPEG files; these are not, so it would hand them to Pillow",
         )  # fmt: skip
-    saved = decode
-    for (kind, name), cost in sample.parts.items():
-        if kind == "transform" and name in _DONE_BY_LOADER:
-            saved = saved.plus(cost)
+    saved = decoding(m)
     per_sample = saved.cpu_s - m.kernel.cpu_s_per_image
     now = m.pipeline
     prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s - per_sample * m.samples_per_step)
@@ -254,7 +255,7 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     sample = m.sample
     if sample is None:
         return None
-    own = sample.kind("transform").plus(sample.kind("rest"))
+    own = transforming(m)
     hot = next((place for place in m.looks_fetch.places if place.is_python), None)
     if hot is None or own.cpu_s < 0.05 * sample.total.wall_s:
         return None
@@ -277,7 +278,8 @@ def preprocess_once(m: Measured) -> Remedy | None:
     if sample is None:
         return None
     share = repeated_share(m)
-    if share is None or share < 0.1:
+    # Decoded images alone are not worth storing: they are many times larger than their files.
+    if share is None or share - sample.kind("decode").cpu_s / max(sample.total.cpu_s, 1e-9) < 0.25:
         return None
     now = m.pipeline
     prediction, then = change(

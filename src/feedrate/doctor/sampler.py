@@ -25,6 +25,7 @@ from typing import Any
 from feedrate.doctor.facts import MACHINE_FILE
 from feedrate.doctor.leftovers import clean_up
 from feedrate.doctor.meters import CpuMeter, GpuMeter, MemoryMeter, ProcessMeter, Reading, TrafficMeter
+from feedrate.doctor.shared import SharedNames
 from feedrate.doctor.tree import Tree
 from feedrate.probe.counters import read_shared_memory
 from feedrate.probe.process import is_alive, read_stat
@@ -35,6 +36,7 @@ STOPPED = 255  # to the doctor: it is written
 READY = 0  # to the doctor: sampling has begun
 _ROLL_CALL_S = 2.0
 _SLOWEST_S = 10.0
+_SHARE = 0.008  # of one core
 
 
 class Sampler:
@@ -44,6 +46,7 @@ class Sampler:
         self.tree = Tree(root, str(run), ignored)
         self._cpu, self._processes, self._memory = CpuMeter(), ProcessMeter(), MemoryMeter()
         self._traffic, self._gpu = TrafficMeter(), GpuMeter()
+        self.shared = SharedNames()
         self._before_ns = time.perf_counter_ns()
         self._troubles: dict[str, str] = {}
         self._is_first = True
@@ -64,6 +67,7 @@ class Sampler:
             "nfs": lambda: self._traffic.read_nfs(passed_s),
             "gpus": self._gpu.read,
             "shared_memory": read_shared_memory,
+            "shared_names": lambda: self.shared.look(members),
         }
         if self._is_first or is_last:
             parts["gpu_processes"] = lambda: self._gpu.read_processes(set(self.tree.known()))
@@ -98,7 +102,7 @@ def main(
         if tell is not None:
             tell(STOPPED)
         _wait_for_the_end_of_input(run)
-    clean_up(run, sampler.tree.known())
+    clean_up(run, sampler.tree.known(), sampler.shared.names)
     return 0
 
 
@@ -115,25 +119,26 @@ def _sample_until_the_end(sampler: Sampler, run: Path, root: int, start: int) ->
             is_over = word == b"" or not is_alive(root, start) or not run.is_dir()
             if is_over and word != STOP:
                 return False
+            cost_s = time.thread_time()
             line = json.dumps(sampler.take(is_last=word == STOP), separators=(",", ":"))
             os.write(descriptor, line.encode() + b"\n")
             if word == STOP:
                 return True
             # After a pause (a stopped machine, a suspended job) go on from now, without catching up.
             now = time.monotonic()
-            due = max(due + pace(now - began), now + INTERVAL_S / 2)
+            due = max(due + pace(now - began, time.thread_time() - cost_s), now + INTERVAL_S / 2)
     except OSError:
         return False  # the disk is full: without samples, but not without the end
     finally:
         os.close(descriptor)
 
 
-def pace(elapsed_s: float) -> float:
-    """Return the seconds to the next sample: half of one, and more once a run lasts longer than ten minutes.
+def pace(elapsed_s: float, cost_s: float) -> float:
+    """Return the seconds to the next sample: half of one, if neither time nor cost speaks against it.
 
-    A run that is watched for a day must not fill the disk.
+    A run that is watched for a day must not fill the disk, and hundreds of processes take time to read.
     """
-    return min(_SLOWEST_S, max(INTERVAL_S, elapsed_s / 1200))
+    return min(_SLOWEST_S, max(INTERVAL_S, elapsed_s / 1200, cost_s / _SHARE))
 
 
 def _listen(timeout_s: float) -> bytes | None:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.records import Process
 
+_LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_LOADER = "torch/utils/data/_utils/"
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "feedrate_hook")
 
 
@@ -42,64 +45,107 @@ class Looks:
     on_cpu: float
     undrawn: float | None
     places: tuple[HotPlace, ...]
+    lines: Mapping[str, float]  # file:line -> share
 
 
 def count_looks(processes: Sequence[Process], *, in_fetch: bool, phase: int = layout.REAL) -> Looks:
     """Count the looks by the innermost function that is the user's own."""
-    looks: Counter[str] = Counter()
-    lines: dict[str, Counter[str]] = defaultdict(Counter)
-    spots: dict[str, Counter[str]] = defaultdict(Counter)
-    on_cpu: Counter[str] = Counter()
-    undrawn: Counter[str] = Counter()
-    known = 0
+    tallies: dict[str, Tally] = defaultdict(Tally)
     for process in processes:
         for record in process.of(layout.STACK, phase=phase):
             bits = int(record["a"])
-            if bool(bits & layout.IN_FETCH) != in_fetch or (not in_fetch and bits & layout.IN_WAIT):
-                continue
-            frames = process.name(record["name"]).split(";")
-            frame = next((f for f in frames if f and not any(lib in f for lib in _LIBRARIES)), frames[-1])
-            place, _, function = frame.partition(" ")
-            place, _, spot = place.partition("@")
-            key = f"{place.rpartition(':')[0]} {function}"
-            looks[key] += 1
-            lines[key][place] += 1
-            # A look that ended inside a library is one spot, however deep it was.
-            spots[key][spot if frame is frames[0] or frame == frames[0] else f"{place} call"] += 1
-            on_cpu[key] += bool(bits & layout.ON_CPU)
-            if bits & DRAWS_KNOWN:
-                known += 1
-                undrawn[key] += not bits & layout.RANDOM_DRAWN
-    total = sum(looks.values())
-    places = tuple(
-        HotPlace(
-            place=lines[key].most_common(1)[0][0],
-            function=key.rpartition(" ")[2],
-            share=count / total,
-            on_cpu=on_cpu[key] / count,
-            is_python=_is_interpreted(spots[key]),
-            undrawn=undrawn[key] / count if known else None,
-            source=_source(lines[key].most_common(1)[0][0]),
-        )
-        for key, count in looks.most_common(12)
-    )
+            if bool(bits & layout.IN_FETCH) == in_fetch and not (bits & layout.IN_WAIT and not in_fetch):
+                frames = process.name(record["name"]).split(";")
+                frame, is_innermost = _own_frame(frames)
+                place, _, function = frame.partition(" ")
+                tallies[f"{place.partition('@')[0].rpartition(':')[0]} {function}"].add(
+                    place, is_innermost, bits
+                )
+    total = sum(tally.looks for tally in tallies.values())
+    watched = sum(tally.watched for tally in tallies.values())
+    ranked = sorted(tallies.items(), key=lambda item: -item[1].looks)[:12]
     return Looks(
         total,
-        sum(on_cpu.values()) / total if total else 0.0,
-        sum(undrawn.values()) / known if known else None,
-        places,
+        sum(tally.on_cpu for tally in tallies.values()) / total if total else 0.0,
+        sum(tally.undrawn for tally in tallies.values()) / watched if watched else None,
+        tuple(tally.describe(key.partition(" ")[2], total) for key, tally in ranked),
+        {line: count / total for tally in tallies.values() for line, count in tally.lines.items()},
     )
 
 
-DRAWS_KNOWN = getattr(layout, "DRAWS_KNOWN", 0)
+class Tally:
+    """The looks that fell on one function."""
+
+    def __init__(self) -> None:
+        self.looks = self.on_cpu = self.watched = self.undrawn = self.innermost = self.interpreted = 0
+        self.lines: Counter[str] = Counter()
+        self.spots: Counter[str] = Counter()
+
+    def add(self, place: str, is_innermost: bool, bits: int) -> None:
+        line, _, spot = place.partition("@")
+        self.looks += 1
+        self.lines[line] += 1
+        self.innermost += is_innermost
+        if is_innermost:
+            self.spots[spot] += 1
+            self.interpreted += bool(bits & layout.INTERPRETED)
+        self.on_cpu += bool(bits & layout.ON_CPU)
+        if bits & layout.DRAWS_KNOWN:
+            self.watched += 1
+            self.undrawn += not bits & layout.RANDOM_DRAWN
+
+    def describe(self, function: str, total: int) -> HotPlace:
+        place = self.lines.most_common(1)[0][0]
+        return HotPlace(
+            place=place,
+            function=function,
+            share=self.looks / total,
+            on_cpu=self.on_cpu / self.looks,
+            is_python=self._is_interpreted(),
+            undrawn=self.undrawn / self.watched if self.watched else None,
+            source=source_of(place),
+        )
+
+    def _is_interpreted(self) -> bool:
+        """A loop in Python is met between its instructions, or at many of them; a long call in C at one."""
+        if self.looks < 10 or self.innermost < 0.6 * self.looks:
+            return False
+        is_at_one_spot = self.spots.most_common(1)[0][1] > 0.6 * self.innermost
+        if is_at_one_spot and self.interpreted < 0.5 * self.innermost:
+            return False
+        in_loops = [count for line, count in self.lines.items() if is_in_loop(line)]
+        return sum(in_loops) > 0.5 * self.looks
 
 
-def _is_interpreted(spots: Counter[str]) -> bool:
-    """A loop in Python is met at many of its instructions; a long call in C always at the same one."""
-    total = sum(spots.values())
-    return total >= 10 and spots.most_common(1)[0][1] / total < 0.6
+def _own_frame(frames: Sequence[str]) -> tuple[str, bool]:
+    """Return the innermost frame of the user's own code, and whether it is the innermost of all.
+
+    A forked worker's stack goes on below the loader into the training script: what is found there is the
+    loader's own (collating, say).
+    """
+    for number, frame in enumerate(frames):
+        if _LOADER in frame:
+            break
+        if not any(library in frame for library in _LIBRARIES):
+            return frame, number == 0
+    return frames[0], False
 
 
-def _source(place: str) -> str:
+def is_in_loop(place: str) -> bool:
+    """Whether a line stands in a loop or a comprehension."""
+    path, _, line = place.rpartition(":")
+    text = "".join(linecache.getlines(path))
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    number = int(line) if line.isdigit() else 0
+    return any(
+        isinstance(node, _LOOPS) and node.lineno <= number <= (node.end_lineno or node.lineno)
+        for node in ast.walk(tree)
+    )
+
+
+def source_of(place: str) -> str:
     path, _, line = place.rpartition(":")
     return linecache.getline(path, int(line)).strip() if line.isdigit() else ""

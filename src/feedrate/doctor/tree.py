@@ -53,9 +53,10 @@ class Tree:
     def look(self, now_s: float | None = None) -> dict[int, ProcessStat]:
         """Return the members that are there now, zombies included."""
         now_s = time.monotonic() if now_s is None else now_s
+        began = time.thread_time()
         if now_s >= self._next_walk_s:
             members = self._walk(now_s)
-            cost_s = time.monotonic() - now_s
+            cost_s = time.thread_time() - began
             self._next_walk_s = now_s + max(_WALK_EVERY_S, cost_s / _WALK_SHARE)
         else:
             members = self._ask_known()

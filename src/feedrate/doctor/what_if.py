@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
+from feedrate.doctor.stacks import source_of
 from feedrate.model.pipeline import Pipeline
 from feedrate.model.predict import MODELLED, Prediction, predict_change
 from feedrate.results.doctor import Remedy
@@ -12,6 +13,12 @@ from feedrate.results.doctor import Remedy
 NOTHING = 1.03  # below: the remedy gives nothing
 VECTORISED = 0.05  # what stays of a Python loop over elements that was turned into array operations
 _BETWEEN = {"validation": "validation-bound", "save": "checkpoint-bound", "epoch-start": "epoch-start-pause"}
+# What our decoder does on the way; a pack's Loader needs none of these in Python.
+_DONE_BY_DECODER = (
+    "PIL.resize", "PIL.crop", "PIL.convert", "PIL.transpose", "PIL.thumbnail", "PIL.tobytes", "cv2.resize",
+    "cv2.cvtColor", "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop",
+    "RandomHorizontalFlip", "ToTensor", "PILToTensor", "ToImage", "ToDtype",
+)  # fmt: skip
 _WRITING = (
     "write(", "writerow", "flush(", "fsync", "save(", "dump(", "savez", "savefig", "to_csv", "imwrite",
     "print(",
@@ -31,8 +38,8 @@ def next_bottleneck(m: Measured, then: Pipeline) -> str:
         return "workers-starved"
     costs = {
         "storage-bound": then.fetch_blocked_s,
-        "decode-bound": sample.kind("decode").cpu_s * m.samples_per_step,
-        "transform-bound": (sample.kind("transform").cpu_s + sample.kind("rest").cpu_s) * m.samples_per_step,
+        "decode-bound": decoding(m).cpu_s * m.samples_per_step,
+        "transform-bound": transforming(m).cpu_s * m.samples_per_step,
     }
     return max(costs, key=lambda code: min(costs[code], then.fetch_s))
 
@@ -44,14 +51,42 @@ def change(m: Measured, *, width: float = MODELLED, **changes: float) -> tuple[P
     return predict_change(now, then, m.step_s, width), then
 
 
-def without_cost(m: Measured, cost: Cost) -> Prediction:
-    """Predict the run if samples cost that much less."""
+def saved_without(m: Measured, cost: Cost) -> float:
+    """Return the share of the time that would be saved if samples cost that much less, by the model alone."""
     now, n = m.pipeline, m.samples_per_step
-    return change(
-        m,
-        fetch_cpu_s=now.fetch_cpu_s - cost.cpu_s * n,
-        fetch_blocked_s=now.fetch_blocked_s - cost.blocked_s * n,
-    )[0]
+    then = now.with_(
+        fetch_cpu_s=max(now.fetch_cpu_s - cost.cpu_s * n, 0.0),
+        fetch_blocked_s=max(now.fetch_blocked_s - cost.blocked_s * n, 0.0),
+    )
+    return max(1.0 - then.step_s / now.step_s, 0.0)
+
+
+def decoding(m: Measured) -> Cost:
+    """Return what decoding a sample costs, with the cropping and resizing that our decoder does too."""
+    sample = m.sample
+    if sample is None:
+        return Cost()
+    decode, geometry = sample.kind("decode"), _geometry(m)
+    # Where there is little to decode, a resize is a transform like any other.
+    return decode.plus(geometry) if decode.cpu_s > 0.5 * geometry.cpu_s else decode
+
+
+def transforming(m: Measured) -> Cost:
+    """Return what the dataset's own code costs besides reading, decoding and collating."""
+    sample = m.sample
+    if sample is None:
+        return Cost()
+    own = sample.kind("transform").plus(sample.kind("rest"))
+    decode = sample.kind("decode")
+    return own.minus(_geometry(m)) if decode.cpu_s > 0.5 * _geometry(m).cpu_s else own
+
+
+def _geometry(m: Measured) -> Cost:
+    cost = Cost()
+    for (kind, name), part in (m.sample.parts if m.sample is not None else {}).items():
+        if kind == "transform" and name in _DONE_BY_DECODER:
+            cost = cost.plus(part)
+    return cost
 
 
 def make_remedy(
@@ -108,13 +143,34 @@ def other_s(m: Measured) -> float:
 def write_s(m: Measured) -> float:
     """Return the time per step that goes into writing files: timed calls, and lines that write and wait."""
     timed = m.loop.per_step("write")
-    lines = sum(p.share for p in m.looks_main.places if _writes(p.source))
+    lines = sum(share for line, share in m.looks_main.lines.items() if _writes(source_of(line)))
     outside = m.own_s - m.wait_s
     return max(timed, min(lines * outside, outside))
 
 
 def _writes(source: str) -> bool:
-    return any(word in source for word in _WRITING)
+    return any(word in source for word in _WRITING) and "torch.save" not in source
+
+
+def freeing_s(m: Measured) -> float:
+    """Return the time per step in the loop's own header: there, the batch before is given back to the system.
+
+    A batch from a worker lies in shared memory; to unmap many megabytes takes as long as to fill them.
+    """
+    if m.workers == 0 or m.batch_bytes < 1e6:
+        return 0.0
+    headers = sum(share for line, share in m.looks_main.lines.items() if source_of(line).startswith("for "))
+    return min(headers * (m.own_s - m.wait_s), other_s(m))
+
+
+def sync_s(m: Measured) -> float:
+    """Return the time per step that goes with waiting for the device: the calls, and their lines."""
+    timed = m.loop.per_step("sync")
+    if not timed:
+        return 0.0
+    lines = {name.rpartition(" ")[2] for name in m.loop.places.get("sync", {})}
+    beside = sum(place.share for place in m.looks_main.places if place.place in lines)
+    return timed + min(beside, 1.0) * other_s(m)
 
 
 def idle_share(m: Measured) -> float | None:

@@ -26,6 +26,8 @@ class Pipeline:
         handover_s: what the training process does to receive one batch from a worker.
         workers: 0: the training process makes its batches itself.
         cores: that this job may use, less what others take.
+        drag: what a second of making batches beside it adds to the training process's own step: memory that
+            is shared and freed, caches, locks.
         between_s: validation, checkpoints, epoch starts, spread over the steps.
     """
 
@@ -37,6 +39,7 @@ class Pipeline:
     workers: int
     cores: float
     between_s: float = 0.0
+    drag: float = 0.0
 
     @property
     def fetch_s(self) -> float:
@@ -48,7 +51,7 @@ class Pipeline:
         if self.workers == 0:
             return {"device": self.device_s, "workers": self.fetch_s, "cores": 0.0}
         return {
-            "device": self.device_s + self.handover_s,
+            "device": self.device_s + self.handover_s + self.drag * self.fetch_cpu_s,
             "workers": self.fetch_s / self.workers,
             "cores": (self.fetch_cpu_s + self.device_cpu_s + self.handover_s) / self.cores,
         }

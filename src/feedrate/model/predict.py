@@ -28,16 +28,16 @@ class Prediction:
 def predict_change(now: Pipeline, then: Pipeline, measured_s: float, width: float = MODELLED) -> Prediction:
     """Predict what changing `now` into `then` gives, where a step of `now` was measured to take `measured_s`.
 
-    The model is wrong by some factor today and probably by a like factor afterwards (the ratio says so), but
-    less so where the new limit was measured by itself (the absolute value says so): the middle of both is
-    taken, and their distance widens the interval.
+    The model is wrong by some factor today and by a like factor afterwards, so that their ratio is right; but
+    the more the change takes away, the more the step is what was measured by itself: the absolute value
+    then counts up to a third. The distance of the two widens the interval.
     """
-    ratio, absolute = now.step_s / then.step_s, measured_s / then.step_s
-    speedup = math.sqrt(ratio * absolute)
     if then == now:
         return Prediction(1.0, 1.0, 1.0, then.slowest)
-    half = min(WIDEST, width * max(ratio / absolute, absolute / ratio) ** 0.25)
-    return around(speedup, half, then.slowest)
+    ratio, error = now.step_s / then.step_s, measured_s / now.step_s
+    weight = min(abs(math.log(ratio)) / math.log(2), 1.0) / 3
+    half = min(WIDEST, width * max(error, 1 / error) ** 0.25)
+    return around(ratio * error**weight, half, then.slowest)
 
 
 def around(speedup: float, width: float, next_limit: str) -> Prediction:

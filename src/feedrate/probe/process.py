@@ -74,6 +74,14 @@ def is_alive(pid: int, start: int) -> bool:
     return stat is not None and stat.start == start and stat.state not in ("Z", "X")
 
 
+def is_pending(pid: int, number: int) -> bool:
+    """Return whether a signal was sent to a process and has not arrived in it yet."""
+    for line in (read_file(f"/proc/{pid}/status") or b"").splitlines():
+        if line.startswith((b"ShdPnd:", b"SigPnd:")) and int(line.split()[1], 16) >> (number - 1) & 1:
+            return True
+    return False
+
+
 def read_io(pid: int) -> dict[str, int] | None:
     """Return rchar, wchar, read_bytes, write_bytes ...; None when the process has ended or is not ours.
 

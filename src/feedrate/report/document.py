@@ -18,7 +18,11 @@ SCHEMA_VERSION = 1
 
 def dump_document(command: str, result: DataclassInstance) -> str:
     """Return any result dataclass as one JSON object, ending with a newline."""
-    document = {"command": command, "schema_version": SCHEMA_VERSION, **_plain(dataclasses.asdict(result))}
+    fields = _plain(dataclasses.asdict(result))
+    if "command" in fields:
+        # Of the doctor: what it ran. `command` says whose document this is, in all of them.
+        fields = {"argv": fields.pop("command"), **fields}
+    document = {"command": command, "schema_version": SCHEMA_VERSION, **fields}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 

@@ -73,7 +73,7 @@ class SamplePart:
 
 @dataclass(frozen=True, slots=True)
 class HotLine:
-    """A line of the user's code that the samples of the stack fall on. `share`: of the looks at that process."""
+    """A line of the user's code that looks at the stack fell on. `share`: of the looks at that process."""
 
     place: str  # file:line
     function: str
@@ -120,7 +120,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about the machine or the data, in words: ("data lies on", "nfs4, server:/home"). "unknown" is a value."""
+    """A fact about the machine or the data, in words: ("file system", "nfs4, server:/home")."""
 
     name: str
     value: str
@@ -143,7 +143,7 @@ class RunFacts:
     Attributes:
         mode: "experiments", "passive", or "ended" (the script was over before the experiments).
         exit_code: of the command; None when the doctor ended it.
-        unseen: sentences on what did not happen in the steps seen ("no validation in 112 steps: use --passive").
+        unseen: sentences on what was not seen ("no validation in 112 steps: use --passive").
         experiments: what was done to the run, in words, in order.
     """
 
@@ -185,6 +185,15 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
+class PartChange:
+    """A part of the step in two runs, in seconds per step; None: that run has no such part."""
+
+    name: str
+    before_s: float | None
+    after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """`feedrate doctor --verify`: what had been predicted, and what came."""
 
@@ -196,3 +205,10 @@ class Verification:
     changed: tuple[str, ...]  # what differs between the two runs, in words: "workers: 2 -> 8"
     gone: tuple[str, ...]  # codes of findings that went away
     new: tuple[str, ...]
+    still: tuple[str, ...] = ()
+    before_spread: tuple[float, float] | None = None  # of the samples per second, low and high
+    after_spread: tuple[float, float] | None = None
+    before_exposed_share: float | None = None
+    after_exposed_share: float | None = None
+    parts: tuple[PartChange, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences: why the two runs may not be compared like for like

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imported by each Python process at start, through PYTHONPATH: begins the hook, then goes on to the
-sitecustomize that would have been found without us. Any Python may read this file, also Python 2: plain statements only."""
+sitecustomize that would have been found without us. Any Python may read it, also Python 2: no functions."""
 
 import os
 import sys

@@ -8,11 +8,23 @@ import threading
 import time
 from typing import Optional, Tuple  # noqa: UP035 - aliases below are evaluated, in Python 3.8 as well
 
+try:
+    import resource
+
+    _WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+except ImportError:
+    resource = None  # type: ignore[assignment]
+
 wall_ns = time.perf_counter_ns
 cpu_ns = getattr(time, "thread_time_ns", time.process_time_ns)
 process_cpu_ns = time.process_time_ns
 
 Reading = Tuple[int, int, int]  # noqa: UP006 - wall, cpu, queue
+Beginning = Tuple[int, int]  # noqa: UP006 - wall, cpu
+
+# The run-queue clock is a file to read. It cannot have moved by more than wall minus cpu, so for short spans
+# it is read only when that is something.
+SLACK_NS = 20_000
 
 
 class KeptFile:
@@ -40,6 +52,7 @@ class KeptFile:
 
 class _OfThread(threading.local):
     schedstat: Optional[KeptFile] = None  # noqa: UP045
+    last_queue_ns = -1
 
 
 class _OfProcess:
@@ -59,13 +72,40 @@ def queue_ns() -> int:
     if thread.schedstat is None:
         thread.schedstat = KeptFile("/proc/thread-self/schedstat")
     try:
-        return int(thread.schedstat.read().split()[1])
+        thread.last_queue_ns = int(thread.schedstat.read().split()[1])
     except (OSError, ValueError, IndexError):
         return 0
+    return thread.last_queue_ns
 
 
 def read() -> Reading:
-    return wall_ns(), cpu_ns(), queue_ns()
+    """Return the three clocks at the beginning of something; the wall clock last, next to what is timed."""
+    queue = queue_ns()
+    cpu = cpu_ns()
+    return wall_ns(), cpu, queue
+
+
+def since(start: Reading) -> Reading:
+    """Return what was spent since a reading. To lose the core while reading is not counted."""
+    wall = wall_ns() - start[0]
+    cpu = min(cpu_ns() - start[1], wall)
+    return wall, cpu, min(queue_ns() - start[2], wall - cpu)
+
+
+def begin() -> Beginning:
+    return wall_ns(), cpu_ns()
+
+
+def spent(start: Beginning) -> Reading:
+    """Return what was spent since a beginning. Cheap: its run-queue time may hold some from just before."""
+    wall = wall_ns() - start[0]
+    cpu = cpu_ns() - start[1]
+    slack = wall - cpu
+    if slack < SLACK_NS:
+        return wall, cpu, 0
+    before = _OfProcess.thread.last_queue_ns
+    queue = queue_ns()
+    return wall, cpu, min(queue - before, slack) if before >= 0 else 0
 
 
 def read_io() -> tuple[int, int, int]:
@@ -78,10 +118,6 @@ def read_io() -> tuple[int, int, int]:
         called, device = int(fields[1]), int(fields[9])
     except (OSError, ValueError, IndexError):
         pass
-    try:
-        import resource
-
-        faults = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_majflt
-    except (ImportError, OSError, ValueError):
-        pass
+    if resource is not None:
+        faults = resource.getrusage(_WHOSE).ru_majflt
     return called, device, faults

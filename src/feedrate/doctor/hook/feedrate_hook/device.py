@@ -21,6 +21,7 @@ class Device:
 
     def __init__(self) -> None:
         self._is_off = False
+        self._of_parents: Any = None
         self._pool: list[Any] = []
         self._pending: deque[tuple[Any, ...]] = deque()
         self._entry: Any = None
@@ -30,6 +31,12 @@ class Device:
         self._arrival_ns = 0
         self._arrival_phase = 0
         self._forward: Any = None
+
+    def after_fork(self) -> None:
+        """Begin anew in a child, and keep the parent's events: to free one there would end the child."""
+        kept = (self._pool, self._pending, self._entry, self._arrival, self._forward, self._of_parents)
+        self.__init__()  # type: ignore[misc]
+        self._of_parents = kept
 
     def is_used(self) -> bool:
         torch = session.torch

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import clock, layout, opens, stacks
+from . import clock, draws, layout, opens, stacks
 from .describe import count_samples
 from .parts import Fetch, here
 from .session import session
@@ -14,6 +14,7 @@ from .wrapping import install, name_of, unseen
 
 # Timing the parts may take this share of a fetch; where many short calls would take more, some are left out.
 _MOST_SHARE = 0.007
+_FIXED_EVENTS = 10  # what else a probed fetch costs: two looks at /proc/self/io, the records
 
 
 class _Samples(list):  # type: ignore[type-arg]
@@ -21,9 +22,9 @@ class _Samples(list):  # type: ignore[type-arg]
 
     def __iter__(self) -> Any:
         for index in list.__iter__(self):
-            stacks.begin_sample()
+            draws.begin_sample()
             yield index
-        stacks.end_sample()
+        draws.end_sample()
 
 
 class Fetching:
@@ -49,6 +50,8 @@ class Fetching:
         try:
             if worker >= 0:
                 self._begin_in_worker(worker, number)
+            if number == 0:
+                opens.record_held()
             reading = clock.read()
             if session.probing and number >= self._probe_from:
                 fetch = Fetch(reading)
@@ -64,7 +67,7 @@ class Fetching:
         finally:
             here.fetch = None
             here.is_fetching = session.fetching = False
-            stacks.end_sample()
+            draws.end_sample()
         try:
             samples = _count(fetcher, indices, batch)
             self._record(number, worker, samples, reading, fetch, io if fetch is not None else None)
@@ -84,10 +87,10 @@ class Fetching:
             opens.watch()
             stacks.start()
         elif self._last_end is not None:
-            start, end = self._last_end, clock.read()
-            wall, cpu, queue = (end[i] - start[i] for i in range(3))
+            start = self._last_end
             others = clock.process_cpu_ns() - clock.cpu_ns()
-            session.ring.write(layout.HANDOVER, 0, start[0], wall, cpu, queue, others - self._others_ns)
+            spent = clock.since(start)
+            session.ring.write(layout.HANDOVER, 0, start[0], *spent, others - self._others_ns)
             self._others_ns = others
 
     def _time_collate(self, fetcher: Any) -> None:
@@ -100,7 +103,7 @@ class Fetching:
             fetch = here.fetch
             if fetch is None:
                 return collate(samples)
-            stacks.end_sample()
+            draws.end_sample()
             if not fetch.enter("collate", name):
                 return collate(samples)
             try:
@@ -116,15 +119,14 @@ class Fetching:
     ) -> None:
         if fetch is not None:
             fetch.mark()
-        end = clock.read()
-        self._last_end = end
-        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        wall, cpu, queue = clock.since(start)
+        self._last_end = (start[0] + wall, start[1] + cpu, start[2] + queue)
         write = session.ring.write
         write(layout.FETCH, 0, start[0], wall, cpu, queue, samples, worker, number)
         if fetch is None or io is None:
             return
         after = clock.read_io()
-        write(layout.IO, 0, start[0], 0, 0, 0, *(after[i] - io[i] for i in range(3)))
+        write(layout.IO, 0, start[0], 0, 0, 0, after[0] - io[0], after[1] - io[1], after[2] - io[2])
         for name, (part_wall, part_cpu, part_queue, calls) in fetch.times.items():
             write(layout.PART, session.ring.name(name), start[0], part_wall, part_cpu, part_queue, calls)
         if fetch.opened:
@@ -135,7 +137,7 @@ class Fetching:
         """Leave out the next fetches when timing the parts of this one took too large a share of it."""
         if not self._event_ns:
             self._event_ns = _measure_event()
-        share = events * self._event_ns / max(wall, 1)
+        share = (events + _FIXED_EVENTS) * self._event_ns / max(wall, 1)
         if share > _MOST_SHARE:
             self._probe_from = number + 1 + int(share / _MOST_SHARE)
 
@@ -143,7 +145,7 @@ class Fetching:
 def _mark_samples(fetcher: Any, indices: Any) -> Any:
     """Return indices that tell stacks of each sample, where the list is torch's own and nobody sees it."""
     if not fetcher.auto_collation or type(indices) is not list:
-        stacks.begin_sample()
+        draws.begin_sample()
         return indices
     dataset = fetcher.dataset
     if hasattr(dataset, "__getitems__") and type(dataset).__module__ != "torch.utils.data.dataset":

@@ -9,14 +9,12 @@ from typing import Any
 
 from .session import session
 
-Patch = Callable[[Any], None]
-
 
 class PatchFinder:
     """First on sys.meta_path. Answers only for names that have a patch, with what the next finders answer."""
 
     def __init__(self) -> None:
-        self.patches: dict[str, list[Patch]] = {}
+        self.patches: dict[str, list[Callable[[Any], None]]] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.patches:
@@ -55,7 +53,7 @@ class PatchFinder:
             except Exception as error:
                 session.trouble(f"patch {name}", error)
 
-    def add(self, name: str, patch: Patch) -> None:
+    def add(self, name: str, patch: Callable[[Any], None]) -> None:
         self.patches.setdefault(name, []).append(patch)
         module = sys.modules.get(name)
         # A module that is being imported at this moment is left alone.

@@ -3,15 +3,15 @@
 
     RUN/settings.json              written by the doctor before the command starts
     RUN/PID-START.ring             one process's records, memory-mapped: workers are killed without notice
-    RUN/PID-START.facts            JSON lines, each appended with one write: names, processes, loaders, experiments
+    RUN/PID-START.facts            JSON lines, one write each: names, processes, loaders, experiments
     RUN/machine.jsonl              written by the doctor's sampler
 
-A ring is HEADER_BYTES of header and then `capacity` records. The header holds MAGIC, VERSION, pid, capacity and the
-number of records ever written (record n lies in slot n % capacity; the count is stored after the record); at
+A ring is HEADER_BYTES of header and then `capacity` records. The header holds MAGIC, VERSION, pid, capacity
+and the number of records ever written (record n lies in slot n % capacity; the count follows the record); at
 PHASE_OFFSET the phase that the process is in, which its workers read there for their own records.
 
 Every time is time.perf_counter_ns(): CLOCK_MONOTONIC, the same clock in all processes of a node.
-wall = cpu + queue + blocked: `cpu` and `queue` (ready, but no core was free) are those of the recording thread.
+wall = cpu + queue + blocked: `cpu` and `queue` (ready, but no core was free) are the recording thread's.
 """
 
 import struct
@@ -24,7 +24,7 @@ HEADER = struct.Struct("<8sIIqq")  # magic, version, pid, capacity, written
 HEADER_BYTES = 64
 WRITTEN_OFFSET = 24
 PHASE_OFFSET = 32
-CAPACITY = 65536
+CAPACITY = 131072
 
 # kind, phase, name, start_ns, wall_ns, cpu_ns, queue_ns, a, b, c
 RECORD = struct.Struct("<HHIqqqqqqq")
@@ -40,8 +40,8 @@ REPLAY_HALF_BATCH = 6  # the same on half of each batch
 PHASES = ("real", "drain", "again", "trial", "replay", "replay-half-precision", "replay-half-batch")
 
 # In the training process (the main thread of a rank).
-WAIT = 1  # one next() of a loader. name: the loader; a: samples (-1: StopIteration); b: number of the batch in its
-#           iterator, from 0; c: bits below
+WAIT = 1  # one next() of a loader. name: the loader; a: samples (-1: StopIteration); b: number of the batch
+#           in its iterator, from 0; c: bits below
 ITERATOR = 2  # the making of a loader's iterator. name: the loader
 COPY = 3  # host to device. name: file:line; a: bytes; b: 1 pinned, 2 non_blocking; c: bytes per element
 SYNC = 4  # .item() and the like on a device tensor. name: call file:line
@@ -51,8 +51,8 @@ BACKWARD = 7
 OPTIMIZER = 8
 SAVE = 9  # a known saver (torch.save ...). name: call file:line
 EXPOSED = 10  # wall: how long the device stood idle in the wait that began at start_ns
-DEVICE = 11  # device clock, of the step whose wait ended at start_ns. wall: from the batch's arrival to the step's end;
-#              a: of it before the first forward pass; b: idle in between, where it is known, else -1
+DEVICE = 11  # device clock, of the step whose wait ended at start_ns. wall: from the batch's arrival to the
+#              step's end; a: of it before the first forward pass; b: idle in between, else -1
 PIN = 12  # pinning of a batch in the pin-memory thread. a: bytes
 VALIDATION = 13  # a whole pass over a loader without an optimizer step. name: the loader; a: batches
 WRITE = 14  # writing calls that can be timed from outside (fsync, flush, savefig ...). name: call file:line
@@ -62,17 +62,19 @@ GRAD_ENABLED = 1
 PROBED = 2  # the step after this wait is probed; some are left alone, to measure what probing costs
 
 # Where samples are made: a worker, or the training process when num_workers is 0.
-FETCH = 20  # one batch made. a: samples; b: worker id (-1: the training process); c: number of the fetch in its process
-PART = 21  # a named part of the fetch before it, its nested parts left out. name: "read:…", "decode:…", "transform:…",
-#            "collate:…"; a: calls
-HANDOVER = 22  # between two fetches of a worker. cpu: pickling; blocked: nothing to do, or no room; a: CPU time of
-#                the process's other threads since the fetch before it began (the queue's thread pickles there)
-IO = 23  # of the fetch before it. a: bytes read by system calls (page cache included); b: bytes from a block device;
-#          c: major faults. Each probed fetch has one; a fetch without it was left alone and has no parts either.
+FETCH = 20  # one batch made. a: samples; b: worker id (-1: the training process); c: number of the fetch
+PART = 21  # a named part of the fetch before it, its nested parts left out. name: "read:…", "decode:…",
+#            "transform:…", "collate:…"; a: calls
+HANDOVER = (
+    22  # between two fetches of a worker. cpu: pickling; blocked: nothing to do, or no room; a: CPU time of
+)
+#                the process's other threads since the fetch before it began (one pickles)
+IO = 23  # of the fetch before it. a: bytes read by system calls (page cache included); b: bytes from a disk;
+#          c: major faults. Each probed fetch has one; a fetch without it was left alone, without parts.
 
 # In both.
-STACK = 30  # one look at a thread's stack. name: "file:line function" innermost first, joined by ';', where the innermost
-#             is "file:line@INSTRUCTION function" (f_lasti); a: bits below
+STACK = 30  # one look at a thread's stack. name: "file:line function" innermost first, joined by ';', where
+#             the innermost is "file:line@INSTRUCTION function" (f_lasti); a: bits below
 OPENED = (
     31  # a file opened for reading inside a fetch. name: the path; recorded for the first OPENED_PATHS paths
 )
@@ -80,10 +82,9 @@ CREATED = 32  # a file opened for writing by the training process. name: the pat
 OPENED_PATHS = 4000
 
 # a of STACK
-ON_CPU = 1  # the thread used the CPU for more than half of the time since the last look
+ON_CPU = 1  # the thread used a core, or was ready to, for more than half of the time since the last look
 IN_FETCH = 2
 IN_WAIT = 4
-RANDOM_DRAWN = (
-    8  # random numbers were drawn since this sample began: from here on it is not the same every epoch
-)
+RANDOM_DRAWN = 8  # random numbers were drawn since this sample began: what follows differs every epoch
+INTERPRETED = 32  # met between two instructions of Python, not inside a call into C
 DRAWS_KNOWN = 16  # this sample's random draws are watched: the bit before means something

@@ -76,8 +76,7 @@ def _pinned(original: Any) -> Any:
         finally:
             here.is_pinning = False
         try:
-            end = clock.read()
-            wall, cpu, queue = (end[i] - start[i] for i in range(3))
+            wall, cpu, queue = clock.since(start)
             size = sum(t.numel() * t.element_size() for t in tensors_of(data))
             session.ring.write(layout.PIN, 0, start[0], wall, cpu, queue, size)
         except Exception as error:

@@ -11,10 +11,6 @@ from . import clock
 from .session import session
 from .wrapping import install, unseen
 
-# The run-queue clock is a file to read. It cannot have moved by more than wall minus cpu, so it is read only
-# when that has added up to something.
-_SLACK_NS = 20_000
-
 
 class Fetch:
     """The times of one probed fetch, by part. Belongs to the thread that fetches."""
@@ -54,7 +50,7 @@ class Fetch:
         top[0] += wall_spent
         top[1] += cpu_spent
         self._slack += wall_spent - cpu_spent
-        if self._slack > _SLACK_NS:
+        if self._slack > clock.SLACK_NS:
             queue = clock.queue_ns()
             top[2] += queue - self._queue
             self._queue = queue

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import catalogue, fetching, imports, loader, loaders, opens, parts, savers, stacks, training
+from . import catalogue, draws, fetching, imports, loader, loaders, opens, parts, savers, stacks, training
 from .describe import describe_torch
 from .device import device
 from .session import session
@@ -40,9 +40,9 @@ def _patch_torch(module: Any) -> None:
 
 def after_fork() -> None:
     """Forget what belongs to the parent."""
-    for part in (stacks, opens, fetching, loaders, training):
+    for part in (stacks, draws, opens, fetching, loaders, training):
         part.after_fork()
-    device.__init__()  # type: ignore[misc]
+    device.after_fork()
 
 
 def at_exit() -> None:
@@ -50,4 +50,5 @@ def at_exit() -> None:
     stacks.stop()
     if session.torch is not None and session.role != "worker":
         device.collect()
+        loaders.loaders.passes.flush()
         session.facts("torch", **describe_torch(is_over=session.role == "main"))

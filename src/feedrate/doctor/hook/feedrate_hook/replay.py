@@ -122,8 +122,10 @@ class HalfPrecision(Replay):
 
     def start(self) -> None:
         switch_autocast(True)
+        force_autocast(True)
 
     def stop(self) -> None:
+        force_autocast(False)
         switch_autocast(False)
 
     def give(self) -> Any:
@@ -196,6 +198,27 @@ def switch_autocast(on: bool) -> None:
         torch.set_autocast_gpu_dtype(half_type())
         torch.set_autocast_enabled(on)
     torch.clear_autocast_cache()
+
+
+def force_autocast(on: bool) -> None:
+    """Let `torch.autocast("cuda", enabled=args.amp)` in the user's loop be on for once."""
+    autocast = sys.modules["torch"].autocast
+    if not on:
+        if "__init__" in autocast_before:
+            autocast.__init__ = autocast_before.pop("__init__")
+        return
+    original = autocast_before["__init__"] = autocast.__init__
+
+    def begin(self: Any, device_type: str, *words: Any, **named: Any) -> None:
+        if device_type == "cuda":
+            original(self, device_type, dtype=half_type(), enabled=True)
+        else:
+            original(self, device_type, *words, **named)
+
+    autocast.__init__ = begin
+
+
+autocast_before: dict[str, Any] = {}
 
 
 def why_compiled() -> str | None:

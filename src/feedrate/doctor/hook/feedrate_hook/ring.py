@@ -56,24 +56,17 @@ class Ring:
         number = next(self._numbers)
         if number >= self._room and not self._grow(number):
             return
+        start_byte = layout.HEADER_BYTES + number % layout.CAPACITY * layout.RECORD.size
+        if phase is None:
+            phase = self.phase
         try:
             layout.RECORD.pack_into(
-                self._memory,
-                layout.HEADER_BYTES + number % layout.CAPACITY * layout.RECORD.size,
-                kind,
-                self.phase if phase is None else phase,
-                name,
-                start,
-                wall,
-                cpu,
-                queue,
-                a,
-                b,
-                c,
+                self._memory, start_byte, kind, phase, name, start, wall, cpu, queue, a, b, c
             )
             _COUNT.pack_into(self._memory, layout.WRITTEN_OFFSET, number + 1)
         except (struct.error, ValueError, TypeError):
-            pass  # a record less
+            # The fields before the one that does not fit are there already.
+            self._memory[start_byte : start_byte + layout.RECORD.size] = bytes(layout.RECORD.size)
 
     def set_phase(self, phase: int) -> None:
         self.phase = phase
@@ -84,9 +77,11 @@ class Ring:
 
     def _grow(self, number: int) -> bool:
         """Reserve space: to write to a mapped file that has no blocks, on a full disk, kills the process."""
-        if self._room < 0 or self._is_growing:
+        if self._room < 0:
             return False
         with self._lock:
+            if self._is_growing:
+                return False  # a finalizer that ran in the middle of this wants to record something
             self._is_growing = True
             try:
                 if self._memory is None:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from . import clock, layout
+from . import clock, layout, opens
 from .parts import here
 from .session import session
 from .wrapping import caller, install
@@ -41,6 +42,7 @@ def _timed(kind: int, name: str) -> Any:
             if session.role != "main" or here.is_saving or here.is_fetching:
                 return original(*args, **kwargs)
             here.is_saving = True
+            _note_path(args)
             start = clock.read()
             try:
                 return original(*args, **kwargs)
@@ -53,10 +55,19 @@ def _timed(kind: int, name: str) -> Any:
     return make
 
 
+def _note_path(args: Any) -> None:
+    """Some savers open their file where Python does not see it."""
+    try:
+        for argument in args[:2]:
+            if isinstance(argument, str) or hasattr(argument, "__fspath__"):
+                opens.note_created(os.fspath(argument))
+    except Exception as error:
+        session.trouble("save", error)
+
+
 def _record(kind: int, name: str, start: clock.Reading) -> None:
     try:
-        end = clock.read()
-        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        wall, cpu, queue = clock.since(start)
         number = session.ring.name(f"{name} {caller(3)}")
         session.ring.write(kind, number, start[0], wall, cpu, queue)
     except Exception as error:

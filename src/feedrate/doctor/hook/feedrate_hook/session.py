@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from . import clock
+from . import clock, layout
 from .ring import ParentPhase, Ring
 
 # Of each eight steps (in a worker: fetches) the last two are left alone, so that the cost of probing shows.
@@ -58,6 +58,31 @@ class Session:
         fact.setdefault("t_ns", time.perf_counter_ns())
         fact.update(fields)
         self.ring.append([fact])
+
+    def fact(self, fact: dict[str, Any]) -> None:
+        self.facts(fact)
+
+    def record(
+        self,
+        kind: int,
+        name: str,
+        start_ns: int,
+        wall_ns: int,
+        cpu_ns: int = 0,
+        queue_ns: int = 0,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+    ) -> None:
+        self.ring.write(kind, self.ring.name(name), start_ns, wall_ns, cpu_ns, queue_ns, a, b, c)
+
+    @property
+    def rank(self) -> int:
+        return _number(os.environ.get("RANK")) or 0
+
+    @property
+    def world_size(self) -> int:
+        return _number(os.environ.get("WORLD_SIZE")) or 1
 
     def loader_of(self, iterator: Any) -> Any:
         """Return the loader that an iterator belongs to, or None when it is not known or gone."""
@@ -115,6 +140,7 @@ class Session:
 
     def describe_process(self) -> None:
         environment = os.environ
+        rank, world_size = self._place_in_group()
         self.facts(
             "process",
             pid=os.getpid(),
@@ -123,12 +149,21 @@ class Session:
             executable=sys.executable,
             python=sys.version.split()[0],
             role=self.role,
-            rank=_number(environment.get("RANK", environment.get("SLURM_PROCID"))),
+            rank=rank
+            if rank is not None
+            else _number(environment.get("RANK", environment.get("SLURM_PROCID"))),
             local_rank=_number(environment.get("LOCAL_RANK", environment.get("SLURM_LOCALID"))),
-            world_size=_number(environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS"))),
+            world_size=world_size or _number(environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS"))),
             node=environment.get("SLURMD_NODENAME") or os.uname().nodename,
             cwd=_folder(),
         )
+
+    def _place_in_group(self) -> tuple[int | None, int | None]:
+        """Return rank and size in torch's process group: spawned ranks have no variables."""
+        group = getattr(self.torch, "distributed", None)
+        if group is None or not group.is_available() or not group.is_initialized():
+            return None, None
+        return int(group.get_rank()), int(group.get_world_size())
 
     def trouble(self, where: str, error: BaseException) -> None:
         """Say once what failed in the hook."""
@@ -140,7 +175,8 @@ class Session:
 
     def begin_step(self) -> None:
         """A next() of a loader begins: decide whether it and the step after it are probed."""
-        self.probing = self.steps % _BLOCK < _PROBED_OF_BLOCK
+        # Experiments are timed as a whole; their parts would only push the real run's out of the ring.
+        self.probing = self.steps % _BLOCK < _PROBED_OF_BLOCK and self.ring.phase == layout.REAL
         self.steps += 1
         if self.thread != threading.get_ident():
             self.thread = threading.get_ident()

@@ -2,38 +2,29 @@
 """Looks at the stack of the thread that trains (or, in a worker, fetches), some fifty times a second.
 
 Every other time the thread asks for a sample to watch: the next one to begin notes the states of the global
-random generators and wakes the thread, which looks after a random part of a usual sample's time. If that sample
-is still being made, the states tell whether it has drawn random numbers by then (DRAWS_KNOWN, RANDOM_DRAWN).
+random generators and wakes the thread, which looks after a random part of a usual sample's time. If it is
+still being made, the states tell whether it has drawn random numbers by then (DRAWS_KNOWN, RANDOM_DRAWN).
+Where several samples on end drew nothing at all, every look inside a sample knows that.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import dis
 import sys
 import time
 from typing import Any, ClassVar
 
 from . import clock, layout
+from .draws import Sample, random_states
 from .session import session
 from .wrapping import is_hook, is_internal, is_user
 
 _MOST_FRAMES = 12
 _DEEPEST = 48
 _MOST_STACKS = 20_000
-_SHORTEST_SAMPLE_NS = 200_000  # shorter ones are over before the thread is awake
-
-
-class _Sample:
-    """The sample that is being made. Written by the thread that fetches, read by the one that looks."""
-
-    number = 0
-    is_open = False
-    start_ns = 0
-    usual_ns = 0
-    is_wanted = False  # the next sample to begin shall note the random states
-    watched = -1  # the number of the sample that did
-    states: Any = None
+_ENOUGH_UNDRAWN = 3
 
 
 class _Looker:
@@ -43,56 +34,11 @@ class _Looker:
     stopping = False
     sleep: Any = None  # a held lock: waiting for it is a sleep that can be ended
     done: Any = None  # held while the thread lives
-    names: ClassVar[dict[Any, int]] = {}
+    stacks: ClassVar[dict[Any, tuple[int, int]]] = {}  # frames -> their name, and bits
     cpu_file: Any = None
     cpu_thread = 0
     cpu_last = (0, 0)
     seed = 1
-
-
-def begin_sample() -> None:
-    """A sample begins: cheap, unless the looking thread asked for its random states."""
-    now = clock.wall_ns()
-    if _Sample.is_open:
-        _end_sample(now)
-    _Sample.number += 1
-    _Sample.start_ns = now
-    _Sample.is_open = True
-    if _Sample.is_wanted:
-        _Sample.is_wanted = False
-        _Sample.states = random_states()
-        _Sample.watched = _Sample.number
-        _wake()
-
-
-def end_sample() -> None:
-    if _Sample.is_open:
-        _end_sample(clock.wall_ns())
-
-
-def _end_sample(now: int) -> None:
-    _Sample.is_open = False
-    spent = now - _Sample.start_ns
-    _Sample.usual_ns += (spent - _Sample.usual_ns) >> 3 if _Sample.usual_ns else spent
-
-
-def random_states() -> tuple[Any, ...]:
-    """Return what tells whether the global generators of random, numpy and torch have been used."""
-    states: list[Any] = []
-    module = sys.modules.get("random")
-    if module is not None:
-        _, words, gauss = module.getstate()
-        states.append((words[0], words[-1], gauss))
-    module = sys.modules.get("numpy.random.mtrand")
-    if module is not None:
-        state = module.get_state(legacy=False)
-        inner = state["state"]
-        states.append(
-            (inner.get("pos"), int(inner["key"][0]) if "key" in inner else str(inner), state.get("gauss"))
-        )
-    if session.torch is not None:
-        states.append(bytes(session.torch.default_generator.get_state().numpy()))
-    return tuple(states)
 
 
 def start() -> None:
@@ -105,6 +51,7 @@ def start() -> None:
     _Looker.sleep.acquire()
     _Looker.done = _thread.allocate_lock()
     _Looker.done.acquire()
+    Sample.wake = _wake
     try:
         _thread.start_new_thread(_run, (_Looker.done, 1.0 / float(session.settings["stack_hz"])))
     except RuntimeError:
@@ -122,12 +69,9 @@ def stop() -> None:
 
 def after_fork() -> None:
     _Looker.alive = False
-    _Looker.names = {}
+    _Looker.stacks = {}
     _Looker.cpu_file = None
     _Looker.cpu_thread = 0
-    _Sample.is_open = False
-    _Sample.is_wanted = False
-    _Sample.watched = -1
 
 
 def _wake() -> None:
@@ -146,13 +90,14 @@ def _run(done: Any, period_s: float) -> None:
         while not _Looker.stopping:
             turn += 1
             until = time.perf_counter() + period_s * (0.5 + _random())
-            _Sample.is_wanted = bool(turn % 2) and session.probing and _Sample.usual_ns > _SHORTEST_SAMPLE_NS
+            if turn % 2 and session.probing:
+                Sample.is_wanted = True  # until a sample begins
             if _pause(until - time.perf_counter()):
                 if not _Looker.stopping:
                     _look_inside_the_sample()
                     _pause(until - time.perf_counter())
             elif session.probing and session.thread:
-                _look(known=False, drawn=False)
+                _look()
     except Exception as error:
         session.trouble("stacks", error)
     finally:
@@ -167,40 +112,52 @@ def _random() -> float:
 
 def _look_inside_the_sample() -> None:
     """Look at the sample that has just noted its random states, at a random moment of it."""
-    watched = _Sample.watched
-    _pause(_random() * _Sample.usual_ns * 1e-9)
-    if _Looker.stopping or not _Sample.is_open or _Sample.number != watched:
+    watched = Sample.watched
+    # To get here took a while already, if the sample's thread is busy with Python.
+    chosen = Sample.start_ns + int(_random() * Sample.usual_ns)
+    if chosen > clock.wall_ns():
+        _pause((chosen - clock.wall_ns()) * 1e-9)
+    if _Looker.stopping or not Sample.is_open or Sample.number != watched:
         return
-    states = random_states()
-    # They tell about this sample only if it is still being made.
-    if _Sample.is_open and _Sample.number == watched:
-        _look(known=True, drawn=states != _Sample.states)
+    before = random_states()
+    seen = _frames()
+    # They tell about these frames only if nothing was drawn in between, and it is the same sample still.
+    if random_states() == before and Sample.is_open and Sample.number == watched:
+        _record(seen, layout.DRAWS_KNOWN | layout.RANDOM_DRAWN * (before != Sample.states))
 
 
-def _look(known: bool, drawn: bool) -> None:
-    now = clock.wall_ns()
+def _look() -> None:
+    seen = _frames()
+    # While the frames are walked nobody else runs; a sample that is open now was open then.
+    is_undrawn = Sample.is_open and Sample.undrawn >= _ENOUGH_UNDRAWN
+    _record(seen, layout.DRAWS_KNOWN * is_undrawn)
+
+
+def _frames() -> tuple[Any, ...]:
+    """Return the thread's frames, innermost first, and what it does. Calls nothing that lets it run on."""
     frame = sys._current_frames().get(session.thread)
-    if frame is None:
-        return
-    bits = (
-        layout.ON_CPU * _is_on_cpu(now)
-        | layout.IN_FETCH * session.fetching
-        | layout.IN_WAIT * session.waiting
-        | layout.RANDOM_DRAWN * drawn
-        | layout.DRAWS_KNOWN * known
-    )
-    key: list[Any] = []
-    while frame is not None and len(key) < _DEEPEST:
+    frames: list[Any] = []
+    while frame is not None and len(frames) < _DEEPEST:
         code = frame.f_code
         if not is_hook(code.co_filename):
-            key.append((code, frame.f_lineno, frame.f_lasti if not key else 0))
+            frames.append((code, frame.f_lineno, frame.f_lasti if not frames else 0))
         frame = frame.f_back
-    found = tuple(key)
-    number = _Looker.names.get(found)
-    if number is None:
-        number = session.ring.name(_describe(found)) if len(_Looker.names) < _MOST_STACKS else 0
-        _Looker.names[found] = number
-    session.ring.write(layout.STACK, number, now, clock.wall_ns() - now, a=bits)
+    return tuple(frames), layout.IN_FETCH * session.fetching | layout.IN_WAIT * session.waiting
+
+
+def _record(seen: tuple[Any, ...], bits: int) -> None:
+    frames, doing = seen
+    now = clock.wall_ns()
+    if not frames:
+        return
+    described = _Looker.stacks.get(frames)
+    if described is None:
+        if len(_Looker.stacks) >= _MOST_STACKS:
+            return
+        described = session.ring.name(_describe(frames)), layout.INTERPRETED * _is_interpreted(frames)
+        _Looker.stacks[frames] = described
+    bits |= doing | described[1] | layout.ON_CPU * _is_on_cpu(now)
+    session.ring.write(layout.STACK, described[0], now, clock.wall_ns() - now, a=bits)
 
 
 def _describe(found: tuple[Any, ...]) -> str:
@@ -221,15 +178,28 @@ def _describe(found: tuple[Any, ...]) -> str:
     return ";".join(texts)
 
 
+def _is_interpreted(found: tuple[Any, ...]) -> bool:
+    """Whether the thread was met between two instructions of Python, not inside a call to something else.
+
+    The looker's turn comes at a few instructions only (a jump backwards, the start of a function), or inside
+    a call that lets others run: a loop in Python is met at its jump, a long call in C at the call.
+    """
+    if not found:
+        return False
+    code, _, instruction = found[0]
+    name = dis.opname[code.co_code[instruction]] if 0 <= instruction < len(code.co_code) else ""
+    return "JUMP" in name or name == "RESUME" or name.startswith(("LOAD_", "STORE_"))
+
+
 def _is_on_cpu(now: int) -> bool:
-    """Whether the thread used more than half of the time since the last look."""
+    """Whether the thread used a core, or was ready to, for more than half of the time since the last look."""
     looker = _Looker
     try:
         if looker.cpu_file is None or looker.cpu_thread != session.native_thread:
             looker.cpu_thread = session.native_thread
             looker.cpu_file = clock.KeptFile(f"/proc/self/task/{looker.cpu_thread}/schedstat")
             looker.cpu_last = (now, -1)
-        cpu = int(looker.cpu_file.read().split()[0])
+        cpu = sum(map(int, looker.cpu_file.read().split()[:2]))
     except (OSError, ValueError, IndexError):
         return False
     before_ns, before = looker.cpu_last

@@ -39,9 +39,13 @@ def begin() -> None:
     _begun = True
     session.start(run)
     session.describe_process()
-    from . import patches
+    try:
+        from . import patches
 
-    patches.install()
+        patches.install()
+    except Exception as error:
+        session.trouble("start", error)
+        return
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
             before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child

@@ -9,7 +9,7 @@ from . import clock, layout, transfers
 from .describe import describe_autocast, describe_module
 from .device import device
 from .session import session
-from .wrapping import get_ident, install, name_of, unseen
+from .wrapping import get_ident, hide_from_compiler, install, name_of, unseen
 
 # Probed steps in which every module's call is looked at, to find the classes that are called from outside.
 _SEARCH_STEPS = 3
@@ -23,10 +23,12 @@ class Training:
     def __init__(self) -> None:
         self.steps_seen = 0
         self.is_busy = False  # inside a forward or backward pass that is being timed
-        self.classes: dict[type, int] = {}
+        self.classes: dict[
+            type, int
+        ] = {}  # called from outside -> the number of their name, 0: not yet known
         self.modules: set[int] = set()
         self.autocast: Any = None
-        self.optimizer_starts: dict[int, clock.Reading] = {}
+        self.optimizer_starts: dict[int, clock.Beginning] = {}
         self.is_on_device = False
         self.original_call: Any = None  # nn.Module.__call__, while the search has replaced it
 
@@ -100,10 +102,10 @@ def _called(original: Any) -> Any:
         if get_ident() != session.thread or session.fetching:
             return original(self, *args, **kwargs)
         training.is_busy = True
-        start = (0, 0, 0)
+        start = (0, 0)
         try:
             _before_forward(self)
-            start = clock.read()
+            start = clock.begin()
             device.forward_begins()
         except Exception as error:
             session.trouble("forward", error)
@@ -111,16 +113,20 @@ def _called(original: Any) -> Any:
             return original(self, *args, **kwargs)
         finally:
             training.is_busy = False
-            _record(layout.FORWARD, name_of(type(self)), start)
+            _record(layout.FORWARD, training.classes.get(type(self)) or _number_of(type(self)), start)
 
     return __call__
 
 
-def _record(kind: int, name: str, start: clock.Reading) -> None:
+def _number_of(kind: type) -> int:
+    number = session.ring.name(name_of(kind))
+    training.classes[kind] = number
+    return number
+
+
+def _record(kind: int, number: int, start: clock.Beginning) -> None:
     try:
-        end = clock.read()
-        wall, cpu, queue = (end[i] - start[i] for i in range(3))
-        session.ring.write(kind, session.ring.name(name), start[0], wall, cpu, queue)
+        session.ring.write(kind, number, start[0], *clock.spent(start))
     except Exception as error:
         session.trouble("training", error)
 
@@ -143,12 +149,12 @@ def _backward(original: Any) -> Any:
         if is_compiling() or not session.probing or training.is_busy or get_ident() != session.thread:
             return original(*args, **kwargs)
         training.is_busy = True
-        start = clock.read()
+        start = clock.begin()
         try:
             return original(*args, **kwargs)
         finally:
             training.is_busy = False
-            _record(layout.BACKWARD, "", start)
+            _record(layout.BACKWARD, 0, start)
 
     return backward
 
@@ -163,7 +169,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG00
         return
     try:
         if session.probing and get_ident() == session.thread:
-            training.optimizer_starts[id(optimizer)] = clock.read()
+            training.optimizer_starts[id(optimizer)] = clock.begin()
     except Exception as error:
         session.trouble("optimizer", error)
 
@@ -177,7 +183,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         if session.loaders is not None:
             session.loaders.passes.stepped(start[0] if start is not None else clock.wall_ns())
         if start is not None:
-            _record(layout.OPTIMIZER, type(optimizer).__name__, start)
+            _record(layout.OPTIMIZER, session.ring.name(type(optimizer).__name__), start)
     except Exception as error:
         session.trouble("optimizer", error)
 
@@ -196,3 +202,7 @@ def patch_torch(module: Any) -> None:
     found = getattr(getattr(module, "compiler", None), "is_compiling", None)
     if found is not None:
         is_compiling = found
+    try:
+        hide_from_compiler(module)
+    except Exception as error:
+        session.trouble("hide from the compiler", error)

@@ -23,7 +23,7 @@ def _moved(original: Any) -> Any:
     def move(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_off():
             return original(self, *args, **kwargs)
-        start = clock.read()
+        start = clock.begin()
         result = original(self, *args, **kwargs)
         if result is not self:
             _record_move(name, self, result, start, args, kwargs)
@@ -36,7 +36,7 @@ def _copied(original: Any) -> Any:
     def copy_(self: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_off() or not hasattr(src, "device") or self.device == src.device:
             return original(self, src, *args, **kwargs)
-        start = clock.read()
+        start = clock.begin()
         result = original(self, src, *args, **kwargs)
         _record_move("copy_", src, self, start, args, kwargs)
         return result
@@ -44,13 +44,12 @@ def _copied(original: Any) -> Any:
     return copy_
 
 
-def _record_move(name: str, source: Any, target: Any, start: clock.Reading, args: Any, kwargs: Any) -> None:
+def _record_move(name: str, source: Any, target: Any, start: clock.Beginning, args: Any, kwargs: Any) -> None:
     try:
         from_host, to_host = source.device.type == "cpu", target.device.type == "cpu"
         if from_host == to_host:
             return
-        end = clock.read()
-        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        wall, cpu, queue = clock.spent(start)
         size = source.numel() * source.element_size()
         place = caller(3)
         if from_host:
@@ -73,7 +72,7 @@ def _waited(original: Any) -> Any:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_off() or self.device.type == "cpu":
             return original(self, *args, **kwargs)
-        start = clock.read()
+        start = clock.begin()
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -88,7 +87,7 @@ def _synchronized(original: Any) -> Any:
     def synchronize(*args: Any, **kwargs: Any) -> Any:
         if _is_off():
             return original(*args, **kwargs)
-        start = clock.read()
+        start = clock.begin()
         try:
             return original(*args, **kwargs)
         finally:
@@ -97,10 +96,9 @@ def _synchronized(original: Any) -> Any:
     return synchronize
 
 
-def _record_sync(name: str, start: clock.Reading) -> None:
+def _record_sync(name: str, start: clock.Beginning) -> None:
     try:
-        end = clock.read()
-        wall, cpu, queue = (end[i] - start[i] for i in range(3))
+        wall, cpu, queue = clock.spent(start)
         number = session.ring.name(f"{name} {caller(3)}")
         session.ring.write(layout.SYNC, number, start[0], wall, cpu, queue)
     except Exception as error:

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The charts of the doctor's page, as HTML and SVG without a script.
+
+Shapes are stretched to the width of the page, so words stand beside them, in HTML, and never inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from feedrate.report.doctor_words import (
+    UNKNOWN,
+    clamp,
+    clean,
+    describe_number,
+    describe_seconds,
+    describe_share,
+    is_number,
+    place,
+)
+from feedrate.results import Curve, StepRow
+from feedrate.units import format_bytes
+
+MOST_COLUMNS = 400
+MOST_RANKS = 16
+# Words of a part's name, and the colour it goes by; the first that fits counts.
+_TONES = (
+    ("waiting for the device", "sync"), ("sync", "sync"), ("readback", "sync"), ("copy back", "sync"),
+    ("output", "sync"), ("wait", "exposed"), ("copy", "copy"), ("forward", "forward"),
+    ("backward", "backward"), ("optimizer", "optimizer"), ("sav", "save"), ("checkpoint", "save"),
+    ("writ", "save"), ("valid", "validation"), ("epoch", "validation"),
+)  # fmt: skip
+_PHASES = {
+    "real": "the run itself",
+    "drain": "loader alone",
+    "again": "same samples again",
+    "trial": "other workers",
+    "replay": "batches from memory",
+    "replay-half-precision": "half precision",
+    "replay-half-batch": "half batches",
+}
+_HEIGHT = 200.0
+_SPELT = ("B", "B/s", "share", "s")  # units of curves that are part of the number
+
+
+def show(text: str) -> str:
+    """Return text for HTML: without anything that a browser or a terminal would obey."""
+    return escape(clean(text))
+
+
+def name_phase(phase: str) -> str:
+    return _PHASES.get(phase, phase)
+
+
+def find_tone(name: str) -> str:
+    return next((tone for word, tone in _TONES if word in name.lower()), "other")
+
+
+def draw_bar(parts: Iterable[tuple[str, float, str]], *, total: float = 1.0, small: bool = False) -> str:
+    """Return one bar of (colour, size, tooltip); what is missing to `total` stays empty."""
+    spans, left = [], 1.0
+    for tone, size, title in parts:
+        # Shares of flex below one in sum leave room empty: they are of the whole bar, always.
+        size = clamp(size / total, 0.0, max(left, 0.0))
+        left -= size
+        if size > 0:
+            spans.append(f'<span class="{tone}" style="flex: {size:.6g} 0 0" title="{show(title)}"></span>')
+    if left > 1e-9:
+        spans.append(f'<span style="flex: {left:.6g} 0 0"></span>')
+    return f'<div class="bar{" small" if small else ""}" role="presentation">{"".join(spans)}</div>'
+
+
+def draw_key(parts: Iterable[tuple[str, str]]) -> str:
+    rows = "".join(f'<li><i class="{tone}"></i>{show(name)}</li>' for tone, name in parts)
+    return f'<ul class="key">{rows}</ul>'
+
+
+def draw_interval(low: float, value: float, high: float, *, start: float, end: float) -> str:
+    """Return a track with the interval, the value, and a line at one; on a scale of factors."""
+    if not all(is_number(one) and one > 0 for one in (low, value, high)):
+        return '<div class="track"></div>'
+    left, point, right, one = (100 * _place_factor(at, start, end) for at in (low, value, high, 1.0))
+    return (
+        f'<div class="track" role="presentation"><i class="one" style="left: {one:.2f}%"></i>'
+        f'<i class="reach" style="left: {left:.2f}%; width: {max(0.4, right - left):.2f}%"></i>'
+        f'<i class="point" style="left: {point:.2f}%"></i></div>'
+    )
+
+
+def draw_scale(start: float, end: float) -> str:
+    """Return the factors below a column of intervals, at most eight of them."""
+    fine, coarse = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0), (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+    ticks = [at for at in (fine if end < 3.5 else coarse) if start <= at <= end]
+    return '<div class="ticks">' + "".join(
+        f'<span style="left: {100 * _place_factor(at, start, end):.2f}%">{at:g}x</span>' for at in ticks
+    ) + "</div>"  # fmt: skip
+
+
+def _place_factor(value: float, start: float, end: float) -> float:
+    return place(math.log(value), math.log(start), math.log(end))
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One step on the chart, or the mean of several that stand for one."""
+
+    phase: str
+    parts: Mapping[str, float]  # by colour, from the bottom up
+    wall_s: float
+    largest_s: float
+    title: str
+
+
+def draw_timeline(rows: Sequence[StepRow]) -> str:
+    """Return a chart of columns, one per step, with the phases named below; ranks one under the other."""
+    good = [row for row in rows if all(map(is_number, (row.wall_s, row.wait_s, row.exposed_s)))]
+    ranks = sorted({row.rank for row in good})[:MOST_RANKS]
+    if not ranks:
+        return '<p class="soft">No step was seen.</p>'
+    most = max(20, MOST_COLUMNS // len(ranks))
+    columns = {rank: _gather([row for row in good if row.rank == rank], most) for rank in ranks}
+    top = _find_top([one.wall_s for some in columns.values() for one in some])
+    charts = "".join(_chart(f"rank {rank}" if len(ranks) > 1 else "", columns[rank], top) for rank in ranks)
+    grouped = max(1, *(_group_size(sum(row.rank == rank for row in good), most) for rank in ranks))
+    note = f"<small>Each column is the mean of up to {grouped} steps.</small>" if grouped > 1 else ""
+    return (
+        f'<div class="{"ranks" if len(ranks) > 1 else ""}">{charts}</div>{_phases(columns[ranks[0]])}{note}'
+    )
+
+
+def _group_size(steps: int, most: int) -> int:
+    return max(1, math.ceil(steps / most))
+
+
+def _gather(rows: Sequence[StepRow], most: int) -> list[_Column]:
+    size = _group_size(len(rows), most)
+    columns, first = [], 0
+    while first < len(rows):
+        group = [rows[first]]
+        while len(group) < size and first + len(group) < len(rows):
+            following = rows[first + len(group)]
+            if following.phase != group[0].phase:
+                break
+            group.append(following)
+        columns.append(_column(group, first))
+        first += len(group)
+    return columns
+
+
+def _column(group: Sequence[StepRow], number: int) -> _Column:
+    parts: dict[str, float] = {}
+    count = len(group)
+    for row in group:
+        exposed = clamp(row.exposed_s, 0.0, max(0.0, row.wait_s))
+        shares = {"exposed": exposed, "hidden": row.wait_s - exposed}
+        for name, seconds in row.parts.items():
+            if is_number(seconds):
+                tone = find_tone(name)
+                shares[tone] = shares.get(tone, 0.0) + seconds
+        shares["other"] = shares.get("other", 0.0) + max(0.0, row.wall_s - sum(shares.values()))
+        for tone, seconds in shares.items():
+            parts[tone] = parts.get(tone, 0.0) + max(0.0, seconds) / count
+    wall = sum(row.wall_s for row in group) / count
+    words = ", ".join(f"{tone} {describe_seconds(s)}" for tone, s in parts.items() if s > 0)
+    title = f"step {number + 1}, {name_phase(group[0].phase)}: {describe_seconds(wall)} ({words})"
+    return _Column(group[0].phase, parts, wall, max(row.wall_s for row in group), title)
+
+
+def _find_top(walls: Sequence[float]) -> float:
+    """Return where the scale ends: above nearly all steps, so that one long pause does not press the rest."""
+    ordered = sorted(walls)
+    usual = ordered[min(len(ordered) - 1, int(0.97 * len(ordered)))]
+    return max(1e-9, min(1.15 * usual, 1.02 * ordered[-1]))
+
+
+def _chart(name: str, columns: Sequence[_Column], top: float) -> str:
+    width = 1000 / len(columns)
+    shapes = []
+    for number, one in enumerate(columns):
+        left, height = number * width, 0.0
+        boxes = [f"<title>{show(one.title)}</title>"]
+        if one.phase != "real":
+            boxes.append(_box("shade", left, _HEIGHT, width, _HEIGHT))
+        for tone, seconds in one.parts.items():
+            size = clamp(_HEIGHT * seconds / top, 0.0, _HEIGHT - height)
+            if size > 0:
+                boxes.append(_box(tone, left, height + size, 0.9 * width, size))
+                height += size
+        if one.largest_s > 1.05 * max(one.wall_s, top) or one.wall_s > top:
+            boxes.append(_box("over", left, _HEIGHT, max(2.0, 0.9 * width), 5))
+        shapes.append(f"<g>{''.join(boxes)}</g>")
+    label = f"{show(name)} {describe_seconds(top)}".strip()
+    return (
+        f'<div class="chart"><span class="top">{label}</span>'
+        f'<svg class="steps" viewBox="0 0 1000 {_HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
+        f'aria-label="time of each step">{"".join(shapes)}</svg></div>'
+    )
+
+
+def _box(tone: str, left: float, top: float, width: float, height: float) -> str:
+    """Return a rectangle; `top` is counted from the bottom."""
+    y = _HEIGHT - top
+    return f'<rect class="{tone}" x="{left:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"/>'
+
+
+def _phases(columns: Sequence[_Column]) -> str:
+    spans: list[tuple[str, int]] = []
+    for one in columns:
+        if spans and spans[-1][0] == one.phase:
+            spans[-1] = (one.phase, spans[-1][1] + 1)
+        else:
+            spans.append((one.phase, 1))
+    return '<div class="phases">' + "".join(
+        f'<span class="{"real" if phase == "real" else ""}" style="flex: {count} 0 0" '
+        f'title="{show(name_phase(phase))}">{show(name_phase(phase))}</span>'
+        for phase, count in spans
+    ) + "</div>"  # fmt: skip
+
+
+def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
+    """Return one small chart; a gap where nothing was read, and a shade where the experiments are."""
+    points = [
+        (t, v)
+        for t, v in zip(curve.times_s, curve.values, strict=False)
+        if math.isfinite(t)
+    ]  # fmt: skip
+    values = [v for _, v in points if is_number(v)]
+    title = f"<figcaption>{show(curve.name)} <small>{_describe_values(values, curve)}</small></figcaption>"
+    if not values:
+        return f"<figure>{title}</figure>"
+    start, end = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
+    top = max([*values, curve.limit if is_number(curve.limit) else 0.0, 1e-9])
+    low = min(0.0, *values)
+
+    def at(t: float, v: float) -> str:
+        return f"{300 * place(t, start, end):.1f},{66 - 62 * place(v, low, top):.1f}"
+
+    path, is_down = [], False
+    for t, v in points:
+        if not is_number(v):
+            is_down = False
+            continue
+        path.append(f"{'L' if is_down else 'M'}{at(t, v)}")
+        is_down = True
+    shade = ""
+    if real_until_s is not None and start < real_until_s < end:
+        x = 300 * place(real_until_s, start, end)
+        shade = f'<rect class="frame" x="{x:.1f}" y="0" width="{300 - x:.1f}" height="68"/>'
+    limit = ""
+    if is_number(curve.limit):
+        y = at(start, curve.limit).partition(",")[2]
+        limit = f'<line class="limit" x1="0" x2="300" y1="{y}" y2="{y}"/>'
+    return (
+        f'<figure>{title}<div class="chart"><svg viewBox="0 0 300 68" preserveAspectRatio="none" role="img" '
+        f'aria-label="{show(curve.name)}">{shade}{limit}<path class="curve" d="{"".join(path)}"/></svg></div>'
+        f'<div class="scale"><span>{describe_seconds(start)}</span><span>{describe_seconds(end)}</span></div>'
+        "</figure>"
+    )
+
+
+def _describe_values(values: Sequence[float], curve: Curve) -> str:
+    if not values:
+        return UNKNOWN
+    middle, most = sorted(values)[len(values) // 2], max(values)
+    # That a share ends at 100% goes without saying.
+    numbers = [middle, most, *([curve.limit] if is_number(curve.limit) and curve.unit != "share" else [])]
+    words = [_describe_reading(one, curve.unit) for one in numbers]
+    text = f"{words[0]}, at most {words[1]}" + (f" of {words[2]}" if len(words) > 2 else "")
+    return show(text if curve.unit in _SPELT else f"{text} {curve.unit}")
+
+
+def _describe_reading(value: float, unit: str) -> str:
+    if unit in ("B", "B/s"):
+        return format_bytes(value) + unit[1:]
+    if unit == "share":
+        return describe_share(value)
+    return describe_seconds(value) if unit == "s" else describe_number(value)

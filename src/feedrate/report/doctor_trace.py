@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate doctor --trace`: the steps as a trace that Perfetto and chrome://tracing open.
+
+A step's parts are known by how long they took, not by when they began: they are laid one after the other, in
+the order in which a step goes through them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+
+from feedrate.report.doctor_words import clean, describe_verdict
+from feedrate.results import Curve, Diagnosis, StepRow
+
+_ORDER = ("copy", "forward", "backward", "optimizer", "sync", "save", "validation")
+_STEPS, _PHASES = 1, 2  # threads of a rank
+_LONGEST_S = 1e9  # beyond that, microseconds have no digits left for what is shorter than a step
+_MACHINE = 1_000_000  # the process of the machine's curves, above all ranks
+
+Event = dict[str, object]
+
+
+def draw_trace(diagnosis: Diagnosis) -> str:
+    """Return the trace as JSON; times are microseconds from the first step."""
+    rows = [row for row in diagnosis.timeline if _is_time(row.start_s) and _is_time(row.wall_s)]
+    events = [*_names(rows, diagnosis.curves)]
+    for rank in sorted({row.rank for row in rows}):
+        mine = sorted((row for row in rows if row.rank == rank), key=lambda row: row.start_s)
+        events += _phases(mine)
+        for number, row in enumerate(mine):
+            events += _step(row, number)
+    for curve in diagnosis.curves:
+        events += _counter(curve)
+    document = {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "verdict": describe_verdict(diagnosis),
+            "command": [clean(word) for word in diagnosis.command],
+            "layout": "parts of a step are in order, but their exact beginnings are not known",
+        },
+    }
+    return json.dumps(document, allow_nan=False) + "\n"
+
+
+def _names(rows: Sequence[StepRow], curves: Sequence[Curve]) -> Iterator[Event]:
+    for rank in sorted({row.rank for row in rows}):
+        yield _name("process_name", rank, 0, f"rank {rank}")
+        yield _name("thread_name", rank, _STEPS, "steps")
+        yield _name("thread_name", rank, _PHASES, "real run and experiments")
+    if curves:
+        yield _name("process_name", _MACHINE, 0, "machine")
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> Event:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _phases(rows: Sequence[StepRow]) -> Iterator[Event]:
+    first = 0
+    for number, row in enumerate(rows):
+        is_last = number + 1 == len(rows)
+        if is_last or rows[number + 1].phase != row.phase:
+            start, end = (
+                rows[first].start_s,
+                max(one.start_s + one.wall_s for one in rows[first : number + 1]),
+            )
+            if not is_last:
+                end = min(end, rows[number + 1].start_s)
+            steps = {"steps": number + 1 - first}
+            yield _span(clean(row.phase), "phase", row.rank, _PHASES, start, end - start, steps)
+            first = number + 1
+
+
+def _step(row: StepRow, number: int) -> Iterator[Event]:
+    wall = max(0.0, row.wall_s)
+    end = row.start_s + wall
+    args = {"phase": clean(row.phase)}
+    yield _span(f"step {number}", "step", row.rank, _STEPS, row.start_s, wall, args)
+    wait = _bounded(row.wait_s, wall)
+    now = row.start_s
+    if wait > 0:
+        yield _span("wait", "wait", row.rank, _STEPS, now, wait, args)
+        exposed = _bounded(row.exposed_s, wait)
+        if exposed > 0:
+            # The device goes idle when its queued work is done, so at the end of the wait.
+            yield _span("device idle", "wait", row.rank, _STEPS, now + wait - exposed, exposed, args)
+    now += wait
+    known = [name for name in _ORDER if name in row.parts]
+    for name in [*known, *(name for name in row.parts if name not in _ORDER)]:
+        length = _bounded(row.parts[name], end - now)
+        if length > 0:
+            yield _span(clean(name), "part", row.rank, _STEPS, now, length, args)
+            now += length
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and abs(seconds) < _LONGEST_S
+
+
+def _bounded(seconds: float, most: float) -> float:
+    return min(max(0.0, seconds), max(0.0, most)) if math.isfinite(seconds) else 0.0
+
+
+def _span(
+    name: str, category: str, rank: int, thread: int, start_s: float, length_s: float, args: object
+) -> Event:
+    # Beginning and end are rounded, not the length: a part must not stick out of its step by a nanosecond.
+    start, end = round(start_s * 1e6, 3), round((start_s + length_s) * 1e6, 3)
+    return {"name": name, "cat": category, "ph": "X", "ts": start, "dur": round(max(0.0, end - start), 3),
+            "pid": rank, "tid": thread, "args": args}  # fmt: skip
+
+
+def _counter(curve: Curve) -> Iterator[Event]:
+    name = f"{clean(curve.name)} ({clean(curve.unit)})"
+    for at, value in zip(curve.times_s, curve.values, strict=False):
+        if value is not None and math.isfinite(value) and _is_time(at):
+            yield {"name": name, "ph": "C", "ts": round(at * 1e6, 3), "pid": _MACHINE, "tid": 0,
+                   "args": {clean(curve.unit) or "value": value}}  # fmt: skip

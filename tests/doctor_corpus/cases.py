@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The corpus: scripts that are slow for one known reason, and what would make each of them faster.
+
+In arguments, {photos} is the folder of that kind of data (data.py), {out} an empty folder,
+{mount} where a slow
+file system is mounted,
+{cores} the number of cores that can be used. Cases in which the number of cores decides
+say so by it: a script with two workers is short of workers on sixteen cores, not on two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Tier = Literal["fast", "slow", "benchmark"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way to run a script.
+
+    Attributes:
+        surroundings: arguments of surroundings.py; empty: this machine as it is.
+        pages: what is done with the page cache of the data first: "cold" drops it, "warm" fills it.
+    """
+
+    arguments: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    surroundings: str = ""
+    pages: Literal["", "cold", "warm"] = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script, why it is slow, and how that is cured.
+
+    Attributes:
+        expected: the code of the finding that must come first.
+        reason: what was built in.
+        remedies: the doctor's names for what `after` does; one that it proposes counts.
+        after: the script with the remedy; None: there is nothing to cure, or it does not run at all.
+        needs: "root", "fuse", "gpu".
+        period: after so many steps everything comes round again (validation, checkpoint, epoch).
+        last_step: the reason ends here (the cache is warm then); 0: it does not end.
+        speedup: by the remedy, measured without the doctor, for orientation (2 cores of an AMD EPYC, no GPU).
+        model: what the loop calls its network; tools that ask for edits want it.
+    """
+
+    name: str
+    expected: str
+    reason: str
+    script: str
+    before: Run
+    after: Run | None = None
+    remedies: tuple[str, ...] = ()
+    launcher: Literal["python", "torchrun"] = "python"
+    prepare: str = ""
+    needs: frozenset[str] = frozenset()
+    tier: Tier = "benchmark"
+    period: int = 1
+    last_step: int = 0
+    crashes: bool = False
+    speedup: float | None = None
+    model: str = "model"
+
+
+def changed(run: Run, more: str) -> Run:
+    return replace(run, arguments=f"{run.arguments} {more}".strip())
+
+
+ROOT, FUSE, GPU = frozenset({"root"}), frozenset({"root", "fuse"}), frozenset({"gpu"})
+LATE = "--slow {thumbnails} {mount} 4 3 40"  # 4 ms per name and open, 3 ms per read, 40 MB/s
+NARROW = "--slow {slices} {mount} 0.5 0.5 16"  # a near server behind a line of 16 MB/s
+SLOW_DISK = "--disk {arrays} 24"
+
+flowers = Run("--data {large-photos} --workers {cores}")
+scans = Run("{scans} -j {cores}")
+speckle = Run("{thumbnails} --workers {cores}")
+keypoints = Run("--root {thumbnails} --num-workers {cores}")
+baseline = Run("{photos}")
+fixmatch = Run("--data {photos}")
+numa = Run("{photos} --workers {cores}")
+clouds = Run("--workers {cores}")
+frames = Run("{volume} --workers {cores}")
+resnet = Run("{photos} --workers 1")
+spectrograms = Run("{waves} --workers {cores}")
+trainer = Run("--data-dir {photos}")
+safely = Run("--out {out}")
+generator = Run("--data {volume} --out {out}")
+gpu_resnet = Run("{photos} --workers 8 --size 160 --batch-size 16")
+cached = Run("{arrays} --workers {cores}", surroundings="--memory 900000000 " + SLOW_DISK, pages="cold")
+
+CASES = (
+    Case(
+        "slow-server-small-files", "storage-bound", "3000 small files on a server that is 4 ms away",
+        "train_folder.py",
+        Run("{mount} --workers {cores}", surroundings=LATE),
+        Run("{thumbnails} --workers {cores}"),
+        remedies=("stage", "cache-in-memory"), needs=FUSE, tier="slow", model="net",
+    ),
+    Case(
+        "narrow-line", "storage-bound", "arrays of 330 KB over a line of 16 MB/s",
+        "train_slices.py",
+        Run("{mount}/slice-*.npy --workers {cores}", surroundings=NARROW),
+        Run("{slices}/slice-*.npy --workers {cores}"),
+        remedies=("stage", "cache-in-memory"), needs=FUSE, tier="slow",
+    ),
+    Case(
+        "camera-photos", "decode-bound",
+        "JPEGs of 2 megapixels, Pillow decodes all of them for crops of 96 pixels",
+        "train_flowers.py", flowers, changed(flowers, "--fast-decode"), remedies=("faster-decode",),
+        tier="slow",
+    ),
+    Case(
+        "png-scans", "decode-bound",
+        "PNGs of 0.5 megapixel, OpenCV decodes all of them for 96 pixels; inference",
+        "classify_scans.py", scans, Run("{small-scans} -j {cores}"), remedies=("preprocess-once",),
+        model="net",
+    ),
+    Case(
+        "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",
+        "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise-transform",),
+        tier="slow",
+        model="net",
+    ),
+    Case(
+        "python-heatmaps", "transform-bound",
+        "heat maps of jittered keypoints, drawn in a Python loop in __getitem__",
+        "train_keypoints.py", keypoints, changed(keypoints, "--numpy-heatmaps"),
+        remedies=("vectorise-transform",),
+        tier="fast", model="net",
+    ),
+    Case(
+        "no-workers", "workers-starved", "num_workers is 0, and cores are idle",
+        "train_baseline.py", baseline, changed(baseline, "--workers {cores}"), remedies=("more-workers",),
+        tier="fast",
+    ),
+    Case(
+        "one-worker-stream", "workers-starved", "an IterableDataset with one worker; inference",
+        "embed_photos.py", Run("{photos}", {"EMBED_WORKERS": "1"}), Run("{photos}",
+        {"EMBED_WORKERS": "{cores}"}),
+        remedies=("more-workers",),
+    ),
+    Case(
+        "two-loaders", "workers-starved", "a labelled and an unlabelled loader, both without workers",
+        "train_fixmatch.py", fixmatch, changed(fixmatch, "--workers 1"), remedies=("more-workers",),
+    ),
+    Case(
+        "sixteen-workers-chunks", "workers-oversubscribed",
+        "16 workers per core; each decompresses for itself the chunk that its neighbours have too",
+        "train_chunks.py", Run("{chunks} --workers 16"), Run("{chunks} --workers {cores}"),
+        remedies=("fewer-workers",), tier="slow", period=192, model="net",
+    ),
+    Case(
+        "workers-with-threads", "workers-oversubscribed", "16 workers, each with four or more torch threads",
+        "train_dense.py", Run("{volume}"), Run("{volume} --workers {cores} --one-thread"),
+        remedies=("fewer-workers",), model="net",
+    ),
+    Case(
+        "pinned-workers", "workers-pinned", "worker_init_fn puts all workers on the first core",
+        "train_numa.py", numa, changed(numa, "--no-pinning"), remedies=("unpin-workers",), tier="slow",
+    ),
+    Case(
+        "lists-of-arrays", "handover-bound", "batches are lists of numpy arrays, 38 MB through a pipe each",
+        "train_pointclouds.py", clouds, changed(clouds, "--thin-in-workers"), remedies=("lighter-handover",),
+        model="net",
+    ),
+    Case(
+        "float-stacks", "handover-bound", "float32 stacks of frames, 57 MB per batch through shared memory",
+        "train_frames.py", frames, changed(frames, "--bytes"), remedies=("lighter-handover",
+        "uint8-transfer"),
+    ),
+    Case(
+        "python-metric", "main-thread-bound", "a metric in plain Python at every step of the training loop",
+        "train_detector.py", Run(""), Run("--metric-every 50"), remedies=("speed-up-loop",), tier="fast",
+    ),
+    Case(
+        "encoding-in-the-loop", "main-thread-bound",
+        "texts are encoded by Python in the training loop, not in workers",
+        "train_reviews.py", Run("{reviews}"), Run("{reviews} --encode-in-workers"),
+        remedies=("speed-up-loop",),
+    ),
+    Case(
+        "cache-without-end", "memory-pressure",
+        "every worker keeps all samples it saw; the job may use 0.9 GB",
+        "train_cached.py", cached, changed(cached, "--keep 0"), remedies=("use-less-memory",), needs=ROOT,
+        tier="slow",
+    ),
+    Case(
+        "first-epoch", "cold-cache", "nothing of the data is in memory yet, the disk gives 24 MB/s",
+        "train_arrays.py",
+        Run("{arrays} {cores}", surroundings=SLOW_DISK, pages="cold"),
+        Run("{arrays} {cores}", surroundings=SLOW_DISK, pages="warm"),
+        remedies=("warm-page-cache", "cache-in-memory"), needs=ROOT, tier="slow", last_step=150, model="net",
+    ),
+    Case(
+        "spawned-workers", "epoch-start-pause",
+        "spawned workers start anew every 15 batches and import torch",
+        "train_spawn.py", Run("--root {photos}"), Run("--root {photos} --keep-workers"),
+        remedies=("persistent-workers",), period=15,
+    ),
+    Case(
+        "annotations-per-worker", "epoch-start-pause",
+        "each new worker parses a large file first, every 12 batches",
+        "train_boxes.py", Run("--root {annotated-photos}"), Run("--root {annotated-photos} --persistent"),
+        remedies=("persistent-workers",), tier="slow", period=12, model="net",
+    ),
+    Case(
+        "validation-all-the-time", "validation-bound", "a whole validation every 20 steps; a trainer class",
+        "train_trainer.py", trainer, changed(trainer, "--val-check-interval 200"),
+        remedies=("fewer-evaluations",),
+        tier="slow", period=20, model="module",
+    ),
+    Case(
+        "checkpoints-all-the-time", "checkpoint-bound", "57 MB of weights and moments saved every 10 steps",
+        "train_safely.py", safely, changed(safely, "--save-every 200"), remedies=("fewer-checkpoints",),
+        tier="slow",
+        period=10,
+    ),
+    Case(
+        "previews-all-the-time", "write-bound",
+        "four PNGs and a line of a log, each synced to disk, at every step",
+        "train_generator.py", generator, changed(generator, "--preview-every 100"), remedies=("write-less",),
+        model="net",
+    ),
+    Case(
+        "uneven-ranks", "slow-rank", "two ranks; the second one has all large pictures",
+        "train_ddp.py", Run("--data {uneven-photos}"), Run("--data {uneven-photos} --split strided"),
+        remedies=("balance-ranks",), launcher="torchrun",
+    ),
+    Case(
+        "docker-shm", "shm-too-small", "/dev/shm holds 64 MB, as in a container: workers die of a bus error",
+        "train_clips.py", Run("{volume} --workers 2", surroundings="--shm 64000000"), None, needs=ROOT,
+        tier="slow", crashes=True, model="net",
+    ),
+    Case(
+        "crowded-machine", "contended", "other people's processes burn as many cores as there are",
+        "train_resnet.py", replace(resnet, surroundings="--crowd {cores}"), resnet,
+        remedies=("stop-others",),
+        tier="slow",
+    ),
+    Case(
+        "crowded-loader", "contended", "the same for a script whose loader is the larger part",
+        "train_numa.py", Run("{photos} --workers {cores} --no-pinning", surroundings="--crowd {cores}"),
+        Run("{photos} --workers {cores} --no-pinning"), remedies=("stop-others",),
+    ),
+    Case(
+        "spectrograms-every-epoch", "repeated-work",
+        "the same spectrograms are computed in every epoch, no randomness",
+        "train_spectrograms.py", spectrograms, changed(spectrograms, "--cache {out}/mel"),
+        remedies=("preprocess-once",), prepare="{waves} --prepare --cache {out}/mel", tier="slow",
+        model="net",
+    ),
+    Case(
+        "healthy-resnet", "device-bound", "healthy: a residual network, one worker keeps up",
+        "train_resnet.py", resnet, tier="slow",
+    ),
+    Case("healthy-gpt", "device-bound", "healthy: a small transformer on tokens", "train_gpt.py",
+    Run("{tokens}")),
+    Case(
+        "healthy-evaluation", "device-bound", "healthy: evaluation with test-time augmentation",
+        "evaluate_resnet.py", Run("{photos}"), model="network",
+    ),
+    Case(
+        "gpu-unpinned-floats", "copy-bound", "300 MB of unpinned float32 per step to the GPU",
+        "gpu_segment.py", Run(""), Run("--pinned"), remedies=("pinned-memory",), needs=GPU, model="net",
+    ),
+    Case(
+        "gpu-floats", "copy-bound", "300 MB of pinned float32 per step to the GPU that could be uint8",
+        "gpu_segment.py", Run("--pinned"), Run("--pinned --uint8"), remedies=("uint8-transfer",), needs=GPU,
+        model="net",
+    ),
+    Case(
+        "gpu-item-everywhere", "sync-bound", "two .item() per sample, to count the right answers",
+        "gpu_accuracy.py", Run(""), Run("--count-on-gpu"), remedies=("remove-sync",), needs=GPU,
+    ),
+    Case(
+        "gpu-logits-home", "readback-bound", "350 MB of logits per batch to the CPU; inference",
+        "gpu_masks.py", Run(""), Run("--choose-on-gpu"), remedies=("keep-on-device",), needs=GPU,
+        model="net",
+    ),
+    Case(
+        "gpu-forgotten", "gpu-unused", "a GPU is there, the network stays on the CPU",
+        "train_resnet.py", gpu_resnet, changed(gpu_resnet, "--device cuda"), remedies=("use-gpu",), needs=GPU,
+    ),
+    Case(
+        "gpu-one-worker", "workers-starved", "one worker for a GPU and more than ten idle cores",
+        "train_resnet.py", Run("{photos} --workers 1 --size 160 --epochs 400 --device cuda"),
+        Run("{photos} --workers 10 --size 160 --epochs 400 --device cuda"), remedies=("more-workers",),
+        needs=GPU,
+    ),
+    Case(
+        "gpu-healthy", "device-bound", "healthy: a wide residual network on the GPU, the workers keep up",
+        "train_resnet.py",
+        Run("{photos} --workers 10 --size 224 --batch-size 16 --width 128 --epochs 400 --device cuda"),
+        needs=GPU,
+    ),
+)  # fmt: skip

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor on scripts of the corpus that take longer, or need a machine that is worse than this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from corpus_check import cases_of, check_first_finding
+from doctor_corpus.cases import Case
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("corpus")
+
+
+@pytest.mark.parametrize("case", cases_of("slow"), ids=lambda case: case.name)
+def test_the_reason_that_was_built_in_comes_first(case: Case, data: Path, tmp_path: Path) -> None:
+    check_first_finding(case, data, tmp_path)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that cannot be run, and runs in which there was nothing to examine: a sentence each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedrate.doctor.absence import check_seen, describe_end
+from feedrate.doctor.command import PythonCall, check_command, needs_shared_folder, read_python_call
+from feedrate.doctor.launch import Observed
+from feedrate.doctor.options import DoctorOptions
+from feedrate.errors import DoctorError, FeedrateError, NotFound, UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "notes").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ([], "nothing to run", "feedrate doctor -- python train.py ..."),
+        (["pyton3", "train.py"], "no program 'pyton3'", "did you mean 'python3'?"),
+        (
+            ["train.py", "--lr", "1"],
+            "no program 'train.py'",
+            "is a script: feedrate doctor -- python train.py --lr 1",
+        ),
+        (["./notes"], "no program './notes'", "./notes is a file, but not one that can be run"),
+        (["."], "no program '.'", ". is a folder"),
+        (["./trian.py"], "no program './trian.py'", "holds 'train.py'. Did you mean that?"),
+        (["python3", "trian.py"], "no script at trian.py", "holds 'train.py'. Did you mean that?"),
+        (["python3", "-u", "-W", "error", "gone.py"], "no script at gone.py", None),
+        (["sbatch", "job.sh"], "sbatch only queues a job", "before the training command"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_command_that_cannot_run_is_refused_with_what_was_meant(
+    words: list[str], message: str, hint: str | None
+) -> None:
+    with pytest.raises((NotFound, UsageError)) as caught:
+        check_command(words)
+    assert message in str(caught.value)
+    assert caught.value.hint is None if hint is None else hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python3", "train.py"],
+        ["python3", "-c", "gone.py"],
+        ["python3", "-m", "gone"],
+        ["python3", "-"],
+        ["python3"],
+        ["true", "gone.py"],
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_command_that_may_run_is_let_through(words: list[str]) -> None:
+    check_command(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (["python", "-uB", "x.py", "-c"], PythonCall("uB", "x.py")),
+        (["/usr/bin/python3.11", "-X", "dev", "-Werror", "x.py"], PythonCall("", "x.py")),
+        (["python", "-Ic", "code", "x.py"], PythonCall("I", None)),
+        (["python", "-Im", "pkg"], PythonCall("I", None)),
+        (["python", "-uX", "dev", "x.py"], PythonCall("u", "x.py")),
+        (["python", "--check-hash-based-pycs", "never", "x.py"], PythonCall("", "x.py")),
+        (["pythonic", "x.py"], None),
+        (["torchrun", "x.py"], None),
+    ],
+)
+def test_how_a_command_calls_python_is_read_as_python_does(words: list[str], call: PythonCall | None) -> None:
+    assert read_python_call(words) == call
+
+
+def test_other_nodes_and_containers_need_a_folder_that_they_see() -> None:
+    assert needs_shared_folder(["/usr/bin/srun", "python"], {})
+    assert needs_shared_folder(["apptainer", "exec", "image.sif", "python"], {})
+    assert needs_shared_folder(["python"], {"SLURM_JOB_NUM_NODES": "2"})
+    assert not needs_shared_folder(["python"], {"SLURM_JOB_NUM_NODES": "1"})
+    assert not needs_shared_folder(["torchrun"], {})
+
+
+def observe(run: Path, command: str = "python train.py", **more: Any) -> Observed:
+    known: dict[str, Any] = {
+        "exit_code": 0, "signal": None, "seconds": 1.0, "started_ns": 0, "interrupted": False,
+        "ended_by_doctor": False,
+    }  # fmt: skip
+    return Observed(command=tuple(command.split()), run_folder=run, **{**known, **more})
+
+
+def write_facts(run: Path, *facts: Mapping[str, Any]) -> None:
+    (run / "5-1.facts").write_text("".join(json.dumps({"t_ns": 1, **fact}) + "\n" for fact in facts))
+
+
+PROCESS, TORCH, LOADER, BATCH = ({"kind": kind} for kind in ("process", "torch", "loader", "batch"))
+CRASH = {"kind": "end", "how": "exception", "exit": 1, "error": "KeyError: 'root'\nmore"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "more", "message", "exit_code"),
+    [
+        ([PROCESS], {}, "the command never imported torch", 1),
+        ([PROCESS, TORCH], {}, "the command never made a DataLoader", 1),
+        ([PROCESS, TORCH, LOADER], {}, "made a DataLoader, but never took a batch", 1),
+        (
+            [PROCESS, TORCH, CRASH], {"exit_code": 1},
+            "the command ended with exit code 1 before its first batch: KeyError: 'root'", 1,
+        ),
+        ([PROCESS], {"exit_code": 7}, "the command ended with exit code 7 before its first batch", 7),
+        (
+            [PROCESS, LOADER], {"exit_code": 137, "signal": 9},
+            "the command was ended by SIGKILL (out of memory?) before its first batch", 137,
+        ),
+        (
+            [PROCESS], {"exit_code": 130, "signal": 2, "interrupted": True},
+            "interrupted before the first batch", 130,
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_without_a_batch_is_explained_and_keeps_the_exit_code(
+    tmp_path: Path, facts: list[Mapping[str, Any]], more: dict[str, Any], message: str, exit_code: int
+) -> None:
+    write_facts(tmp_path, *facts)
+    with pytest.raises(DoctorError) as caught:
+        check_seen(observe(tmp_path, **more))
+    assert message in str(caught.value)
+    assert "more" not in str(caught.value)
+    assert caught.value.exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("ls -l", "give it the training command"),
+        ("python -I train.py", "Python started with -I ignores it"),
+        ("python -uE train.py", "Python started with -E ignores it"),
+        ("python train.py", "is PYTHONPATH changed"),
+        ("sudo python train.py", "sudo drops the environment"),
+        ("docker run image python train.py", "run feedrate doctor inside of it"),
+        ("srun --export=NONE python train.py", "--export=ALL"),
+    ],
+)
+def test_a_run_that_never_loaded_the_hook_is_explained(tmp_path: Path, command: str, hint: str) -> None:
+    with pytest.raises(DoctorError, match="no Python process of this command loaded the hook") as caught:
+        check_seen(observe(tmp_path, command))
+    assert hint in str(caught.value.hint)
+
+
+def test_a_run_with_a_batch_is_examined(tmp_path: Path) -> None:
+    write_facts(tmp_path, PROCESS, TORCH, LOADER, BATCH, CRASH)
+    check_seen(observe(tmp_path, exit_code=1))
+
+
+def test_a_signal_is_named(tmp_path: Path) -> None:
+    assert describe_end(observe(tmp_path, exit_code=139, signal=11)) == "was ended by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 1}, "--steps must be at least 2, got 1"),
+        ({"seconds": 0.0}, "--seconds must be above 0, got 0"),
+        ({"seconds": float("nan")}, "--seconds must be above 0, got nan"),
+        ({"scratch": Path("/no/such/folder")}, "no folder at /no/such/folder"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FeedrateError) as caught:
+        DoctorOptions(**options)
+    assert message in str(caught.value)
+
+
+def test_a_short_look_has_a_short_warm_up() -> None:
+    assert DoctorOptions().warmup_steps == 10
+    assert DoctorOptions(steps=9).warmup_steps == 3

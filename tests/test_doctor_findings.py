@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each cause of the catalogue, on a loop that has it and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from doctor_runs import MS, FakeLoop
+from feedrate.doctor.findings import CATALOGUE
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.remedies import ALL
+from feedrate.doctor.surroundings import DataFiles, Surroundings
+from feedrate.results.doctor import Diagnosis
+from test_doctor_diagnose import judge
+
+LOCAL = DataFiles(
+    folder="/data", kind="ext4", source="/dev/sda1", is_network=False, is_fuse=False, is_memory=False,
+    is_rotational=False, files_seen=400, mean_bytes=1e5, suffixes=(".jpg",), resident=0.1, dataset_bytes=1e9,
+)  # fmt: skip
+
+
+def first(diagnosis: Diagnosis) -> str:
+    return diagnosis.findings[0].code
+
+
+def run_steps(loop: FakeLoop, wait: float, steps: int = 40, **step: float) -> None:
+    for _ in range(steps):
+        loop.step(wait=wait, **step)  # type: ignore[arg-type]
+
+
+def test_the_catalogue_holds_every_promised_code() -> None:
+    assert {entry.code for entry in CATALOGUE} == {
+        "storage-bound", "decode-bound", "transform-bound", "workers-starved", "workers-oversubscribed",
+        "workers-pinned", "handover-bound", "copy-bound", "sync-bound", "device-bound", "main-thread-bound",
+        "memory-pressure", "cold-cache", "epoch-start-pause", "validation-bound", "checkpoint-bound", "slow-rank",
+        "shm-too-small", "gpu-unused", "write-bound", "readback-bound", "contended", "repeated-work",
+    }  # fmt: skip
+
+
+def test_every_cure_that_the_catalogue_names_can_be_judged() -> None:
+    source = "".join(Path(str(make.__code__.co_filename)).read_text() for make in ALL)
+    named = {cure for entry in CATALOGUE for cure in entry.cures}
+    assert {cure for cure in named if f'"{cure}"' not in source} == set()
+
+
+def test_every_explained_code_exists() -> None:
+    codes = {entry.code for entry in CATALOGUE}
+    assert {code for entry in CATALOGUE for code in entry.explains} <= codes
+
+
+def test_waiting_for_cores_that_others_use_is_contention(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=40, queue=60, parts={"decode:PIL": (35, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=0.9, cores_others=1.1))
+    assert first(diagnosis) == "contended"
+
+
+def test_busy_neighbours_that_nobody_waits_for_are_no_cause(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=100, parts={"decode:PIL": (90, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=1.0, cores_others=0.9))
+    assert "contended" not in [f.code for f in diagnosis.findings]
+
+
+def test_workers_that_may_use_one_core_only_are_pinned(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=4)
+    run_steps(loop, 60)
+    loop.main.fact("workers", loader="loader-0", pids=[200, 201])
+    for pid in (200, 201):
+        worker = loop.fetches(pid, 20, cpu=50, queue=150, parts={"decode:PIL": (45, 0)})
+        worker.fact("worker", worker_id=pid - 200, affinity=[0])
+        worker.write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=4.0))
+    assert first(diagnosis) == "workers-pinned"
+    assert "unpin-workers" in [r.name for r in diagnosis.findings[0].remedies]
+
+
+def test_fewer_workers_that_were_tried_and_gave_more_show_oversubscription(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=16)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=100, queue=500, parts={"decode:PIL": (90, 0)}).write(tmp_path)
+    detail = {"workers": 2}
+    loop.main.fact("phase", phase=layout.TRIAL, start_ns=0, end_ns=20 * 35 * MS, batches=20, detail=detail)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    assert first(diagnosis) == "workers-oversubscribed"
+    assert diagnosis.findings[0].remedies[0].basis == "measured"
+
+
+def test_a_loop_that_spends_its_time_in_its_own_code_is_main_thread_bound(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 0.2, other=20)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path)
+    assert first(diagnosis) == "main-thread-bound"
+
+
+def test_saving_every_few_steps_is_checkpoint_bound_and_named_by_its_line(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for i in range(40):
+        loop.step(wait=0.2)
+        if i % 4 == 0:
+            loop.main.record(layout.SAVE, "torch.save train.py:9", loop.now, 60 * MS)
+            loop.now += 60 * MS
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path)
+    assert first(diagnosis) == "checkpoint-bound"
+    assert "torch.save train.py:9" in diagnosis.findings[0].evidence
+    assert measured.loop.saves == 9
+    saved = next(r for r in diagnosis.remedies if r.name == "fewer-checkpoints")
+    assert saved.predicted_speedup == pytest.approx(2.2, rel=0.1)
+
+
+def test_a_model_left_on_the_cpu_of_a_machine_with_a_gpu_is_named(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 0.2)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0, gpus=1, gpu_name="H200"))
+    assert first(diagnosis) == "gpu-unused"
+
+
+def test_the_rank_whose_data_comes_late_is_named(tmp_path: Path) -> None:
+    for rank, wait in ((0, 0.2), (1, 30)):
+        loop = FakeLoop(workers=2, pid=100 + rank)
+        loop.main.facts[0]["rank"] = rank
+        run_steps(loop, wait, backward=5 if rank else 34.8)
+        loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path)
+    assert first(diagnosis) == "slow-rank"
+    assert "rank 1" in diagnosis.findings[0].evidence[0]
+
+
+def test_files_that_come_from_memory_the_second_time_are_a_cold_cache(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    worker = loop.fetches(200, 20, cpu=5, blocked=95, parts={"decode:PIL": (4, 80)}, from_disk=True)
+    worker.write(tmp_path)
+    loop.fetches(201, 20, cpu=5, blocked=1, phase=layout.AGAIN).write(tmp_path)
+    loop.main.write(tmp_path)
+    around = Surroundings(cores=2.0, data=LOCAL, memory_limit_bytes=8e9)
+    _, diagnosis = judge(tmp_path, around)
+    assert first(diagnosis) == "cold-cache"
+
+
+def test_deterministic_work_in_compiled_code_is_repeated_work(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(
+        200, 20, cpu=100, parts={"transform:scipy.spectrogram": (85, 0), "read:numpy.load": (3, 0)}
+    ).write(tmp_path)
+    loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": True})
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    assert first(diagnosis) == "repeated-work"
+
+
+def test_batches_that_cost_more_to_hand_over_than_to_make_are_handover_bound(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40, wait_cpu=20)
+    worker = loop.fetches(200, 20, cpu=70, parts={"collate:default_collate": (55, 0)})
+    worker.write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    assert first(diagnosis) == "handover-bound"
+
+
+def test_unpinned_floats_that_take_long_to_copy_are_copy_bound(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
+    loop.main.fact("copy-rates", pinned_bytes_per_s=5e10, pageable_bytes_per_s=1e10)
+    run_steps(loop, 0.2)
+    loop.main.write(tmp_path)
+    around = Surroundings(
+        cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.6, copied_bytes=4e7, copied_element_bytes=4
+    )
+    _, diagnosis = judge(tmp_path, around)
+    assert first(diagnosis) == "copy-bound"
+    assert {r.name for r in diagnosis.findings[0].remedies} == {"pinned-memory", "uint8-transfer"}
+
+
+def test_a_value_read_at_every_step_of_an_idle_gpu_is_sync_bound(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
+    for _ in range(40):
+        loop.step(wait=0.1)
+        loop.main.record(layout.SYNC, "item train.py:30", loop.now, 8 * MS)
+        loop.now += 8 * MS
+    loop.main.write(tmp_path)
+    around = Surroundings(cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.5)
+    _, diagnosis = judge(tmp_path, around)
+    assert first(diagnosis) == "sync-bound"
+
+
+def test_page_faults_of_a_job_at_its_memory_limit_are_memory_pressure(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=5, blocked=95, faults=500).write(tmp_path)
+    loop.main.write(tmp_path)
+    around = Surroundings(
+        cores=2.0, memory_limit_bytes=1e9, memory_used_bytes=0.97e9, major_faults_per_s=2000.0, data=LOCAL
+    )
+    _, diagnosis = judge(tmp_path, around)
+    assert first(diagnosis) == "memory-pressure"
+
+
+def test_a_run_that_died_of_a_full_shm_says_so(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=8)
+    run_steps(loop, 0.2)
+    error = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."
+    loop.main.fact("end", how="exception", error=error)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0, shm_size_bytes=6.4e7))
+    assert first(diagnosis) == "shm-too-small"

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers, decoders and transforms are timed by name inside a fetch, and are otherwise what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.hook.feedrate_hook.parts import Fetch
+from hooked import PREAMBLE, Run, names_of, run_script
+from images import save_image
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+# torchvision in small: the two classes whose loop over transforms is patched.
+TORCHVISION = {
+    "__init__.py": "",
+    "transforms/__init__.py": "from .transforms import Compose",
+    "transforms/transforms.py": """
+class Compose:
+    def __init__(self, transforms): self.transforms = transforms
+    def __call__(self, img):
+        for t in self.transforms:
+            img = t(img)
+        return img
+""",
+    "transforms/v2/__init__.py": "from ._container import Compose",
+    "transforms/v2/_container.py": """
+class Compose:
+    def __init__(self, transforms): self.transforms, self.scale = transforms, 2
+    def __call__(self, *inputs): return self.forward(*inputs)
+    def forward(self, *inputs):
+        for transform in self.transforms:
+            inputs = (transform(*inputs),)
+        return inputs[0] * self.scale
+""",
+}
+
+SCRIPT = (
+    PREAMBLE
+    + """
+import io, pickle, json, zipfile
+import cv2, simplejpeg
+from cv2 import imread
+from PIL import Image, ImageOps
+from torchvision.transforms import Compose, v2
+
+class Halve:
+    def __call__(self, image): return image.resize((image.width // 2, image.height // 2))
+
+def to_tensor(image): return torch.from_numpy(np.asarray(image).copy())
+
+class Images(Dataset):
+    transform = Compose([Halve(), Compose([ImageOps.mirror, to_tensor])])
+    twice = v2.Compose([torch.Tensor.float])
+
+    def __len__(self): return 6
+
+    def __getitem__(self, index):
+        path = sys.argv[1]
+        with Image.open(path) as image:
+            first = self.twice(self.transform(image.convert("RGB")))
+        array = imread(path)
+        array = cv2.cvtColor(cv2.resize(array, (40, 30)), cv2.COLOR_BGR2RGB)
+        with open(path, "rb") as file:
+            simplejpeg.decode_jpeg(file.read())
+        np.load(sys.argv[2])
+        return first.mean(), torch.from_numpy(array).float().mean()
+
+if __name__ == "__main__":
+    np.save(sys.argv[2], np.zeros(10))
+    np.save("held.npy", np.zeros(10))
+    held = np.load("held.npy", mmap_mode="r")
+    for function in (cv2.imread, imread, np.load, np.fromfile, torch.load, torch.save, pickle.load, json.load,
+                     simplejpeg.decode_jpeg, Image.open, ImageOps.mirror, cv2.resize, Image.Image.resize,
+                     zipfile.ZipFile.read, os.fsync, torch.autograd.backward):
+        assert pickle.loads(pickle.dumps(function)) is function, function
+    assert isinstance(Image.open(sys.argv[1]), Image.Image)
+    print([round(float(v), 3) for batch in DataLoader(Images(), batch_size=3) for t in batch for v in t])
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("parts")
+    for name, text in TORCHVISION.items():
+        (folder / "torchvision" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "torchvision" / name).write_text(text)
+    save_image(folder / "one.jpg", 1)
+    run = run_script(folder, SCRIPT, str(folder / "one.jpg"), str(folder / "array.npy"))
+    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    return run
+
+
+def test_parts_of_all_libraries_are_named(images: Run) -> None:
+    assert set(names_of(images.main, layout.PART)) == {
+        "read:PIL.Image.open",
+        "decode:PIL",
+        "transform:PIL.convert",
+        "transform:Halve",
+        "transform:mirror",
+        "transform:to_tensor",
+        "transform:float",
+        "decode:cv2.imread",
+        "transform:cv2.resize",
+        "transform:cv2.cvtColor",
+        "decode:simplejpeg.decode_jpeg",
+        "read:numpy.load",
+        "collate:torch.utils.data._utils.collate.default_collate",
+    }
+
+
+def test_calls_are_counted_per_fetch(images: Run) -> None:
+    calls = {(int(p["start"]), images.main.name(p["name"])): int(p["a"]) for p in images.main.of(layout.PART)}
+    assert {count for (_, name), count in calls.items() if not name.startswith("collate")} == {3}
+
+
+def test_files_that_python_does_not_see_opened_are_noted_too(images: Run) -> None:
+    opened = {Path(name).name for name in names_of(images.main, layout.OPENED)}
+    # The last one was mapped before there was any fetch.
+    assert opened == {"one.jpg", "array.npy", "held.npy"}
+    assert Path(names_of(images.main, layout.OPENED)[0]).is_absolute()
+
+
+def test_the_pixels_are_those_of_the_bare_script(images: Run) -> None:
+    folder = images.folder.parent
+    arguments = (str(folder / "one.jpg"), str(folder / "array.npy"))
+    bare = run_script(folder, SCRIPT, *arguments, is_hooked=False)
+    assert images.stdout == bare.stdout
+
+
+def test_a_moment_belongs_to_the_innermost_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("feedrate.doctor.hook.feedrate_hook.clock.wall_ns", lambda: next(now))
+    monkeypatch.setattr("feedrate.doctor.hook.feedrate_hook.clock.cpu_ns", lambda: 0)
+    fetch = Fetch((0, 0, 0))  # every mark moves the clock by 10
+    assert fetch.enter("transform", "transform:a")
+    assert fetch.enter("decode", "decode:b")
+    assert not fetch.enter("decode", "decode:c")
+    fetch.leave()
+    fetch.leave()
+    fetch.mark()
+    assert fetch.times == {"transform:a": [20, 0, 0, 1], "decode:b": [10, 0, 0, 1]}

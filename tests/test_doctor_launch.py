@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor runs a command: streams, exit code and signals pass through, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from feedrate.doctor import launch
+from feedrate.doctor.facts import read_samples
+from feedrate.doctor.launch import Observed, run_command
+from feedrate.doctor.options import DoctorOptions
+from feedrate.errors import StorageError, UsageError
+from feedrate.probe.process import is_alive, read_stat
+
+# Runs the doctor's launcher on the words after it, in a process that a test can kill.
+DOCTOR = """
+import sys
+from feedrate.doctor.launch import run_command
+from feedrate.doctor.options import DoctorOptions
+with run_command(sys.argv[1:], DoctorOptions()) as observed:
+    print("observed", observed.exit_code, observed.signal, observed.interrupted, flush=True)
+sys.exit(observed.exit_code)
+"""
+# Counts the signals that reach it; SIGUSR1 ends it. Says when it is ready.
+COUNTING = """
+import signal, sys
+seen = []
+for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"):
+    signal.signal(getattr(signal, name), lambda n, _: (seen.append(n), print("got", n, flush=True)))
+signal.signal(signal.SIGUSR1, lambda *_: (print("seen", *seen, flush=True), sys.exit(7)))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+# Starts a child that outlives it, and dies. The child's number and start go to the file that is named.
+LEAVING = """
+import os, signal, subprocess, sys
+child = subprocess.Popen(
+    [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"],
+    stdout=subprocess.PIPE, start_new_session=sys.argv[2] == "daemon",
+)
+child.stdout.readline()
+with open(sys.argv[1], "w") as file:
+    file.write(str(child.pid))
+if sys.argv[3] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit(0)
+"""
+
+
+def run(code: str, *words: object, options: DoctorOptions | None = None) -> Observed:
+    with run_command([sys.executable, "-c", code, *map(str, words)], options or DoctorOptions()) as observed:
+        return observed
+
+
+def wait_until(claim: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not claim() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return claim()
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give run folders a place of their own, so that one that stays is seen."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return folder
+
+
+@contextmanager
+def doctor_in_a_process(*command: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DOCTOR, *command], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        process.wait()
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "ended_by"),
+    [
+        ("pass", 0, None),
+        ("import sys; sys.exit(3)", 3, None),
+        ("import os; os.kill(os.getpid(), 9)", 137, signal.SIGKILL),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 143, signal.SIGTERM),
+    ],
+)
+def test_the_commands_exit_code_is_what_a_shell_would_report(
+    code: str, exit_code: int, ended_by: int | None
+) -> None:
+    observed = run(code)
+    assert (observed.exit_code, observed.signal) == (exit_code, ended_by)
+    assert not observed.interrupted
+    assert not observed.ended_by_doctor
+
+
+def test_the_commands_streams_are_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    run("import sys; print('out'); print('err', file=sys.stderr)")
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("out\n", "err\n")
+
+
+def test_standard_input_reaches_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DOCTOR, sys.executable, "-c", "print(input()[::-1])"],
+        input="abc\n", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "cba\nobserved 0 None False\n"
+
+
+def test_the_command_finds_the_hook_before_the_users_own_path(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    observed = run("import os; print(os.environ['PYTHONPATH']); print(os.environ['FEEDRATE_DOCTOR'])")
+    path, folder = capfd.readouterr().out.splitlines()
+    hook, _, rest = path.partition(os.pathsep)
+    assert rest == "/mine"
+    assert (Path(hook) / "feedrate_hook").is_dir()
+    assert folder == str(observed.run_folder)
+
+
+def test_an_empty_path_does_not_become_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert not launch.make_environment(Path("/run"), is_shared=False)["PYTHONPATH"].endswith(os.pathsep)
+
+
+def test_the_run_folder_is_private_holds_the_settings_and_is_gone_afterwards(scratch: Path) -> None:
+    options = DoctorOptions(steps=40, passive=True, seconds=9)
+    with run_command([sys.executable, "-c", "pass"], options) as observed:
+        assert observed.run_folder.parent == scratch
+        assert observed.run_folder.stat().st_mode & 0o777 == 0o700
+        settings = json.loads((observed.run_folder / "settings.json").read_text())
+        assert len(list(read_samples(observed.run_folder))) >= 1
+    assert list(scratch.iterdir()) == []
+    assert settings["version"] == 1
+    assert (settings["steps"], settings["warmup"], settings["seconds"]) == (40, 10, 9)
+    assert settings["passive"] is True
+    assert settings["run"] == str(observed.run_folder)
+    assert settings["usable_cores"] >= 0.01
+    assert settings["started_ns"] < observed.started_ns
+
+
+def test_the_run_folder_is_gone_when_reading_it_fails(scratch: Path) -> None:
+    def fail() -> None:
+        with run_command([sys.executable, "-c", "pass"], DoctorOptions()):
+            raise LookupError("a bug")
+
+    with pytest.raises(LookupError, match="a bug"):
+        fail()
+    assert list(scratch.iterdir()) == []
+
+
+def test_without_a_place_for_the_run_folder_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
+    with pytest.raises(StorageError, match="cannot make a folder in /no/such/folder"):
+        run("raise SystemExit(9)")
+
+
+def test_a_script_without_an_interpreter_is_a_sentence(tmp_path: Path, scratch: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo hello\n")
+    script.chmod(0o755)
+    with (
+        pytest.raises(UsageError, match=r"cannot run .*script: Exec format error"),
+        run_command([str(script)], DoctorOptions()),
+    ):
+        pass
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_command_that_the_experiments_ended_has_exit_code_0() -> None:
+    fact = {"kind": "end", "how": "experiments", "t_ns": 1, "exit": None}
+    code = f"import os; open(os.environ['FEEDRATE_DOCTOR'] + '/1-1.facts', 'w').write({json.dumps(fact)!r})"
+    observed = run(code + "; os._exit(5)")
+    assert observed.ended_by_doctor
+    assert observed.exit_code == 0
+
+
+def test_workers_worth_a_trial_go_up_to_twice_the_cores() -> None:
+    assert launch.list_workers_to_try(0.5) == [1, 2]
+    assert launch.list_workers_to_try(2) == [1, 2, 4]
+    assert launch.list_workers_to_try(12) == [1, 2, 4, 8, 12, 24]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_and_one_to_the_doctor_alone_reach_the_command_once_each(
+    number: signal.Signals,
+) -> None:
+    with doctor_in_a_process(sys.executable, "-c", COUNTING) as doctor:
+        assert read_line(doctor) == "ready"
+        os.killpg(doctor.pid, number)
+        assert read_line(doctor) == f"got {int(number)}"
+        os.kill(doctor.pid, number)
+        assert read_line(doctor) == f"got {int(number)}"
+        # Signals are passed on in turn: one that was passed on twice would be there by now.
+        os.kill(doctor.pid, signal.SIGUSR1)
+        assert read_line(doctor) == f"seen {int(number)} {int(number)}"
+        assert read_line(doctor) == "observed 7 None True"
+        assert doctor.wait() == 7
+
+
+def test_ctrl_c_on_a_real_terminal_reaches_the_command_once() -> None:
+    words = [sys.executable, "-c", DOCTOR, sys.executable, "-c", COUNTING]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(words[0], words)
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+
+        def read_until(word: bytes) -> bytes:
+            seen = b""
+            while word not in seen:
+                seen += os.read(screen.fileno(), 1)
+            return seen
+
+        read_until(b"ready\r\n")
+        os.write(screen.fileno(), b"\x03")
+        read_until(b"got 2\r\n")
+        os.kill(pid, signal.SIGUSR1)
+        assert read_until(b"True\r\n").splitlines() == [b"seen 2", b"observed 7 None True"]
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_an_interrupt_ends_the_command_and_the_doctor_goes_on_to_its_report() -> None:
+    code = "import signal; print('ready', flush=True); signal.pause()"
+    with doctor_in_a_process(sys.executable, "-c", code) as doctor:
+        assert read_line(doctor) == "ready"
+        os.killpg(doctor.pid, signal.SIGINT)
+        assert read_line(doctor) == "observed 130 2 True"
+        assert doctor.wait() == 130
+
+
+def test_a_child_of_a_killed_command_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_GRACE_S", 0.05)
+    observed = run(LEAVING, tmp_path / "child", "daemon", "kill")
+    assert observed.signal == signal.SIGKILL
+    child = int((tmp_path / "child").read_text())
+    assert read_stat(child) is None or read_stat(child).state == "Z"  # type: ignore[union-attr]
+
+
+def test_a_child_that_a_command_forgot_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_GRACE_S", 0.05)
+    said: list[str] = []
+    command = [sys.executable, "-c", LEAVING, str(tmp_path / "child"), "child", "end"]
+    with run_command(command, DoctorOptions(), watch=said.append):
+        pass
+    child = read_stat(int((tmp_path / "child").read_text()))
+    assert child is None or child.state == "Z"
+    assert said[-1] == "ended 1 process that the command left behind"
+
+
+def test_a_daemon_that_a_command_left_running_on_purpose_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE_S", 0.05)
+    run(LEAVING, tmp_path / "child", "daemon", "end")
+    pid = int((tmp_path / "child").read_text())
+    stat = read_stat(pid)
+    assert stat is not None
+    assert stat.state == "S"
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("target", ["doctor", "group"])
+def test_a_killed_doctor_leaves_no_process_and_no_folder(scratch: Path, target: str) -> None:
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        "print(os.getpid(), child.pid, flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    with doctor_in_a_process(sys.executable, "-c", code) as doctor:
+        members = [(pid, read_stat(pid)) for pid in map(int, read_line(doctor).split())]
+        assert len(list(scratch.iterdir())) == 1
+        if target == "doctor":
+            doctor.kill()
+        else:
+            os.killpg(doctor.pid, signal.SIGKILL)
+        assert wait_until(lambda: list(scratch.iterdir()) == [])
+        for pid, stat in members:
+            assert stat is not None
+            assert not is_alive(pid, stat.start)
+
+
+def test_a_sampler_that_dies_does_not_stop_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    observed = launch_true()
+    assert observed.exit_code == 0
+
+
+def launch_true() -> Observed:
+    with run_command(["true"], DoctorOptions()) as observed:
+        return observed
+
+
+def test_a_command_for_other_nodes_gets_its_folder_and_the_hook_where_they_can_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\necho "$FEEDRATE_DOCTOR"; echo "$PYTHONPATH"; ls "$FEEDRATE_DOCTOR/hook"\n')
+    srun.chmod(0o755)
+    with run_command([str(srun), "python"], DoctorOptions()) as observed:
+        assert observed.is_shared
+        assert observed.run_folder.parent == tmp_path
+        assert observed.run_folder.name.startswith(".feedrate-doctor-")
+    folder, path, *names = capfd.readouterr().out.splitlines()
+    assert path.split(os.pathsep)[0] == f"{folder}/hook"
+    assert "feedrate_hook" in names
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["scratch", "srun"]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor's verdict in a terminal and as a document: one screen, whatever was found."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diagnoses import (
+    DIAGNOSES,
+    NASTY,
+    make_decode_bound,
+    make_ended_early,
+    make_nasty,
+    make_odd,
+    make_storage_bound,
+)
+from feedrate.doctor.findings import CATALOGUE
+from feedrate.report.doctor import draw_diagnosis
+from feedrate.report.doctor_page import draw_doctor_page
+from feedrate.report.doctor_trace import draw_trace
+from feedrate.report.doctor_verify import draw_check
+from feedrate.report.doctor_words import describe_gain
+from feedrate.report.document import dump_document
+from feedrate.results import Remedy
+
+GOLDEN = Path(__file__).parent / "data" / "doctor"
+
+
+@pytest.mark.parametrize("name", DIAGNOSES)
+def test_the_screen_is_as_it_was_looked_at(name: str) -> None:
+    """`python tests/diagnoses.py` draws these files anew."""
+    assert draw_diagnosis(DIAGNOSES[name]()) == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_the_page_of_the_command_shows_what_is_drawn() -> None:
+    page = GOLDEN.parent.parent.parent / "docs" / "doctor.md"
+    assert f"```text\n{(GOLDEN / 'decode-bound.txt').read_text()}```" in page.read_text()
+
+
+def test_every_finding_of_the_catalogue_has_its_line_on_the_page_of_the_command() -> None:
+    page = (GOLDEN.parent.parent.parent / "docs" / "doctor.md").read_text()
+    table = page.partition("## Findings")[2].partition("## In CI")[0]
+    assert sorted(re.findall(r"^\| `([a-z-]+)` \|", table, re.M)) == sorted(one.code for one in CATALOGUE)
+
+
+@pytest.mark.parametrize("name", DIAGNOSES)
+def test_a_usual_run_and_the_prompt_after_it_fit_24_lines_of_80_columns(name: str) -> None:
+    lines = draw_diagnosis(DIAGNOSES[name]()).splitlines()
+    assert len(lines) <= 23
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_a_command_to_type_is_never_cut() -> None:
+    command = "feedrate pack " + "/a/very/deep/folder" * 10 + " PACK"
+    first, *rest = make_decode_bound().remedies
+    diagnosis = replace(make_decode_bound(), remedies=(replace(first, command=command), *rest))
+    assert f"$ {command}\n" in draw_diagnosis(diagnosis)
+
+
+def test_what_is_left_out_is_counted() -> None:
+    text = draw_diagnosis(make_storage_bound())
+    assert "2 of 3" in text
+    assert "(+3 more)" in text  # remedies without gain
+    assert "(+4 more)" in text  # findings
+    assert "(+2 more)" in text  # what was not seen
+
+
+def test_the_verdict_names_the_code_even_where_its_sentence_does_not() -> None:
+    diagnosis = replace(make_ended_early(), verdict="Training waits for image decoding.")
+    assert draw_diagnosis(diagnosis).startswith("decode-bound: Training waits for image decoding.\n")
+
+
+def test_a_remedy_that_gives_nothing_says_why_and_is_not_offered() -> None:
+    text = draw_diagnosis(make_decode_bound())
+    assert "no gain   packing alone: reads are 1% of the time" in text
+    assert "x (0.9" not in text
+
+
+def test_nothing_is_said_twice_when_the_note_is_a_whole_sentence() -> None:
+    note = "packing will not help: reads are 1% of the time"
+    diagnosis = replace(make_decode_bound(), remedies=(Remedy("pack", "pack it", 1.0, 1.0, 1.0, note=note),))
+    assert f"no gain   {note}\n" in draw_diagnosis(diagnosis)
+    assert "Nothing that was predicted or tried makes this run faster." in draw_diagnosis(diagnosis)
+
+
+def test_text_from_the_run_cannot_steer_the_terminal() -> None:
+    text = draw_diagnosis(make_nasty())
+    assert "\x1b" not in text
+    assert all(line.isprintable() for line in text.splitlines())
+    assert r"\x1b[31m\n\udcff" in text
+
+
+@pytest.mark.parametrize(
+    ("speedup", "low", "high", "text"),
+    [
+        (2.4, 2.0, 2.8, "2.4x (2.0-2.8)"),
+        (1.04, 1.02, 1.06, "1.04x (1.02-1.06)"),
+        (12.3, 9.6, 15.2, "12x (10-15)"),
+        (1.5, float("nan"), 2.0, "1.50x"),
+        (float("nan"), 1.0, 2.0, "unknown"),
+        (float("inf"), 1.0, 2.0, "unknown"),
+    ],
+)
+def test_a_gain_has_as_many_digits_as_it_needs(speedup: float, low: float, high: float, text: str) -> None:
+    assert describe_gain(Remedy("a", "b", speedup, low, high)) == text
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=80)
+def test_any_diagnosis_is_drawn_on_at_most_30_lines(seed: int) -> None:
+    diagnosis = make_odd(random.Random(seed))
+    assert len(draw_diagnosis(diagnosis).splitlines()) <= 30
+    assert draw_doctor_page(diagnosis).encode()
+    assert draw_check(diagnosis, 0.05).count("\n") == 1
+    assert json.loads(draw_trace(diagnosis))["traceEvents"] is not None
+    assert json.loads(dump_document("doctor", diagnosis))["command"] == "doctor"
+
+
+def test_the_longest_of_everything_is_at_most_30_lines() -> None:
+    whole, long = make_storage_bound(), "many words that go on and on " * 20
+    first = replace(whole.findings[0], title=long, evidence=(long,) * 9)
+    remedy = replace(whole.remedies[1], title=long, command=long, change=long, note=long)
+    diagnosis = replace(
+        whole,
+        verdict=long,
+        findings=(first,) * 9,
+        remedies=(remedy,) * 9 + (replace(remedy, predicted_speedup=1.0),) * 9,
+        run=replace(whole.run, unseen=(long,) * 9, device=long),
+        split=tuple(replace(one, name=long, detail=long, share=0.1) for one in whole.split),
+    )
+    assert len(draw_diagnosis(diagnosis).splitlines()) <= 30
+
+
+def test_the_document_has_what_scripts_look_for() -> None:
+    document = json.loads(dump_document("doctor", make_decode_bound()))
+    assert (document["command"], document["schema_version"]) == ("doctor", 1)
+    assert document["argv"] == ["python", "train.py", "--data", "/data/imagenet"]
+    assert [finding["code"] for finding in document["findings"]] == ["decode-bound", "sync-bound"]
+    first = document["findings"][0]
+    assert first["share"] == 0.66
+    assert len(first["evidence"]) == 3
+    assert first["numbers"]["decoder"] == "PIL.ImageFile.load"
+    remedy = first["remedies"][0]
+    assert {"predicted_speedup", "low", "high", "next_bottleneck", "command"} <= set(remedy)
+    assert (remedy["predicted_speedup"], remedy["low"], remedy["high"]) == (2.4, 2.0, 2.8)
+    assert document["run"]["exposed_wait_share"] == 0.66
+    assert document["timeline"][0]["parts"]["forward"] > 0
+
+
+def test_the_document_of_an_odd_run_is_strict_json() -> None:
+    odd = replace(make_nasty(), verdict=NASTY)
+    odd = replace(odd, run=replace(odd.run, samples_per_s=float("nan"), seconds=float("inf")))
+    document = json.loads(dump_document("doctor", odd), parse_constant=pytest.fail)
+    assert document["run"]["samples_per_s"] is None
+    assert document["verdict"] == NASTY
