@@ -60,14 +60,19 @@ class Experiments:
         """In place of `take`, for every next() of every loader in this process."""
         if self._state == WATCHING:
             try:
-                seen = self._note(iterator)
+                seen = self._watching.note(iterator)
+                is_time = self._is_time(seen, iterator)
             except Exception as error:
                 self._give_up("watching", error)
                 return take()
-            if seen is None:
+            if is_time:
+                with self._lock:
+                    return self._begin(seen, iterator, take)
+            try:
                 return take()
-            with self._lock:
-                return self._begin(seen, iterator, take)
+            except StopIteration:
+                seen.nexts -= 1
+                raise
         if self._state == GIVEN_UP or (self._scope is not None and self._scope.is_own()):
             return take()
         with self._lock:
@@ -75,14 +80,12 @@ class Experiments:
 
     # -- the real run --------------------------------------------------------------------------------------
 
-    def _note(self, iterator: Any) -> Seen | None:
-        """Return what was seen of the training loader when it is time to begin."""
-        seen = self._watching.note(iterator)
+    def _is_time(self, seen: Seen, iterator: Any) -> bool:
         if seen.nexts == LOOK_AT_STEP:
             self._ranks.look()
         if self._ranks.size > 1:
-            return seen if self._is_agreed(seen, iterator) else None
-        return seen if self._watching.is_due(seen, iterator) else None
+            return self._is_agreed(seen, iterator)
+        return self._watching.is_due(seen, iterator)
 
     def _is_agreed(self, seen: Seen, iterator: Any) -> bool:
         """Rank 0 decides; all begin at the same step."""
