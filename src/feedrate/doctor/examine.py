@@ -19,6 +19,7 @@ from feedrate.doctor.machine import MachineTrace, read_machine
 from feedrate.doctor.measured import KernelTime, Measured, measure
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.records import Process, Recording, read_run
+from feedrate.doctor.stillborn import judge_death
 from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.doctor.timeline import Loop, build_loop
 from feedrate.errors import DoctorError, StorageError
@@ -42,15 +43,20 @@ def examine(
         DoctorError: it ran, but there was nothing to examine.
     """
     with run_command(command, options, watch=watch) as observed:
-        check_seen(observed)
-        return judge_run(observed, options)
+        recording, trace = read_run(observed.run_folder), read_machine(observed.run_folder)
+        if judge_death(observed, recording, trace) is None:
+            check_seen(observed)
+        return judge_run(observed, recording, trace, options)
 
 
-def judge_run(observed: Observed, options: DoctorOptions) -> Diagnosis:
-    """Turn a run folder into a diagnosis."""
-    recording, trace = read_run(observed.run_folder), read_machine(observed.run_folder)
+def judge_run(
+    observed: Observed, recording: Recording, trace: MachineTrace, options: DoctorOptions
+) -> Diagnosis:
+    """Turn what was recorded into a diagnosis."""
     measured = measure_run(recording, trace, options)
     if measured is None:
+        if (death := judge_death(observed, recording, trace)) is not None:
+            return death
         steps = max((len(p.of(layout.WAIT, phase=layout.REAL)) for p in recording.mains), default=0)
         raise DoctorError(
             f"the command took only {format_count(steps, 'batch', 'batches')} from a loader, too few",

@@ -55,6 +55,10 @@ def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, .
     return tuple(sorted(findings, key=lambda finding: -finding.share))
 
 
+def entry_of(code: str) -> Entry:
+    return next(entry for entry in CATALOGUE if entry.code == code)
+
+
 def _make(entry: Entry, evidence: Evidence, share: float, remedies: Mapping[str, Remedy]) -> Finding:
     cures = [remedies[name] for name in entry.cures if name in remedies]
     return Finding(
@@ -182,7 +186,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "The model computes on the CPU.",
         causes_machine.find_unused_gpu,
         cures=("use-gpu",),
-        explains=(*_LOADER, "device-bound", "main-thread-bound", "workers-starved", "contended"),
+        explains=("device-bound",),
     ),
     Entry(
         "copy-bound",

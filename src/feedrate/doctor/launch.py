@@ -29,7 +29,7 @@ from feedrate.probe.cpu import measure_usable_cores
 from feedrate.units import format_count, format_seconds
 
 SETTINGS_VERSION = 1
-_STACK_HZ = 50
+_STACK_HZ = 25
 _GRACE_S = 3.0  # for workers to notice that their parent is gone
 _GRACE_AFTER_EXPERIMENTS_S = 0.5  # it ended without telling them: nothing is to be waited for
 

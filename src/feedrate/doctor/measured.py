@@ -165,7 +165,7 @@ class Measured:
         else:
             blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
         received = 0.0 if self.workers == 0 else self.receive_cpu_s
-        # Steps on batches that were there are shorter than real ones, even without their waiting: the difference
+        # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
         # comes with the making of batches, and goes with it.
         slower = self.own_s - self.exposed_s - self.device_s - received
         return Pipeline(

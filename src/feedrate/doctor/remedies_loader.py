@@ -278,7 +278,8 @@ def preprocess_once(m: Measured) -> Remedy | None:
     if sample is None:
         return None
     share = repeated_share(m)
-    if share is None or share < 0.1:
+    # Decoded images alone are not worth storing: they are many times larger than their files.
+    if share is None or share - sample.kind("decode").cpu_s / max(sample.total.cpu_s, 1e-9) < 0.25:
         return None
     now = m.pipeline
     prediction, then = change(

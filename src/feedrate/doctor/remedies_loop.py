@@ -4,7 +4,16 @@
 from __future__ import annotations
 
 from feedrate.doctor.measured import Measured
-from feedrate.doctor.what_if import VECTORISED, change, idle_share, make_remedy, other_s, sync_s, write_s
+from feedrate.doctor.what_if import (
+    VECTORISED,
+    change,
+    freeing_s,
+    idle_share,
+    make_remedy,
+    other_s,
+    sync_s,
+    write_s,
+)
 from feedrate.model.predict import COUNTED, TRIED, around, without
 from feedrate.results.doctor import Remedy
 
@@ -47,10 +56,14 @@ def write_less(m: Measured) -> Remedy | None:
 
 def speed_up_main(m: Measured) -> Remedy | None:
     """The Python of the training loop itself."""
-    hot = next(iter(m.looks_main.places), None)
-    other = other_s(m)
+    other = other_s(m) - freeing_s(m)
+    places = m.looks_main.places
+    hot = next((place for place in places if place.is_python), next(iter(places), None))
     if hot is None or other < 0.05 * m.step_s:
         return None
+    # The function that the model is called from has the looks at the model, too.
+    if hot.is_python:
+        other = min(other, hot.share * (m.own_s - m.wait_s))
     now = m.pipeline
     prediction, then = change(m, device_s=now.device_s - other * (1 - VECTORISED))
     return make_remedy(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from feedrate.doctor.hook.feedrate_hook import layout
@@ -45,6 +45,7 @@ class Looks:
     on_cpu: float
     undrawn: float | None
     places: tuple[HotPlace, ...]
+    lines: Mapping[str, float]  # file:line -> share
 
 
 def count_looks(processes: Sequence[Process], *, in_fetch: bool, phase: int = layout.REAL) -> Looks:
@@ -68,6 +69,7 @@ def count_looks(processes: Sequence[Process], *, in_fetch: bool, phase: int = la
         sum(tally.on_cpu for tally in tallies.values()) / total if total else 0.0,
         sum(tally.undrawn for tally in tallies.values()) / watched if watched else None,
         tuple(tally.describe(key.partition(" ")[2], total) for key, tally in ranked),
+        {line: count / total for tally in tallies.values() for line, count in tally.lines.items()},
     )
 
 
@@ -101,7 +103,7 @@ class Tally:
             on_cpu=self.on_cpu / self.looks,
             is_python=self._is_interpreted(),
             undrawn=self.undrawn / self.watched if self.watched else None,
-            source=_source(place),
+            source=source_of(place),
         )
 
     def _is_interpreted(self) -> bool:
@@ -144,6 +146,6 @@ def is_in_loop(place: str) -> bool:
     )
 
 
-def _source(place: str) -> str:
+def source_of(place: str) -> str:
     path, _, line = place.rpartition(":")
     return linecache.getline(path, int(line)).strip() if line.isdigit() else ""

@@ -24,6 +24,8 @@ PARTS = {
     layout.SAVE: "save",
     layout.WRITE: "write",
 }
+# Savers of checkpoints; what other savers write (pictures, tables) is output.
+_CHECKPOINTS = ("torch.", "safetensors", "joblib", "pickle", "accelerate", "lightning")
 _NS = 1e-9
 _Interval = tuple[int, int]
 
@@ -83,7 +85,7 @@ class Loop:
 
 
 # Recorded in every step: they are rare, and one that was missed would be missed in the verdict.
-ALWAYS = ("validation", "epoch-start", "save")
+ALWAYS = ("validation", "epoch-start", "save", "write")
 
 
 def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop | None:
@@ -197,6 +199,8 @@ def _exclusive_parts(
     for record in records:
         start, end = int(record["start"]), int(record["start"] + record["wall"])
         part = PARTS[int(record["kind"])]
+        if part == "save" and not process.name(record["name"]).startswith(_CHECKPOINTS):
+            part = "write"
         is_validating = part != "save" and any(a <= start < b for a, b in validation)
         if is_validating:
             continue
@@ -233,6 +237,9 @@ def _make_step(
         if piece_start >= end_ns:
             break
         seconds[name] += (min(piece_end, end_ns) - piece_start) * _NS
+    if "save" in seconds:
+        # A checkpoint is written, synchronised and renamed: all of that is saving.
+        seconds["save"] += seconds.pop("write", 0.0)
     return Step(
         start_ns=start_ns,
         wall_s=(end_ns - start_ns) * _NS,

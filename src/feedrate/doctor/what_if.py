@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
+from feedrate.doctor.stacks import source_of
 from feedrate.model.pipeline import Pipeline
 from feedrate.model.predict import MODELLED, Prediction, predict_change
 from feedrate.results.doctor import Remedy
@@ -142,13 +143,24 @@ def other_s(m: Measured) -> float:
 def write_s(m: Measured) -> float:
     """Return the time per step that goes into writing files: timed calls, and lines that write and wait."""
     timed = m.loop.per_step("write")
-    lines = sum(p.share for p in m.looks_main.places if _writes(p.source))
+    lines = sum(share for line, share in m.looks_main.lines.items() if _writes(source_of(line)))
     outside = m.own_s - m.wait_s
     return max(timed, min(lines * outside, outside))
 
 
 def _writes(source: str) -> bool:
-    return any(word in source for word in _WRITING)
+    return any(word in source for word in _WRITING) and "torch.save" not in source
+
+
+def freeing_s(m: Measured) -> float:
+    """Return the time per step in the loop's own header: there, the batch before is given back to the system.
+
+    A batch from a worker lies in shared memory; to unmap many megabytes takes as long as to fill them.
+    """
+    if m.workers == 0 or m.batch_bytes < 1e6:
+        return 0.0
+    headers = sum(share for line, share in m.looks_main.lines.items() if source_of(line).startswith("for "))
+    return min(headers * (m.own_s - m.wait_s), other_s(m))
 
 
 def sync_s(m: Measured) -> float:
