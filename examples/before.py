@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training as many people have it: ImageFolder-like dataset, Pillow, DataLoader. Ask the doctor about it:
 
-    feedrate doctor -- python examples/before.py FOLDER
+feedrate doctor -- python examples/before.py FOLDER
 """
 
 import argparse
