@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -203,7 +202,8 @@ def measure(
     window = (loop.start_ns, loop.end_ns)
     batch = _facts_of_loader(main, "batch", loop.loader)
     beside = _cpu_beside(workers)
-    feeder = min(beside, _longest_pickling_s(batch))
+    received = _receive_cpu(main, loop)
+    feeder = min(beside, _longest_pickling_s(batch, received))
     return Measured(
         loop=loop,
         loops=loops,
@@ -231,7 +231,7 @@ def measure(
         blocked=main.facts_of("blocked"),
         end=main.last("end"),
         copy_rates=main.last("copy-rates"),
-        receive_cpu_s=_receive_cpu(main, loop),
+        receive_cpu_s=received,
         feeder_cpu_s=feeder,
         helpers_cpu_s=beside - feeder,
         computing_queue_share=_computing_queue_share(main),
@@ -290,14 +290,14 @@ def _receive_cpu(main: Process, loop: Loop) -> float:
     return float(waits["cpu"].mean()) * 1e-9 if len(waits) else 0.0
 
 
-def _longest_pickling_s(batch: Fact) -> float:
+def _longest_pickling_s(batch: Fact, receive_cpu_s: float) -> float:
     """Return what handing a batch to its pipe can take at most; what else threads do is part of the samples.
 
-    Tensors are moved to shared memory, at half a gigabyte a second even on a slow machine; other objects may
-    take any time.
+    Tensors are moved to shared memory, at half a gigabyte a second even on a slow machine; other objects take
+    about as long to pickle as to read back.
     """
     size = sum(int(tensor.get("bytes") or 0) for tensor in batch.get("tensors") or ())
-    return 0.002 + size / 5e8 if size else math.inf
+    return 0.002 + size / 5e8 + 3 * receive_cpu_s
 
 
 def _cpu_beside(workers: Sequence[Process]) -> float:
