@@ -20,7 +20,6 @@ from feedrate.doctor.what_if import (
 from feedrate.model.pipeline import best_workers
 from feedrate.model.predict import (
     COUNTED,
-    MODELLED,
     TRIED,
     WIDEST,
     Prediction,
@@ -30,6 +29,8 @@ from feedrate.model.predict import (
 )
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
+
+_READ_BYTES_PER_S = 1e9  # arrays from the page cache, on one core
 
 
 def change_workers(m: Measured) -> Remedy | None:
@@ -290,16 +291,12 @@ def preprocess_once(m: Measured) -> Remedy | None:
     is_made_smaller = share > 0.9 and any("resize" in name.lower() for _, name in sample.parts)
     if beyond_decoding < 0.25 and not is_made_smaller:
         return None
-    share *= 0.9  # the stored result has to be read
     now = m.pipeline
-    prediction, then = change(
-        m,
-        fetch_cpu_s=now.fetch_cpu_s * (1 - share),
-        fetch_blocked_s=now.fetch_blocked_s,
-        width=MODELLED,
-    )
+    # The stored result, about as large as its part of the batch, has to be read instead.
+    read_s = m.batch_bytes / _READ_BYTES_PER_S
+    prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s * (1 - share) + read_s, width=WIDEST)
     return make_remedy(
         m, "preprocess-once", "do the part that is the same in every epoch once, and store its result",
         prediction, then,
-        note=f"{share / 0.9:.0%} of a sample's work comes before its first random number",
+        note=f"{share:.0%} of a sample's work comes before its first random number",
     )  # fmt: skip
