@@ -118,6 +118,13 @@ class Measured:
     def exposed_share(self) -> float:
         return self.exposed_s / self.step_s
 
+    @property
+    def slowed_share(self) -> float:
+        """Return how much of the time computing takes longer because samples are made on the same cores."""
+        if self.is_on_gpu or self.workers == 0:
+            return 0.0
+        return max(self.own_s - self.exposed_s - self.device_s, 0.0) / self.step_s
+
     def share_of(self, part: str) -> float:
         return self.loop.per_step(part) / self.step_s
 
