@@ -210,6 +210,14 @@ def test_a_command_that_the_experiments_ended_has_exit_code_0() -> None:
     assert observed.exit_code == 0
 
 
+def test_what_the_caller_had_started_before_is_left_alone() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as mine:
+        run("import os; os._exit(3)")
+        assert mine.poll() is None
+        mine.communicate(b"end\n")
+    assert mine.returncode == 0
+
+
 def test_workers_worth_a_trial_go_up_to_twice_the_cores() -> None:
     assert launch.list_workers_to_try(0.5) == [1, 2]
     assert launch.list_workers_to_try(2) == [1, 2, 4]
