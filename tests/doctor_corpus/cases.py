@@ -105,13 +105,13 @@ CASES = (
         "train_slices.py",
         Run("{mount}/slice-*.npy --workers {cores}", surroundings=NARROW),
         Run("{slices}/slice-*.npy --workers {cores}"),
-        remedies=("stage", "cache-in-memory"), needs=FUSE, tier="slow",
+        remedies=("stage", "cache-in-memory"), needs=FUSE, tier="benchmark",
     ),
     Case(
         "camera-photos", "decode-bound",
         "JPEGs of 2 megapixels, Pillow decodes all of them for crops of 96 pixels",
         "train_flowers.py", flowers, changed(flowers, "--fast-decode"), remedies=("faster-decode",),
-        tier="slow",
+        tier="benchmark",
     ),
     Case(
         "png-scans", "decode-bound",
@@ -151,7 +151,7 @@ CASES = (
         "sixteen-workers-chunks", "workers-oversubscribed",
         "16 workers per core; each decompresses for itself the chunk that its neighbours have too",
         "train_chunks.py", Run("{chunks} --workers 16"), Run("{chunks} --workers {cores}"),
-        remedies=("fewer-workers",), tier="slow", period=192, model="net",
+        remedies=("fewer-workers",), tier="benchmark", period=192, model="net",
     ),
     Case(
         "workers-with-threads", "workers-oversubscribed", "16 workers, each with four or more torch threads",
@@ -186,7 +186,7 @@ CASES = (
         "cache-without-end", "memory-pressure",
         "every worker keeps all samples it saw; the job may use 0.9 GB",
         "train_cached.py", cached, changed(cached, "--keep 0"), remedies=("use-less-memory",), needs=ROOT,
-        tier="slow",
+        tier="benchmark",
     ),
     Case(
         "first-epoch", "cold-cache", "nothing of the data is in memory yet, the disk gives 24 MB/s",
@@ -205,18 +205,18 @@ CASES = (
         "annotations-per-worker", "epoch-start-pause",
         "each new worker parses a large file first, every 12 batches",
         "train_boxes.py", Run("--root {annotated-photos}"), Run("--root {annotated-photos} --persistent"),
-        remedies=("persistent-workers",), tier="slow", period=12, model="net",
+        remedies=("persistent-workers",), tier="benchmark", period=12, model="net",
     ),
     Case(
         "validation-all-the-time", "validation-bound", "a whole validation every 20 steps; a trainer class",
         "train_trainer.py", trainer, changed(trainer, "--val-check-interval 200"),
         remedies=("fewer-evaluations",),
-        tier="slow", period=20, model="module",
+        tier="benchmark", period=20, model="module",
     ),
     Case(
         "checkpoints-all-the-time", "checkpoint-bound", "57 MB of weights and moments saved every 10 steps",
         "train_safely.py", safely, changed(safely, "--save-every 200"), remedies=("fewer-checkpoints",),
-        tier="slow",
+        tier="benchmark",
         period=10,
     ),
     Case(
@@ -233,13 +233,13 @@ CASES = (
     Case(
         "docker-shm", "shm-too-small", "/dev/shm holds 64 MB, as in a container: workers die of a bus error",
         "train_clips.py", Run("{volume} --workers 2", surroundings="--shm 64000000"), None, needs=ROOT,
-        tier="slow", crashes=True, model="net",
+        tier="benchmark", crashes=True, model="net",
     ),
     Case(
         "crowded-machine", "contended", "other people's processes burn as many cores as there are",
         "train_resnet.py", replace(resnet, surroundings="--crowd {cores}"), resnet,
         remedies=("stop-others",),
-        tier="slow",
+        tier="benchmark",
     ),
     Case(
         "crowded-loader", "contended", "the same for a script whose loader is the larger part",
@@ -250,12 +250,12 @@ CASES = (
         "spectrograms-every-epoch", "repeated-work",
         "the same spectrograms are computed in every epoch, no randomness",
         "train_spectrograms.py", spectrograms, changed(spectrograms, "--cache {out}/mel"),
-        remedies=("preprocess-once",), prepare="{waves} --prepare --cache {out}/mel", tier="slow",
+        remedies=("preprocess-once",), prepare="{waves} --prepare --cache {out}/mel", tier="benchmark",
         model="net",
     ),
     Case(
         "healthy-resnet", "device-bound", "healthy: a residual network, one worker keeps up",
-        "train_resnet.py", resnet, tier="slow",
+        "train_resnet.py", resnet, tier="benchmark",
     ),
     Case("healthy-gpt", "device-bound", "healthy: a small transformer on tokens", "train_gpt.py",
     Run("{tokens}")),
