@@ -35,9 +35,8 @@ def main() -> int:
         "synthetic, bfloat16": ["--amp"],
     }
     rows = [examine(name, words, arguments.pages) for name, words in runs.items()]
-    print(
-        "| run | verdict | images/s | exposed wait | GPU idle (NVML) | best remedy |\n|---|---|---|---|---|---|"
-    )
+    print("| run | verdict | images/s | exposed wait | GPU idle (NVML) | best remedy |")
+    print("|---|---|---|---|---|---|")
     for row in rows:
         print(draw(row))
     if arguments.json:

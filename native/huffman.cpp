@@ -52,9 +52,35 @@ bool HuffmanTable::build(const HuffmanSpec& spec, bool dc) {
         }
     }
     std::fill(at, lookup + (1 << kLookahead), kNone);
+    if (!dc) make_pairs();
     is_dc = dc;
     is_built = true;
     return true;
+}
+
+void HuffmanTable::make_pairs() {
+    constexpr unsigned kAll = 1u << kLookahead;
+    for (unsigned i = 0; i < kAll;) {
+        const Symbol first = lookup[i];
+        const unsigned bits = first.word & 63;
+        const uint64_t move = first.move();
+        const bool moves = move < kNotHere;
+        const uint64_t start = bits | (moves ? move << 8 : 0) | move << 16, alone = start | static_cast<uint64_t>(first.word >> 16) << 48;
+        if (!moves || bits >= kLookahead) {
+            for (; i < kAll && lookup[i].word == first.word; ++i) pairs[i] = {alone};
+            continue;
+        }
+        // Those that begin with all bits of the symbol. Of the next one the rest of the index is known: enough if all symbols that begin so
+        // are the same, and as they stand in order, the first and the last of them tell.
+        const unsigned rest = kLookahead - bits, taken = i >> rest;
+        const uint64_t value = static_cast<uint16_t>(first.value(static_cast<uint64_t>(i) << (64 - kLookahead)));
+        for (unsigned next = 0; next < kAll; next += 1u << bits, ++i) {
+            const Symbol second = lookup[next];
+            const bool known = second.word == lookup[next + (1u << bits) - 1].word && second.move() != kNotHere;
+            const uint64_t base = static_cast<uint16_t>((second.word >> 16) - (taken << (second.word & 63)));
+            pairs[i] = {known ? start + (second.word & 63) + (second.move() << 16) + (value << 32) + (base << 48) : alone};
+        }
+    }
 }
 
 Symbol HuffmanTable::long_code(uint32_t next) const {

@@ -26,12 +26,28 @@ struct Symbol {
 };
 constexpr int kEndOfBlock = 128, kNotHere = 64;
 
+// One AC symbol, or two that follow each other, in one word, from the lowest bit:
+//    6  bits of all
+//    8  (from bit 8) how far the index moves with the first; 0 when that is the end of the block
+//    8  (from bit 16) how far it moves with all; kNotHere as above
+//   16  (from bit 32) the value of the first of two
+//   16  (from bit 48) as in Symbol, for the last one: added to the bits of all
+struct Pair {
+    uint64_t word;
+
+    FEEDRATE_INLINE uint64_t first_move() const { return word >> 8 & 0xFF; }
+    FEEDRATE_INLINE uint64_t move() const { return word >> 16 & 0xFF; }
+    FEEDRATE_INLINE int16_t first_value() const { return static_cast<int16_t>(word >> 32); }
+    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 48)); }
+};
+
 struct HuffmanTable {
-    // 11 bits hold nearly all codes of photographs and the bit after them, and the tables stay in the first-level cache: with 12,
-    // photographs at 4:4:4 are slower. A code found here and its value take 25 bits at most: two of them fit between refills of
-    // 56 bits. (Three of 18 bits between refills are no faster: what is saved on refills is lost on predictions.)
+    // 11 bits hold nearly all codes of photographs with the bit after them, and more often than not two symbols; the tables stay in the
+    // first-level cache (with 12, photographs at 4:4:4 are slower). What is found here takes 25 bits at most, 10 and a value of 15. A
+    // step of that and a long code with its value, 31 bits, fit between refills of 56 bits.
     static constexpr int kLookahead = 11;
-    Symbol lookup[1 << kLookahead];
+    Pair pairs[1 << kLookahead];     // AC
+    Symbol lookup[1 << kLookahead];  // DC, and AC where a pair does not fit what is left of a block
     uint8_t place[64];     // kPlace, where the loop over symbols reaches it without another register
     int32_t code_end[17];  // by length: one past the last code; 0 when there is none
     int32_t symbol_offset[17];
@@ -41,6 +57,7 @@ struct HuffmanTable {
 
     // False when the counts do not make a prefix code, or a DC symbol is not a size. Quick when the same table was built before.
     bool build(const HuffmanSpec& spec, bool dc);
+    void make_pairs();
     // For codes that the lookup does not hold. `next` is the next 17 bits; kNotHere when they begin no code.
     Symbol long_code(uint32_t next) const;
 };

@@ -87,7 +87,8 @@ class FakeLoop:
         wall = cpu + blocked + queue
         for i in range(count):
             worker.record(
-                layout.FETCH, "", now, round(wall * MS), phase=phase, cpu=round(cpu * MS), queue=round(queue * MS),
+                layout.FETCH, "", now, round(wall * MS), phase=phase, cpu=round(cpu * MS),
+                queue=round(queue * MS),
                 a=self.batch, c=i,
             )  # fmt: skip
             for name, (part_cpu, part_blocked) in (parts or {}).items():

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs training scripts of a few lines with the doctor's hook and its experiments, and says what became of them."""
+"""Runs training scripts of a few lines with the doctor's hook and its experiments."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,10 +18,11 @@ from typing import Any
 from feedrate.doctor.hook.feedrate_hook import layout
 
 HOOK = Path(__file__).parent.parent / "src" / "feedrate" / "doctor" / "hook"
+LIBRARIES = ("torchinductor", "torchelastic")  # their folders stay without us, too
 STEPS = 20  # real steps before the experiments
 
-# What every script begins with. The dataset tells when the first batch of DRAIN is asked for: at that moment all that
-# the script wrote is on the disk, and the folder is copied, to be compared with what is there at the end.
+# What every script begins with. The dataset knows when the first batch of DRAIN is asked for: at that moment
+# all that the script wrote is on the disk, and is copied, to be compared with what is there at the end.
 PRELUDE = f"""
 import os, shutil, sys
 import torch
@@ -53,6 +55,66 @@ def train(x, y):
     loss.backward()
     optimizer.step()
     return loss.item()
+"""
+
+
+# Writes in every way that Python code has, at every step.
+SAVERS = """
+import csv, glob, io, json, logging, pathlib, pickle, tempfile, threading, zipfile
+import numpy
+from PIL import Image
+from torch import save
+
+out = pathlib.Path("out")
+logging.basicConfig(filename="out/log.txt", level=logging.INFO)
+lines = open("out/lines.txt", "w")  # never flushed: what it holds at the first experiment must reach the disk
+table = csv.writer(open("out/table.csv", "w", newline=""))
+raw = os.open("out/raw.bin", os.O_WRONLY | os.O_CREAT)
+(out / "kept").mkdir()
+
+for step, (x, y) in enumerate(make()):
+    loss = train(x, y)
+    text = f"{step} {loss}"
+    logging.info(text)
+    lines.write(text + chr(10))
+    table.writerow([step, loss])
+    os.write(raw, text.encode())
+    torch.save(model.state_dict(), f"out/step{step}.pt")
+    if os.path.exists(f"out/step{step - 2}.pt"):
+        os.remove(f"out/step{step - 2}.pt")
+    save(model.state_dict(), "out/by_name.pt")
+    with open("out/new.pt", "wb") as file:
+        torch.save(model.state_dict(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace("out/new.pt", "out/replaced.pt")
+    numpy.save("out/array.npy", x.numpy())
+    numpy.savez("out/arrays.npz", x=x.numpy())
+    numpy.savetxt("out/array.txt", x.numpy())
+    x.numpy().tofile("out/array.bin")
+    Image.new("RGB", (4, 4), (step % 255, 0, 0)).save("out/image.png")
+    (out / "text.txt").write_text(text)
+    (out / f"step{step}").mkdir(exist_ok=True)
+    if step:
+        shutil.rmtree(out / f"step{step - 1}")
+    shutil.copy("out/text.txt", f"out/kept/{step}.txt")
+    for old in sorted(glob.glob("out/kept/*"), key=os.path.getmtime)[:-3]:
+        pathlib.Path(old).unlink()
+    pickle.dump(text, open("out/object.pkl", "wb"))
+    json.dump(text, open("out/object.json", "w"))
+    with zipfile.ZipFile("out/archive.zip", "a") as archive:
+        archive.writestr(f"{step}.txt", text)
+    with tempfile.NamedTemporaryFile(dir="out", suffix=".tmp", delete=False) as file:
+        file.write(text.encode())
+    os.rename(file.name, "out/renamed.tmp")
+    thread = threading.Thread(target=lambda: pathlib.Path("out/thread.txt").write_text(text))
+    thread.start()
+    thread.join()
+    memory = io.BytesIO()
+    torch.save(model.state_dict(), memory)  # in memory it is no harm
+    assert torch.load(io.BytesIO(memory.getvalue()))
+    os.symlink("text.txt", f"out/link{step}")
+    os.truncate("out/renamed.tmp", 1)
 """
 
 
@@ -96,6 +158,7 @@ def run_script(
     launcher: Sequence[str] = (),
     prelude: str = PRELUDE,
     settings: dict[str, Any] | None = None,
+    timeout_s: float = 120.0,
 ) -> Run:
     """Run prelude and body in `folder`. Every experiment takes a twentieth of a second."""
     script = folder / "train.py"
@@ -117,28 +180,31 @@ def run_script(
             "OMP_NUM_THREADS": "1",
         }
         shared_before = set(os.listdir("/dev/shm"))
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, *launcher, str(script)],
             cwd=folder,
             env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,
         )
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         facts = [
             json.loads(line)
             for path in sorted(Path(run).glob("*.facts"))
             for line in path.read_text().splitlines()
         ]
         facts.sort(key=lambda fact: int(fact["t_ns"]))
-        leftovers = [name for name in os.listdir(temporary) if not name.startswith("torchinductor")]
+        leftovers = [name for name in os.listdir(temporary) if not name.startswith(LIBRARIES)]
         leftovers += processes_with(run)
-        leftovers += [
-            name for name in set(os.listdir("/dev/shm")) - shared_before if name.startswith("torch_")
-        ]
-    return Run(folder, done.returncode, done.stdout, done.stderr, tuple(facts), tuple(leftovers))
+        leftovers += [name for name in set(os.listdir("/dev/shm")) - shared_before if "torch_" in name]
+    return Run(folder, process.returncode, output, errors, tuple(facts), tuple(leftovers))
 
 
 def processes_with(run: str) -> list[str]:

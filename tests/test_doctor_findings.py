@@ -34,7 +34,8 @@ def test_the_catalogue_holds_every_promised_code() -> None:
     assert {entry.code for entry in CATALOGUE} == {
         "storage-bound", "decode-bound", "transform-bound", "workers-starved", "workers-oversubscribed",
         "workers-pinned", "handover-bound", "copy-bound", "sync-bound", "device-bound", "main-thread-bound",
-        "memory-pressure", "cold-cache", "epoch-start-pause", "validation-bound", "checkpoint-bound", "slow-rank",
+        "memory-pressure", "cold-cache", "epoch-start-pause", "validation-bound", "checkpoint-bound",
+        "slow-rank",
         "shm-too-small", "gpu-unused", "write-bound", "readback-bound", "contended", "repeated-work",
     }  # fmt: skip
 

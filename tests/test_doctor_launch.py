@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -98,7 +99,14 @@ def doctor_in_a_process(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    return process.stdout.readline().strip()
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([process.stdout], [], [], 60)
+        assert ready, f"nothing came after {line!r}"
+        byte = os.read(process.stdout.fileno(), 1)
+        assert byte, f"the end came after {line!r}"
+        line += byte
+    return line.decode().strip()
 
 
 @pytest.mark.parametrize(
@@ -202,6 +210,14 @@ def test_a_command_that_the_experiments_ended_has_exit_code_0() -> None:
     assert observed.exit_code == 0
 
 
+def test_what_the_caller_had_started_before_is_left_alone() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as mine:
+        run("import os; os._exit(3)")
+        assert mine.poll() is None
+        mine.communicate(b"end\n")
+    assert mine.returncode == 0
+
+
 def test_workers_worth_a_trial_go_up_to_twice_the_cores() -> None:
     assert launch.list_workers_to_try(0.5) == [1, 2]
     assert launch.list_workers_to_try(2) == [1, 2, 4]
@@ -216,11 +232,14 @@ def test_a_signal_to_the_whole_group_and_one_to_the_doctor_alone_reach_the_comma
         assert read_line(doctor) == "ready"
         os.killpg(doctor.pid, number)
         assert read_line(doctor) == f"got {int(number)}"
+        # The kernel keeps one signal of a kind at a time: wait until the doctor has taken the first.
+        os.kill(doctor.pid, signal.SIGUSR2)
+        assert read_line(doctor) == f"got {int(signal.SIGUSR2)}"
         os.kill(doctor.pid, number)
         assert read_line(doctor) == f"got {int(number)}"
         # Signals are passed on in turn: one that was passed on twice would be there by now.
         os.kill(doctor.pid, signal.SIGUSR1)
-        assert read_line(doctor) == f"seen {int(number)} {int(number)}"
+        assert read_line(doctor) == f"seen {int(number)} {int(signal.SIGUSR2)} {int(number)}"
         assert read_line(doctor) == "observed 7 None True"
         assert doctor.wait() == 7
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from feedrate.doctor import leftovers, sampler
+from feedrate.doctor import leftovers, sampler, shared
 from feedrate.doctor.facts import read_samples
+from feedrate.doctor.gpus import find_gpu
 from feedrate.doctor.machine import read_machine
 from feedrate.doctor.sampler import Sampler, pace
 from feedrate.doctor.tree import ENVIRONMENT, Tree
@@ -179,14 +181,57 @@ def test_many_processes_are_sampled_less_often() -> None:
     assert pace(0, 0.016) == pytest.approx(2.0)
 
 
-def test_only_shared_memory_of_processes_that_ended_is_removed(tmp_path: Path) -> None:
+def test_torchs_shared_memory_is_told_by_processes_that_ended(tmp_path: Path) -> None:
     stat = read_stat(os.getpid())
     assert stat is not None
     gone, stranger = 2**22 + 1, 2**22 + 2
     for pid in (gone, stranger, stat.pid):
         (tmp_path / f"torch_{pid}_123_0").touch()
-    leftovers.remove_shared_memory({gone: 5, stat.pid: stat.start}, tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {f"torch_{stranger}_123_0", f"torch_{stat.pid}_123_0"}
+    known = {gone: 5, stat.pid: stat.start}
+    assert leftovers.find_torch_names(known, tmp_path) == {f"torch_{gone}_123_0"}
+
+
+MAPPING = """
+import mmap, sys
+with open(sys.argv[1], "w+b") as file:
+    file.write(b"x" * 4096)
+    file.flush()
+    memory = mmap.mmap(file.fileno(), 4096)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_shared_memory_that_is_mapped_is_known_and_is_removed_when_nobody_uses_it(
+    tmp_path: Path, start: Any
+) -> None:
+    path = tmp_path / "sem.mp-1"
+    process = start(MAPPING.replace("sys.argv[1]", repr(str(path))))
+    assert shared.read_mapped_names(process.pid, tmp_path) == {"sem.mp-1"}
+    shared.remove_names({"sem.mp-1", "gone"}, since=0.0, folder=tmp_path)
+    assert path.exists()
+    process.stdin.close()
+    process.wait()
+    shared.remove_names({"sem.mp-1"}, since=path.stat().st_ctime + 1, folder=tmp_path)
+    assert path.exists()
+    shared.remove_names({"sem.mp-1"}, since=path.stat().st_ctime, folder=tmp_path)
+    assert not path.exists()
+
+
+def test_a_process_is_asked_for_its_shared_memory_after_it_started_and_when_it_gets_a_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(shared, "read_mapped_names", lambda pid: asked.append(pid) or {f"of {pid}"})
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    parent = dataclasses.replace(stat, pid=5, parent=1)
+    child = dataclasses.replace(stat, pid=6, parent=5)
+    names = shared.SharedNames()
+    assert [names.look({5: parent}), names.look({5: parent}), names.look({5: parent})] == [[], ["of 5"], []]
+    assert [names.look({5: parent, 6: child}), names.look({5: parent, 6: child})] == [[], ["of 6"]]
+    assert asked == [5, 5, 6]
+    assert names.names == {"of 5", "of 6"}
 
 
 def make_sample(second: float, **parts: Any) -> dict[str, Any]:
@@ -336,3 +381,27 @@ def test_the_curves_of_a_long_run_are_thinned(tmp_path: Path) -> None:
     for curve in read_machine(write_samples(tmp_path, samples)).curves():
         assert len(curve.values) == len(curve.times_s) <= 600
         assert all(value is None or math.isfinite(value) for value in curve.values)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ordinal", "number"),
+    [
+        (None, 1, 1),
+        (None, 4, None),
+        ("2,0", 0, 2),
+        ("2, 0", 1, 0),
+        ("GPU-bb", 0, 1),
+        ("GPU-", 0, None),
+        ("MIG-1", 0, None),
+        ("7", 0, None),
+        ("", 0, None),
+    ],
+)
+def test_torchs_gpu_is_found_among_those_of_the_machine(
+    visible: str | None, ordinal: int, number: int | None
+) -> None:
+    assert find_gpu(["GPU-aa", "GPU-bb", "GPU-cc"], ordinal, visible) == number
+
+
+def test_a_lone_gpu_of_a_job_is_the_one_whatever_its_number() -> None:
+    assert find_gpu(["GPU-aa"], 0, "5") == 0

@@ -25,7 +25,8 @@ LOOP = Pipeline(
 seconds = st.floats(1e-4, 1.0)
 pipelines = st.builds(
     Pipeline, device_s=seconds, device_cpu_s=seconds, fetch_cpu_s=seconds, fetch_blocked_s=seconds,
-    handover_s=st.floats(0, 0.01), workers=st.integers(0, 16), cores=st.floats(1, 64), between_s=st.floats(0, 1),
+    handover_s=st.floats(0, 0.01), workers=st.integers(0, 16), cores=st.floats(1, 64),
+    between_s=st.floats(0, 1),
 )  # fmt: skip
 
 

@@ -192,6 +192,7 @@ def make_nvml(**answers: Any) -> SimpleNamespace:
         "nvmlDeviceGetMemoryInfo",
         "nvmlDeviceGetPowerUsage",
         "nvmlDeviceGetName",
+        "nvmlDeviceGetUUID",
         "nvmlDeviceGetEnforcedPowerLimit",
         "nvmlDeviceGetMaxPcieLinkGeneration",
         "nvmlDeviceGetMaxPcieLinkWidth",

@@ -68,11 +68,11 @@ FEEDRATE_HOT const uint8_t* unstuff(const uint8_t* from, const uint8_t* end, uin
     return from;
 }
 
-// What an AC symbol did: another one follows; the same, but it took the bits of two; the block is complete; its bits are no code,
-// or run past the block.
+// What one or two AC symbols did: more follow; the same, but it took the bits of two steps; the block is complete; the bits are no
+// code, or run past the block.
 enum class Step { more, more_after_refill, complete, bad };
 
-// The other cases of the function below.
+// A symbol that is not simply taken: its code is long, or with it the block is complete.
 template <bool kStore>
 FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Symbol symbol, uint64_t& k, int16_t* block) {
     Step next = Step::complete;
@@ -92,9 +92,16 @@ FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Sy
     return next;
 }
 
-// Takes 25 bits at most when more symbols follow.
+// Likewise, when a pair leaves the block.
 template <bool kStore>
-FEEDRATE_HOT_INLINE Step take_symbol(BitReader& in, const HuffmanTable& ac, uint64_t& k, int16_t* block) {
+FEEDRATE_HOT_INLINE Step finish_pair(BitReader& in, const HuffmanTable& ac, Pair pair, uint64_t& k, int16_t* block) {
+    // The end of the block, alone or second. A first symbol that is the 63rd coefficient has none behind it.
+    if (pair.move() >= kEndOfBlock && k + pair.first_move() < 63) {
+        k += pair.first_move();
+        if (kStore && pair.first_move()) block[ac.place[k]] = pair.first_value();
+        in.drop(pair.word);
+        return Step::complete;
+    }
     const Symbol symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
     k += symbol.move();
     if (FEEDRATE_UNLIKELY(k >= 63)) return finish_symbol<kStore>(in, ac, symbol, k, block);
@@ -103,10 +110,26 @@ FEEDRATE_HOT_INLINE Step take_symbol(BitReader& in, const HuffmanTable& ac, uint
     return Step::more;
 }
 
-// Whether the block is at its end after a symbol; refills where that took the bits of two.
+// One or two symbols. Takes 25 bits at most when more follow, or asks for a refill.
+template <bool kStore>
+FEEDRATE_HOT_INLINE Step take_symbols(BitReader& in, const HuffmanTable& ac, uint64_t& k, int16_t* block) {
+    const Pair pair = ac.pairs[in.buffer >> (64 - HuffmanTable::kLookahead)];
+    const uint64_t end = k + pair.move();
+    if (FEEDRATE_UNLIKELY(end >= 63)) return finish_pair<kStore>(in, ac, pair, k, block);
+    if (kStore) {
+        // A symbol alone is stored twice, the second time with its value.
+        block[ac.place[k + pair.first_move()]] = pair.first_value();
+        block[ac.place[end]] = pair.value(in.buffer);
+    }
+    k = end;
+    in.drop(pair.word);
+    return Step::more;
+}
+
+// Whether the block is at its end after a step; refills where that took the bits of two.
 template <bool kStore>
 FEEDRATE_HOT_INLINE bool ends(Step& step, BitReader& in, const HuffmanTable& ac, uint64_t& k, int16_t* block) {
-    step = take_symbol<kStore>(in, ac, k, block);
+    step = take_symbols<kStore>(in, ac, k, block);
     if (step == Step::more) return false;
     if (step != Step::more_after_refill) return true;
     in.refill();

@@ -114,7 +114,7 @@ CASES = (
         "camera-photos", "decode-bound",
         "JPEGs of 2 megapixels, Pillow decodes all of them for crops of 96 pixels",
         "train_flowers.py", flowers, changed(flowers, "--fast-decode"), remedies=("faster-decode",),
-        tier="slow",
+        tier="benchmark",
     ),
     Case(
         "png-scans", "decode-bound",
@@ -222,7 +222,7 @@ CASES = (
         "validation-all-the-time", "validation-bound", "a whole validation every 20 steps; a trainer class",
         "train_trainer.py", trainer, changed(trainer, "--val-check-interval 200"),
         remedies=("fewer-evaluations",),
-        tier="slow", period=20, model="module",
+        tier="benchmark", period=20, model="module",
     ),
     Case(
         "checkpoints-all-the-time", "checkpoint-bound",
@@ -245,13 +245,13 @@ CASES = (
     Case(
         "docker-shm", "shm-too-small", "/dev/shm holds 64 MB, as in a container: workers die of a bus error",
         "train_clips.py", Run("{volume} --workers 2", surroundings="--shm 64000000"), None, needs=ROOT,
-        tier="slow", crashes=True, model="net",
+        tier="benchmark", crashes=True, model="net",
     ),
     Case(
         "crowded-machine", "contended", "other people's processes burn as many cores as there are",
         "train_resnet.py", replace(resnet, surroundings="--crowd {cores}"), resnet,
         remedies=("stop-others",),
-        tier="slow",
+        tier="benchmark",
     ),
     Case(
         "crowded-loader", "contended", "the same for a script whose loader is the larger part",
@@ -268,7 +268,7 @@ CASES = (
     ),
     Case(
         "healthy-resnet", "device-bound", "healthy: a residual network, one worker keeps up",
-        "train_resnet.py", resnet, tier="slow",
+        "train_resnet.py", resnet, tier="benchmark",
     ),
     Case("healthy-gpt", "device-bound", "healthy: a small transformer on tokens", "train_gpt.py",
     Run("{tokens}")),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from feedrate.doctor.shared import read_mapped_names
 from feedrate.probe.process import list_processes, read_environ
 from slurm_cluster import ClusterFailed, slurm_cluster, why_not
 
@@ -86,11 +86,7 @@ def list_leftovers(folder: Path, shared: Collection[str] = ()) -> list[str]:
 
 def list_shared(folder: Path) -> set[str]:
     """Return what processes of runs whose folders lie here have mapped in /dev/shm."""
-    lines: list[str] = []
-    for pid in find_processes(folder):
-        with contextlib.suppress(OSError):
-            lines += Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {f"/dev/shm/{name}" for line in lines if (name := line.partition("/dev/shm/")[2])}
+    return {f"/dev/shm/{name}" for pid in find_processes(folder) for name in read_mapped_names(pid)}
 
 
 @pytest.mark.parametrize(
@@ -100,6 +96,7 @@ def list_shared(folder: Path) -> set[str]:
         ("script", "spawn", "file_descriptor"),
         ("doctor", "fork", "file_descriptor"),
         ("doctor", "spawn", "file_system"),
+        ("group", "spawn", "file_descriptor"),
     ],
 )
 def test_a_kill_among_workers_leaves_nothing_behind(
@@ -119,8 +116,14 @@ def test_a_kill_among_workers_leaves_nothing_behind(
         if target == "script":
             os.kill(int(words[1]), signal.SIGKILL)
             assert process.wait() == 137
-        else:
+        elif target == "doctor":
             process.kill()
+        else:
+            # Two samples, so that what the processes share is known: theirs to remove is killed with them.
+            samples = next(folder.glob("**/machine.jsonl"))
+            seen = len(samples.read_bytes().splitlines())
+            assert wait_until(lambda: len(samples.read_bytes().splitlines()) >= seen + 2)
+            os.killpg(process.pid, signal.SIGKILL)
         assert wait_until(lambda: list_leftovers(folder, shared) == []), list_leftovers(folder, shared)
 
 

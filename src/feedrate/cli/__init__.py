@@ -53,7 +53,7 @@ def say_error(message: str, hint: str | None = None) -> None:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="feedrate",
-        description="Measures what training loses while it waits for data, and feeds it faster.",
+        description="Finds out why training waits for its data, and feeds it faster.",
     )
     parser.add_argument("--version", action="version", version=f"feedrate {version('feedrate')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

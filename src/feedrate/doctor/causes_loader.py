@@ -16,7 +16,14 @@ from feedrate.doctor.evidence import (
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
 from feedrate.doctor.stacks import HotPlace
-from feedrate.doctor.what_if import decoding, read_blocked, repeated_share, saved_without, transforming
+from feedrate.doctor.what_if import (
+    decoding,
+    freeing_s,
+    read_blocked,
+    repeated_share,
+    saved_without,
+    transforming,
+)
 from feedrate.model.pipeline import best_workers
 from feedrate.units import format_bytes, format_seconds
 
@@ -28,7 +35,11 @@ _SMALL_FILE_BYTES = 1e6
 def find_starved_workers(m: Measured) -> Evidence | None:
     if not waits_for_data(m):
         return None
-    tried = {n: m.step_s / (t.seconds + m.between_s) for n, t in m.trials.items() if n > m.workers}
+    tried = {
+        n: m.step_s / (t.seconds + m.between_s)
+        for n, t in m.trials.items()
+        if m.workers < n <= m.around.cores
+    }
     if tried:
         # More than `never to wait` is the machine's mood; the share is capped below.
         number = max(tried, key=lambda n: tried[n])
@@ -163,8 +174,8 @@ def find_cold_cache(m: Measured) -> Evidence | None:
 
 
 def find_slow_handover(m: Measured) -> Evidence | None:
-    sample = m.sample
-    if sample is None or not waits_for_data(m):
+    sample, freed = m.sample, freeing_s(m)
+    if sample is None or (not waits_for_data(m) and freed < WORTH_TELLING * m.step_s):
         return None
     n, now = m.samples_per_step, m.pipeline
     collate = sample.kind("collate")
@@ -179,6 +190,7 @@ def find_slow_handover(m: Measured) -> Evidence | None:
         unexplained = m.drain.seconds - max(now.fetch_s / m.workers, now.fetch_cpu_s / now.cores)
         if unexplained > 0.25 * m.drain.seconds:
             share = max(share, capped(m, unexplained / m.step_s))
+    share += freed / m.step_s
     if share < WORTH_TELLING:
         return None
     size = m.batch_bytes
@@ -188,6 +200,7 @@ def find_slow_handover(m: Measured) -> Evidence | None:
         f"a batch takes {collated} to collate, {pickled} to pickle, {received} to receive",
         f"its samples take {format_seconds((sample.total.wall_s - collate.wall_s) * n)} to make",
         f"a batch is {format_bytes(size)} of tensors" if size else "a batch holds no tensors: it is pickled",
+        *([f"giving its memory back takes {format_seconds(freed)}"] if freed > 0.01 * m.step_s else []),
     )
     numbers = {"collate_s": collate.wall_s * n, "pickle_s": m.feeder_cpu_s, "receive_s": m.receive_cpu_s}
     return Evidence(share, lines, {**numbers, "batch_bytes": size})
@@ -237,7 +250,7 @@ def find_repeated_work(m: Measured) -> Evidence | None:
     repeated = own.cpu_s * min(repeated_part, 1.0)
     # A Python loop is slow because it is one: that is the transform's finding.
     interpreted = sum(place.share for place in m.looks_fetch.places if place.is_python)
-    if interpreted > 0.4 or repeated < 0.4 * sample.total.cpu_s:
+    if interpreted > 0.4 or repeated < 0.4 * (sample.total.cpu_s + m.helpers_cpu_s / m.samples_per_step):
         return None
     share = _share_of(m, Cost(repeated, 0.0, 0.0))
     if share < WORTH_TELLING:

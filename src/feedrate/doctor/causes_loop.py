@@ -8,7 +8,7 @@ from statistics import median
 from feedrate.doctor.causes_loader import word_place
 from feedrate.doctor.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence, percent
 from feedrate.doctor.measured import Measured
-from feedrate.doctor.what_if import idle_share, other_s, sync_s, write_s
+from feedrate.doctor.what_if import freeing_s, idle_share, other_s, sync_s, write_s
 from feedrate.units import format_bytes, format_seconds
 
 
@@ -106,7 +106,7 @@ def find_readbacks(m: Measured) -> Evidence | None:
 def find_slow_loop(m: Measured) -> Evidence | None:
     """The loop's own code; without a forward pass that could be told apart, there is no saying."""
     written = max(write_s(m) - m.loop.per_step("write"), 0.0)
-    own = max(other_s(m) - written - (sync_s(m) - m.loop.per_step("sync")), 0.0)
+    own = max(other_s(m) - written - (sync_s(m) - m.loop.per_step("sync")) - freeing_s(m), 0.0)
     share = own / m.step_s
     if share < WORTH_A_VERDICT or not m.loop.per_step("forward"):
         return None

@@ -14,7 +14,7 @@ from feedrate.doctor.evidence import (
 from feedrate.doctor.measured import Measured
 from feedrate.units import format_bytes
 
-_SHM_ERRORS = ("Bus error", "shared memory", "No space left on device", "/dev/shm")
+_SHM_ERRORS = ("Bus error", "shared memory", "/dev/shm", "(shm)")
 
 
 def find_contention(m: Measured) -> Evidence | None:
@@ -62,7 +62,10 @@ def find_short_memory(m: Measured) -> Evidence | None:
     if is_growing and around.steps_to_limit is not None:
         growth = f"{format_bytes(around.growth_bytes_per_step)} a step in {around.growing_process}"
         lines.append(f"memory grows by {growth}: the limit is {around.steps_to_limit:,.0f} steps away")
-    share = WORTH_TELLING if is_growing else 0.0
+    share = 0.0
+    if is_growing:
+        is_near = bool(limit and used and used > 0.5 * limit and (around.steps_to_limit or 0) < 1000)
+        share = WORTH_A_VERDICT if is_near else WORTH_TELLING
     if is_swapping or stalled > WORTH_TELLING:
         faulting = 0.0
         if m.sample is not None and m.sample.major_faults > 0.5:
@@ -72,9 +75,14 @@ def find_short_memory(m: Measured) -> Evidence | None:
     return Evidence(share, tuple(lines), numbers)
 
 
+def is_shm_error(error: str) -> bool:
+    """Whether an exception's text says that shared memory was full; a worker's carries its own traceback."""
+    return any(text in error for text in _SHM_ERRORS)
+
+
 def find_small_shm(m: Measured) -> Evidence | None:
     error = str(m.end.get("error") or "")
-    died = any(text in error for text in _SHM_ERRORS)
+    died = is_shm_error(error)
     size = m.around.shm_size_bytes
     needed = m.batch_bytes * m.workers * int(m.loader.get("prefetch_factor") or 2)
     if not died and (size is None or m.workers == 0 or needed < 0.8 * size):
@@ -99,5 +107,7 @@ def find_unused_gpu(m: Measured) -> Evidence | None:
         lines.append(f"torch {m.torch.get('version', '')} {built}")
     if m.torch.get("visible_devices") == "":
         lines.append("CUDA_VISIBLE_DEVICES is empty")
-    computing = max(m.own_s - m.exposed_s, 0.0) / m.step_s
-    return Evidence(max(computing, 0.5), tuple(lines), {"gpus": m.around.gpus})
+    computing = sum(m.share_of(part) for part in ("forward", "backward", "optimizer"))
+    if computing < WORTH_TELLING:
+        return None
+    return Evidence(min(computing, 1.0), tuple(lines), {"gpus": m.around.gpus})

@@ -81,8 +81,9 @@ class Companion:
         """Return whether the whole process group got this signal."""
         if self._wait_for(number, _WITNESS_S):
             return True
-        # On a loaded machine the witness may not have had a core since.
-        return is_pending(self._process.pid, number) and self._wait_for(number, _START_S)
+        # On a loaded machine the witness may not have had a core since, or got one between two questions.
+        seconds = _START_S if is_pending(self._process.pid, number) else _WITNESS_S
+        return self._wait_for(number, seconds)
 
     def stop(self) -> None:
         """Let the sampler take its last sample."""

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from statistics import variance
 
 from feedrate.doctor.evidence import WORTH_A_VERDICT
 from feedrate.doctor.findings import find_causes
@@ -98,7 +100,10 @@ def measure_overhead(loop: Loop) -> Overhead | None:
     bare = [step.own_s - step.wait_s for step in usual if not step.is_probed]
     if len(probed) < 5 or len(bare) < 5:
         return None
-    cost = max(median(probed) - median(bare), 0.0)
+    cost = median(probed) - median(bare)
+    # A difference within twice its error is none that can be seen.
+    error = 1.25 * math.sqrt(variance(probed) / len(probed) + variance(bare) / len(bare))
+    cost = cost if cost > 2 * error else 0.0
     step_s = loop.seconds / len(loop.steps)
     return Overhead(cost, cost / step_s, len(probed), len(bare))
 

@@ -11,6 +11,7 @@ from feedrate.units import format_seconds
 
 WORTH_TELLING = 0.05  # of the time; less is noise
 WORTH_A_VERDICT = 0.10  # less than this, and the run is healthy
+_MUCH = 0.20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,29 @@ def percent(share: float) -> str:
 
 
 def waits_for_data(m: Measured) -> bool:
-    """Whether the loader holds up the training at all."""
-    return m.exposed_share >= WORTH_TELLING
+    """Whether the loader holds up the training at all: by waits, or by the cores that it takes from it."""
+    return m.exposed_share + m.slowed_share >= WORTH_TELLING
 
 
 def capped(m: Measured, share: float) -> float:
-    """No cause inside the loader can cost more than the waiting for the loader."""
-    return min(share, m.exposed_share)
+    """No cause inside the loader can cost more than the loader does.
+
+    Where nobody waits and the loader only shares the cores with the computing, that is how two cores are used
+    well; only much of it is worth a verdict.
+    """
+    share = min(share, m.exposed_share + m.slowed_share)
+    if m.exposed_share < WORTH_A_VERDICT and share < _MUCH:
+        return min(share, 0.9 * WORTH_A_VERDICT)
+    return share
 
 
 def wait_words(m: Measured) -> str:
-    return f"waiting for data: {percent(m.exposed_share)} of the time, {format_seconds(m.exposed_s)} a step"
+    waiting = (
+        f"waiting for data: {percent(m.exposed_share)} of the time, {format_seconds(m.exposed_s)} a step"
+    )
+    if m.slowed_share < WORTH_TELLING:
+        return waiting
+    return f"{waiting}; the workers take cores from the computing: {percent(m.slowed_share)} more"
 
 
 def queue_share(m: Measured) -> float:

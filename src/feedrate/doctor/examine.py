@@ -12,12 +12,14 @@ from feedrate.doctor.absence import check_seen
 from feedrate.doctor.data_files import describe_data, time_kernel
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.facts_about import list_facts
+from feedrate.doctor.gpus import find_gpu
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed, run_command
 from feedrate.doctor.machine import MachineTrace, read_machine
 from feedrate.doctor.measured import KernelTime, Measured, measure
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.records import Process, Recording, read_run
+from feedrate.doctor.stillborn import judge_death
 from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.doctor.timeline import Loop, build_loop
 from feedrate.errors import DoctorError, StorageError
@@ -41,15 +43,20 @@ def examine(
         DoctorError: it ran, but there was nothing to examine.
     """
     with run_command(command, options, watch=watch) as observed:
-        check_seen(observed)
-        return judge_run(observed, options)
+        recording, trace = read_run(observed.run_folder), read_machine(observed.run_folder)
+        if judge_death(observed, recording, trace) is None:
+            check_seen(observed)
+        return judge_run(observed, recording, trace, options)
 
 
-def judge_run(observed: Observed, options: DoctorOptions) -> Diagnosis:
-    """Turn a run folder into a diagnosis."""
-    recording, trace = read_run(observed.run_folder), read_machine(observed.run_folder)
+def judge_run(
+    observed: Observed, recording: Recording, trace: MachineTrace, options: DoctorOptions
+) -> Diagnosis:
+    """Turn what was recorded into a diagnosis."""
     measured = measure_run(recording, trace, options)
     if measured is None:
+        if (death := judge_death(observed, recording, trace)) is not None:
+            return death
         steps = max((len(p.of(layout.WAIT, phase=layout.REAL)) for p in recording.mains), default=0)
         raise DoctorError(
             f"the command took only {format_count(steps, 'batch', 'batches')} from a loader, too few",
@@ -136,6 +143,7 @@ def look_around(
             cores, data=data, decoded_bytes=decoded, copied_bytes=copied, copied_element_bytes=element
         )
     means = trace.between(loop.start_ns, loop.end_ns)
+    gpu = _find_gpu(main, trace)
     other = means.biggest_other
     growth = trace.used_growth_per_s(loop.start_ns, loop.end_ns) or 0.0
     used = None if means.mem_used is None else means.mem_used - (means.mem_cache or 0.0)
@@ -176,9 +184,9 @@ def look_around(
         throttled_share=means.throttled_share,
         gpus=len(trace.gpu_names),
         gpu_name=trace.gpu_names[0] if trace.gpu_names else "",
-        gpu_utilisation=_of_gpu(means.gpu_util, main),
-        gpu_memory_share=_of_gpu(means.gpu_memory, main),
-        gpu_power_w=_of_gpu(means.gpu_power, main),
+        gpu_utilisation=_of_gpu(means.gpu_util, gpu),
+        gpu_memory_share=_share(_of_gpu(means.gpu_memory, gpu), _of_gpu(means.gpu_memory_limit, gpu)),
+        gpu_power_w=_of_gpu(means.gpu_power, gpu),
         gpu_others=f"{len(trace.gpu_others)} other processes" if trace.gpu_others else "",
         data=data,
         decoded_bytes=decoded,
@@ -187,11 +195,19 @@ def look_around(
     )
 
 
-def _of_gpu(values: Sequence[float | None], main: Process) -> float | None:
-    """Return the reading of this rank's GPU: by its module's device, where all GPUs are visible in order."""
+def _find_gpu(main: Process, trace: MachineTrace) -> int | None:
+    """Return the number of this rank's GPU, by its module's device."""
     _, _, index = str(main.last("module").get("device") or "").partition(":")
-    number = int(index) if index.isdigit() else 0
-    return values[number] if number < len(values) else None
+    visible = main.last("torch").get("visible_devices")
+    return find_gpu(trace.gpu_uuids, int(index) if index.isdigit() else 0, visible)
+
+
+def _of_gpu(values: Sequence[float | None], gpu: int | None) -> float | None:
+    return values[gpu] if gpu is not None and gpu < len(values) else None
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _decoded_bytes(loader: Mapping[str, object], batch: Mapping[str, object]) -> float | None:

@@ -41,7 +41,7 @@ def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, .
     shares = {code: evidence.share for code, (_, evidence) in found.items()}
     for entry, _ in found.values():
         explained = [shares[code] for code in entry.explains if code in shares]
-        if explained and shares[entry.code] > 0:
+        if explained and shares[entry.code] >= WORTH_A_VERDICT:
             # As much as the largest that it explains, and a trace more, so that the order says it.
             shares[entry.code] = min(max(shares[entry.code], max(explained) * 1.001 + 1e-4), 0.999)
     if any(share >= WORTH_A_VERDICT for code, share in shares.items() if code != "device-bound"):
@@ -53,6 +53,10 @@ def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, .
             )
     findings = [_make(entry, evidence, shares[code], remedies) for code, (entry, evidence) in found.items()]
     return tuple(sorted(findings, key=lambda finding: -finding.share))
+
+
+def entry_of(code: str) -> Entry:
+    return next(entry for entry in CATALOGUE if entry.code == code)
 
 
 def _make(entry: Entry, evidence: Evidence, share: float, remedies: Mapping[str, Remedy]) -> Finding:
@@ -182,7 +186,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "The model computes on the CPU.",
         causes_machine.find_unused_gpu,
         cures=("use-gpu",),
-        explains=(*_LOADER, "device-bound", "main-thread-bound", "workers-starved", "contended"),
+        explains=("device-bound",),
     ),
     Entry(
         "copy-bound",

@@ -29,7 +29,7 @@ from feedrate.probe.cpu import measure_usable_cores
 from feedrate.units import format_count, format_seconds
 
 SETTINGS_VERSION = 1
-_STACK_HZ = 50
+_STACK_HZ = 25
 _GRACE_S = 3.0  # for workers to notice that their parent is gone
 _GRACE_AFTER_EXPERIMENTS_S = 0.5  # it ended without telling them: nothing is to be waited for
 
@@ -86,7 +86,8 @@ def run_command(
         known = _read_members(run)
         if observed is None:
             end_members(run, known, grace_s=0.0)
-        remove_shared_memory(known)
+        names = [name for sample in read_samples(run) for name in sample.get("shared_names") or ()]
+        remove_shared_memory(run, known, names)
         remove_folder(run)
         if companion is not None:
             companion.close()

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from feedrate.doctor.shared import FOLDER, remove_names
 from feedrate.doctor.tree import ENVIRONMENT
 from feedrate.probe.process import (
     ProcessStat,
@@ -95,21 +95,27 @@ def _is_cleaner(stat: ProcessStat) -> bool:
     return _CLEANERS.search(" ".join(read_command_line(stat.pid))) is not None
 
 
-def remove_shared_memory(known: Mapping[int, int], folder: Path = Path("/dev/shm")) -> None:
-    """Remove what torch's processes of this run left there when they were killed: torch_PID_..."""
+def remove_shared_memory(run: Path, known: Mapping[int, int], names: Iterable[str]) -> None:
+    """Remove what the run's processes, which have ended, left in /dev/shm: torch_PID_... and `names`."""
     try:
-        names = os.listdir(folder)
+        began = (run / "settings.json").stat().st_mtime
     except OSError:
         return
-    for name in names:
+    remove_names({*names, *find_torch_names(known)}, since=began)
+
+
+def find_torch_names(known: Mapping[int, int], folder: Path = FOLDER) -> set[str]:
+    """Return the names that torch made in processes which were known and have ended."""
+    found = set()
+    for name in os.listdir(folder) if folder.is_dir() else ():
         match = re.fullmatch(r"torch_(\d+)_.*", name)
         if match is None or int(match.group(1)) not in known:
             continue
         stat = read_stat(int(match.group(1)))
         # Its number may already be another process's.
         if stat is None or (stat.start == known[stat.pid] and stat.state in ("Z", "X")):
-            with contextlib.suppress(OSError):
-                (folder / name).unlink()
+            found.add(name)
+    return found
 
 
 def remove_folder(run: Path) -> None:
@@ -121,9 +127,9 @@ def remove_folder(run: Path) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def clean_up(run: Path, known: Mapping[int, int]) -> None:
+def clean_up(run: Path, known: Mapping[int, int], names: Iterable[str]) -> None:
     """Do all of it for a doctor that cannot; nothing when the run folder is gone, as after a good end."""
     if run.is_dir():
         end_members(run, known, grace_s=0.0)
-        remove_shared_memory(known)
+        remove_shared_memory(run, known, names)
         remove_folder(run)

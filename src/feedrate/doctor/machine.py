@@ -118,6 +118,7 @@ class MachineTrace:
     per_core: Floats
     cores: tuple[int, ...]
     gpu_names: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
     gpu_series: Mapping[str, Floats]
     gpu_others: tuple[GpuOther, ...]
     others: tuple[OtherProcess | None, ...]
@@ -255,6 +256,7 @@ def read_machine(run_folder: Path) -> MachineTrace:
         per_core=table(samples, lambda s: s["cpu"]["busy"], len(cores)),
         cores=tuple(cores),
         gpu_names=tuple(str(gpu["name"]) for gpu in gpus),
+        gpu_uuids=tuple(str(gpu.get("uuid", "")) for gpu in gpus),
         gpu_series={name: of_gpus(name) for name in GPU_SERIES},
         gpu_others=_read_gpu_others(samples),
         others=tuple(_read_other(sample) for sample in samples),

@@ -74,7 +74,8 @@ class Measured:
     end: Fact
     copy_rates: Fact
     receive_cpu_s: float  # CPU of the training thread inside next(), per batch
-    feeder_cpu_s: float  # CPU of the other threads of the workers, per batch
+    feeder_cpu_s: float  # CPU of the thread that pickles batches in a worker, per batch
+    helpers_cpu_s: float  # CPU of the workers' further threads (BLAS, OpenMP), per batch
     computing_queue_share: (
         float  # of forward, backward and optimizer: the thread was ready, and no core was free
     )
@@ -117,6 +118,13 @@ class Measured:
     def exposed_share(self) -> float:
         return self.exposed_s / self.step_s
 
+    @property
+    def slowed_share(self) -> float:
+        """Return how much of the time computing takes longer because samples are made on the same cores."""
+        if self.is_on_gpu or self.workers == 0:
+            return 0.0
+        return max(self.own_s - self.exposed_s - self.device_s, 0.0) / self.step_s
+
     def share_of(self, part: str) -> float:
         return self.loop.per_step(part) / self.step_s
 
@@ -136,9 +144,11 @@ class Measured:
     @property
     def device_s(self) -> float:
         """Return what a step takes when its batch is already there."""
-        if self.device is not None:
-            return self.device.seconds
-        return max(self.own_s - self.exposed_s, 1e-6)
+        besides_waiting = max(self.own_s - self.exposed_s, 1e-6)
+        if self.device is None:
+            return besides_waiting
+        # A replay that took longer than the real steps was disturbed.
+        return min(self.device.seconds, besides_waiting)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -160,12 +170,12 @@ class Measured:
         per_batch = self.samples_per_step
         cpu = blocked = 0.0
         if sample is not None:
-            cpu = sample.total.cpu_s * per_batch + self.feeder_cpu_s
+            cpu = sample.total.cpu_s * per_batch + self.feeder_cpu_s + self.helpers_cpu_s
             blocked = sample.total.blocked_s * per_batch
         else:
             blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
         received = 0.0 if self.workers == 0 else self.receive_cpu_s
-        # Steps on batches that were there are shorter than real ones, even without their waiting: the difference
+        # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
         # comes with the making of batches, and goes with it.
         slower = self.own_s - self.exposed_s - self.device_s - received
         return Pipeline(
@@ -197,11 +207,15 @@ def measure(
     workers = [p for p in made_by if p is not main]
     loader = _facts_of_loader(main, "loader", loop.loader)
     window = (loop.start_ns, loop.end_ns)
+    batch = _facts_of_loader(main, "batch", loop.loader)
+    beside = _cpu_beside(workers)
+    received = _receive_cpu(main, loop)
+    feeder = min(beside, _longest_pickling_s(batch, received))
     return Measured(
         loop=loop,
         loops=loops,
         loader=loader,
-        batch=_facts_of_loader(main, "batch", loop.loader),
+        batch=batch,
         torch=main.last("torch"),
         module=main.last("module"),
         worker_facts=[fact for p in workers for fact in p.facts_of("worker")],
@@ -224,8 +238,9 @@ def measure(
         blocked=main.facts_of("blocked"),
         end=main.last("end"),
         copy_rates=main.last("copy-rates"),
-        receive_cpu_s=_receive_cpu(main, loop),
-        feeder_cpu_s=_feeder_cpu(workers),
+        receive_cpu_s=received,
+        feeder_cpu_s=feeder,
+        helpers_cpu_s=beside - feeder,
         computing_queue_share=_computing_queue_share(main),
         autocast=main.last("autocast"),
         experiment_waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},
@@ -282,7 +297,17 @@ def _receive_cpu(main: Process, loop: Loop) -> float:
     return float(waits["cpu"].mean()) * 1e-9 if len(waits) else 0.0
 
 
-def _feeder_cpu(workers: Sequence[Process]) -> float:
+def _longest_pickling_s(batch: Fact, receive_cpu_s: float) -> float:
+    """Return what handing a batch to its pipe can take at most; what else threads do is part of the samples.
+
+    Tensors are moved to shared memory, at half a gigabyte a second even on a slow machine; other objects take
+    about as long to pickle as to read back.
+    """
+    size = sum(int(tensor.get("bytes") or 0) for tensor in batch.get("tensors") or ())
+    return 0.002 + size / 5e8 + 3 * receive_cpu_s
+
+
+def _cpu_beside(workers: Sequence[Process]) -> float:
     spent = [int(record["a"]) for p in workers for record in p.of(layout.HANDOVER, phase=layout.REAL)]
     return sum(spent) * 1e-9 / len(spent) if spent else 0.0
 

@@ -244,7 +244,8 @@ class GpuMeter:
             self._pcie_due_s = began + max(_PCIE_EVERY_S, 10 * (time.monotonic() - began))
         return [
             {
-                "name": gpu.name, "utilisation": gpu.utilisation, "memory_used": gpu.memory_used_bytes,
+                "name": gpu.name, "uuid": gpu.uuid, "utilisation": gpu.utilisation,
+                "memory_used": gpu.memory_used_bytes,
                 "memory": gpu.memory_bytes, "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w,
                 "to_device_per_s": gpu.pcie_to_device_bytes_per_s,
                 "from_device_per_s": gpu.pcie_from_device_bytes_per_s,

@@ -20,7 +20,6 @@ from feedrate.doctor.what_if import (
 from feedrate.model.pipeline import best_workers
 from feedrate.model.predict import (
     COUNTED,
-    MODELLED,
     TRIED,
     WIDEST,
     Prediction,
@@ -30,6 +29,8 @@ from feedrate.model.predict import (
 )
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
+
+_READ_BYTES_PER_S = 1e9  # arrays from the page cache, on one core
 
 
 def change_workers(m: Measured) -> Remedy | None:
@@ -76,8 +77,7 @@ def persist_workers(m: Measured) -> Remedy | None:
     pause = m.loop.per_step("epoch-start") / m.step_s
     if m.workers == 0 or m.loader.get("persistent_workers") or pause < 0.02:
         return None
-    # The sampler's new order and the first batch still take their time.
-    prediction = around(without(pause, kept=0.1), COUNTED, "")
+    prediction = around(without(pause), COUNTED, "")
     return make_remedy(
         m, "persistent-workers", "keep the workers between epochs", prediction,
         m.pipeline.with_(between_s=m.between_s * 0.1),
@@ -256,17 +256,22 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     if sample is None:
         return None
     own = transforming(m)
-    hot = next((place for place in m.looks_fetch.places if place.is_python), None)
-    if hot is None or own.cpu_s < 0.05 * sample.total.wall_s:
+    places = m.looks_fetch.places
+    hot = next((place for place in places if place.is_python), next(iter(places), None))
+    if hot is None or hot.share < 0.2 or own.cpu_s < 0.05 * sample.total.wall_s:
         return None
-    # The looks say how much of the sample's time falls on that function.
+    # The looks say how much of the sample's time falls on that function; a loop that has most of them is most
+    # of what no named part explains.
     cost = min(own.cpu_s, hot.share * sample.total.wall_s)
+    if hot.is_python and hot.share > 0.5:
+        cost = max(cost, 0.95 * own.cpu_s)
+    loop = "the Python loop in " if hot.is_python else ""
     now = m.pipeline
     prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s - cost * (1 - VECTORISED) * m.samples_per_step)
     return make_remedy(
         m,
         "vectorise-transform",
-        f"replace the Python loop in {hot.function} ({hot.place}) by array operations",
+        f"replace {loop}{hot.function} ({hot.place}) by array operations",
         prediction,
         then,
     )
@@ -278,15 +283,18 @@ def preprocess_once(m: Measured) -> Remedy | None:
     if sample is None:
         return None
     share = repeated_share(m)
-    if share is None or share < 0.1:
+    if share is None:
+        return None
+    # Decoded images alone are not worth storing: they are many times larger than their files. What was made
+    # smaller, or computed, is.
+    beyond_decoding = share - sample.kind("decode").cpu_s / max(sample.total.cpu_s, 1e-9)
+    is_made_smaller = share > 0.9 and any("resize" in name.lower() for _, name in sample.parts)
+    if beyond_decoding < 0.25 and not is_made_smaller:
         return None
     now = m.pipeline
-    prediction, then = change(
-        m,
-        fetch_cpu_s=now.fetch_cpu_s * (1 - share),
-        fetch_blocked_s=now.fetch_blocked_s,
-        width=MODELLED,
-    )
+    # The stored result, about as large as its part of the batch, has to be read instead.
+    read_s = m.batch_bytes / _READ_BYTES_PER_S
+    prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s * (1 - share) + read_s, width=WIDEST)
     return make_remedy(
         m, "preprocess-once", "do the part that is the same in every epoch once, and store its result",
         prediction, then,

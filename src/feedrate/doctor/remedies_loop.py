@@ -4,22 +4,33 @@
 from __future__ import annotations
 
 from feedrate.doctor.measured import Measured
-from feedrate.doctor.what_if import VECTORISED, change, idle_share, make_remedy, other_s, sync_s, write_s
+from feedrate.doctor.what_if import (
+    VECTORISED,
+    change,
+    freeing_s,
+    idle_share,
+    make_remedy,
+    other_s,
+    sync_s,
+    write_s,
+)
 from feedrate.model.predict import COUNTED, TRIED, around, without
 from feedrate.results.doctor import Remedy
+
+RARELY = 0.05  # of what is done too often, what stays
 
 
 def evaluate_less(m: Measured) -> Remedy | None:
     share = m.loop.per_step("validation") / m.step_s
     if share < 0.02:
         return None
-    prediction = around(without(share, kept=0.1), COUNTED, "")
+    prediction = around(without(share, kept=RARELY), COUNTED, "")
     return make_remedy(
         m,
         "fewer-evaluations",
-        "evaluate a tenth as often",
+        "evaluate a twentieth as often",
         prediction,
-        m.pipeline.with_(between_s=m.between_s * 0.1),
+        m.pipeline.with_(between_s=m.between_s * RARELY),
     )
 
 
@@ -27,13 +38,13 @@ def save_less(m: Measured) -> Remedy | None:
     share = m.loop.per_step("save") / m.step_s
     if share < 0.02:
         return None
-    prediction = around(without(share, kept=0.1), COUNTED, "")
+    prediction = around(without(share, kept=RARELY), COUNTED, "")
     return make_remedy(
         m,
         "fewer-checkpoints",
-        "save a tenth as often",
+        "save a twentieth as often",
         prediction,
-        m.pipeline.with_(between_s=m.between_s * 0.1),
+        m.pipeline.with_(between_s=m.between_s * RARELY),
     )
 
 
@@ -41,16 +52,23 @@ def write_less(m: Measured) -> Remedy | None:
     seconds = write_s(m)
     if seconds < 0.02 * m.step_s:
         return None
-    prediction, then = change(m, device_s=m.device_s - 0.9 * seconds, width=COUNTED)
-    return make_remedy(m, "write-less", "write a tenth as often, or from another thread", prediction, then)
+    prediction, then = change(m, device_s=m.device_s - (1 - RARELY) * seconds, width=COUNTED)
+    return make_remedy(
+        m, "write-less", "write a twentieth as often, or from another thread", prediction, then
+    )
 
 
 def speed_up_main(m: Measured) -> Remedy | None:
     """The Python of the training loop itself."""
-    hot = next(iter(m.looks_main.places), None)
-    other = other_s(m)
+    other = other_s(m) - freeing_s(m)
+    places = m.looks_main.places
+    hot = next((place for place in places if place.is_python), next(iter(places), None))
     if hot is None or other < 0.05 * m.step_s:
         return None
+    # The function that the model is called from has the looks at the model, too.
+    if hot.is_python:
+        interpreted = sum(place.share for place in places if place.is_python)
+        other = min(other, interpreted * (m.own_s - m.wait_s))
     now = m.pipeline
     prediction, then = change(m, device_s=now.device_s - other * (1 - VECTORISED))
     return make_remedy(
@@ -161,5 +179,7 @@ def balance_ranks(m: Measured) -> Remedy | None:
     excess = waits[-1] - waits[len(waits) // 2 - 1]
     if excess < 0.05 * m.step_s:
         return None
-    prediction = around(without(excess / m.step_s), COUNTED, "")
+    # The work does not go away: every rank gets its part of it.
+    spread_out = 1 - 1 / len(m.loops)
+    prediction = around(without(excess / m.step_s * spread_out), COUNTED, "")
     return make_remedy(m, "balance-ranks", "give every rank data that comes equally fast", prediction)

@@ -25,6 +25,7 @@ from typing import Any
 from feedrate.doctor.facts import MACHINE_FILE
 from feedrate.doctor.leftovers import clean_up
 from feedrate.doctor.meters import CpuMeter, GpuMeter, MemoryMeter, ProcessMeter, Reading, TrafficMeter
+from feedrate.doctor.shared import SharedNames
 from feedrate.doctor.tree import Tree
 from feedrate.probe.counters import read_shared_memory
 from feedrate.probe.process import is_alive, read_stat
@@ -45,6 +46,7 @@ class Sampler:
         self.tree = Tree(root, str(run), ignored)
         self._cpu, self._processes, self._memory = CpuMeter(), ProcessMeter(), MemoryMeter()
         self._traffic, self._gpu = TrafficMeter(), GpuMeter()
+        self.shared = SharedNames()
         self._before_ns = time.perf_counter_ns()
         self._troubles: dict[str, str] = {}
         self._is_first = True
@@ -65,6 +67,7 @@ class Sampler:
             "nfs": lambda: self._traffic.read_nfs(passed_s),
             "gpus": self._gpu.read,
             "shared_memory": read_shared_memory,
+            "shared_names": lambda: self.shared.look(members),
         }
         if self._is_first or is_last:
             parts["gpu_processes"] = lambda: self._gpu.read_processes(set(self.tree.known()))
@@ -99,7 +102,7 @@ def main(
         if tell is not None:
             tell(STOPPED)
         _wait_for_the_end_of_input(run)
-    clean_up(run, sampler.tree.known())
+    clean_up(run, sampler.tree.known(), sampler.shared.names)
     return 0
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from feedrate.doctor.hook.feedrate_hook import layout
@@ -14,6 +14,7 @@ from feedrate.doctor.records import Process
 
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LOADER = "torch/utils/data/_utils/"
+_LEAST_WATCHED = 10
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "feedrate_hook")
 
 
@@ -25,7 +26,6 @@ class HotPlace:
         share: of all looks of that kind.
         on_cpu: share of its looks in which the thread was computing, not waiting.
         is_python: the looks fall on many places of the function: it is interpreted, not one call in C.
-        undrawn: share of its looks before the sample's first random number; None: not known.
     """
 
     place: str
@@ -33,41 +33,49 @@ class HotPlace:
     share: float
     on_cpu: float
     is_python: bool
-    undrawn: float | None
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """All looks of one kind (inside fetches, or in the training loop outside of waits)."""
+    """All looks of one kind (inside fetches, or in the training loop outside of waits).
+
+    `undrawn`: share of the looks at watched samples before their first random number; None: none was watched.
+    """
 
     count: int
     on_cpu: float
     undrawn: float | None
     places: tuple[HotPlace, ...]
+    lines: Mapping[str, float]  # file:line -> share
 
 
 def count_looks(processes: Sequence[Process], *, in_fetch: bool, phase: int = layout.REAL) -> Looks:
     """Count the looks by the innermost function that is the user's own."""
     tallies: dict[str, Tally] = defaultdict(Tally)
+    watched = undrawn = 0
     for process in processes:
         for record in process.of(layout.STACK, phase=phase):
             bits = int(record["a"])
-            if bool(bits & layout.IN_FETCH) == in_fetch and not (bits & layout.IN_WAIT and not in_fetch):
-                frames = process.name(record["name"]).split(";")
-                frame, is_innermost = _own_frame(frames)
-                place, _, function = frame.partition(" ")
-                tallies[f"{place.partition('@')[0].rpartition(':')[0]} {function}"].add(
-                    place, is_innermost, bits
-                )
+            if bool(bits & layout.IN_FETCH) != in_fetch or (not in_fetch and bits & layout.IN_WAIT):
+                continue
+            if bits & layout.DRAWS_KNOWN:
+                # Taken inside of chosen samples: they say nothing of what happens between samples.
+                watched += 1
+                undrawn += not bits & layout.RANDOM_DRAWN
+                continue
+            frame, is_innermost = _own_frame(process.name(record["name"]).split(";"))
+            place, _, function = frame.partition(" ")
+            path = place.partition("@")[0].rpartition(":")[0]
+            tallies[f"{path} {function}"].add(place, is_innermost, bits)
     total = sum(tally.looks for tally in tallies.values())
-    watched = sum(tally.watched for tally in tallies.values())
     ranked = sorted(tallies.items(), key=lambda item: -item[1].looks)[:12]
     return Looks(
         total,
         sum(tally.on_cpu for tally in tallies.values()) / total if total else 0.0,
-        sum(tally.undrawn for tally in tallies.values()) / watched if watched else None,
+        undrawn / watched if watched >= _LEAST_WATCHED else None,
         tuple(tally.describe(key.partition(" ")[2], total) for key, tally in ranked),
+        {line: count / total for tally in tallies.values() for line, count in tally.lines.items()},
     )
 
 
@@ -75,7 +83,7 @@ class Tally:
     """The looks that fell on one function."""
 
     def __init__(self) -> None:
-        self.looks = self.on_cpu = self.watched = self.undrawn = self.innermost = self.interpreted = 0
+        self.looks = self.on_cpu = self.innermost = self.interpreted = 0
         self.lines: Counter[str] = Counter()
         self.spots: Counter[str] = Counter()
 
@@ -84,13 +92,11 @@ class Tally:
         self.looks += 1
         self.lines[line] += 1
         self.innermost += is_innermost
+        # A loop may call into Python of a library, too: random.gauss() is as interpreted as its caller.
+        self.interpreted += bool(bits & layout.INTERPRETED)
         if is_innermost:
             self.spots[spot] += 1
-            self.interpreted += bool(bits & layout.INTERPRETED)
         self.on_cpu += bool(bits & layout.ON_CPU)
-        if bits & layout.DRAWS_KNOWN:
-            self.watched += 1
-            self.undrawn += not bits & layout.RANDOM_DRAWN
 
     def describe(self, function: str, total: int) -> HotPlace:
         place = self.lines.most_common(1)[0][0]
@@ -100,16 +106,16 @@ class Tally:
             share=self.looks / total,
             on_cpu=self.on_cpu / self.looks,
             is_python=self._is_interpreted(),
-            undrawn=self.undrawn / self.watched if self.watched else None,
-            source=_source(place),
+            source=source_of(place),
         )
 
     def _is_interpreted(self) -> bool:
         """A loop in Python is met between its instructions, or at many of them; a long call in C at one."""
-        if self.looks < 10 or self.innermost < 0.6 * self.looks:
+        if self.looks < 10:
             return False
-        is_at_one_spot = self.spots.most_common(1)[0][1] > 0.6 * self.innermost
-        if is_at_one_spot and self.interpreted < 0.5 * self.innermost:
+        top = self.spots.most_common(1)
+        is_spread = self.innermost > 0.6 * self.looks and top[0][1] < 0.6 * self.innermost
+        if not is_spread and self.interpreted < 0.5 * self.looks:
             return False
         in_loops = [count for line, count in self.lines.items() if is_in_loop(line)]
         return sum(in_loops) > 0.5 * self.looks
@@ -144,6 +150,6 @@ def is_in_loop(place: str) -> bool:
     )
 
 
-def _source(place: str) -> str:
+def source_of(place: str) -> str:
     path, _, line = place.rpartition(":")
     return linecache.getline(path, int(line)).strip() if line.isdigit() else ""

@@ -24,6 +24,8 @@ PARTS = {
     layout.SAVE: "save",
     layout.WRITE: "write",
 }
+# Savers of checkpoints; what other savers write (pictures, tables) is output.
+_CHECKPOINTS = ("torch.", "safetensors", "joblib", "pickle", "accelerate", "lightning")
 _NS = 1e-9
 _Interval = tuple[int, int]
 
@@ -83,7 +85,7 @@ class Loop:
 
 
 # Recorded in every step: they are rare, and one that was missed would be missed in the verdict.
-ALWAYS = ("validation", "epoch-start", "save")
+ALWAYS = ("validation", "epoch-start", "save", "write")
 
 
 def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop | None:
@@ -93,6 +95,8 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
     if loader is None:
         return None
     is_ours = np.array([process.name(n) == loader for n in waits["name"]], dtype=bool)
+    together = _loaders_beside(process, waits, loader)
+    is_beside = np.array([process.name(n) in together for n in waits["name"]], dtype=bool)
     ours = waits[is_ours & (waits["a"] >= 0)]
     if len(ours) < 3:
         return None
@@ -101,7 +105,8 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
     starts = ours["start"][skipped:]
     usual_wait = median((ours["wall"][ours["b"] > 0] if (ours["b"] > 0).any() else ours["wall"]).tolist())
     between = {
-        "validation": _passes_of_others(process, waits[~is_ours], phase),
+        "validation": _passes_of_others(process, waits[~is_ours & ~is_beside], phase),
+        "beside": [(int(r["start"]), int(r["start"] + r["wall"])) for r in waits[is_beside]],
         "epoch-start": _epoch_starts(process, waits[is_ours], loader, usual_wait, phase),
     }
     parts, places = _exclusive_parts(process, phase, between["validation"], int(starts[0]), int(starts[-1]))
@@ -132,6 +137,19 @@ def _training_loader(process: Process, waits: Records) -> str | None:
         stepped = int((np.diff(np.searchsorted(optimizer, mine)) > 0).sum()) if len(mine) > 1 else 0
         score[process.name(number)] = (stepped, len(mine))
     return max(score, key=lambda name: score[name]) if score else None
+
+
+def _loaders_beside(process: Process, waits: Records, loader: str) -> set[str]:
+    """Return the loaders that are asked in the same steps as the training loader (unlabelled data, say)."""
+    optimizer = process.of(layout.OPTIMIZER)["start"]
+    beside = set()
+    for number in np.unique(waits["name"]):
+        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]["start"]
+        if process.name(number) != loader and len(mine) > 2:
+            stepped = int((np.diff(np.searchsorted(optimizer, mine)) > 0).sum())
+            if stepped >= 0.5 * (len(mine) - 1):
+                beside.add(process.name(number))
+    return beside
 
 
 def _passes_of_others(process: Process, waits: Records, phase: int) -> list[_Interval]:
@@ -197,6 +215,8 @@ def _exclusive_parts(
     for record in records:
         start, end = int(record["start"]), int(record["start"] + record["wall"])
         part = PARTS[int(record["kind"])]
+        if part == "save" and not process.name(record["name"]).startswith(_CHECKPOINTS):
+            part = "write"
         is_validating = part != "save" and any(a <= start < b for a, b in validation)
         if is_validating:
             continue
@@ -227,17 +247,22 @@ def _make_step(
     seconds: dict[str, float] = defaultdict(float)
     for name, intervals in between.items():
         seconds[name] += _overlap(intervals, start_ns, end_ns)
+    # A second loader of the same step is waited for like the first.
+    beside_ns = round(seconds.pop("beside", 0.0) / _NS)
     # `parts` is sorted by start and free of overlaps, so the pieces of a step lie side by side.
     first = _bisect(parts, start_ns)
     for piece_start, piece_end, name in parts[first:]:
         if piece_start >= end_ns:
             break
         seconds[name] += (min(piece_end, end_ns) - piece_start) * _NS
+    if "save" in seconds:
+        # A checkpoint is written, synchronised and renamed: all of that is saving.
+        seconds["save"] += seconds.pop("write", 0.0)
     return Step(
         start_ns=start_ns,
         wall_s=(end_ns - start_ns) * _NS,
-        wait_s=wait_ns * _NS,
-        exposed_s=min(exposed.get(start_ns, wait_ns), wait_ns) * _NS,
+        wait_s=(wait_ns + beside_ns) * _NS,
+        exposed_s=(min(exposed.get(start_ns, wait_ns), wait_ns) + beside_ns) * _NS,
         samples=int(wait["a"]),
         is_probed=bool(int(wait["c"]) & layout.PROBED),
         is_first=is_first,

@@ -38,7 +38,11 @@ class Tree:
     def __init__(self, root: int, run: str, ignored: set[int]) -> None:
         self._root = root
         self._run = run
-        self._ignored = ignored | {root}
+        # What the root had started before the command is its own affair.
+        before = {
+            pid for pid in list_processes() if (stat := read_stat(pid)) is not None and stat.parent == root
+        }
+        self._ignored = ignored | {root} | before
         self._known: dict[int, int] = {}  # pid -> start
         self._strangers: dict[int, int] = {}  # looked at once: not ours
         self._cpu_before: dict[tuple[int, int], float] = {}

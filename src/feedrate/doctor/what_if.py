@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
+from feedrate.doctor.stacks import source_of
 from feedrate.model.pipeline import Pipeline
 from feedrate.model.predict import MODELLED, Prediction, predict_change
 from feedrate.results.doctor import Remedy
@@ -76,6 +77,7 @@ def transforming(m: Measured) -> Cost:
     if sample is None:
         return Cost()
     own = sample.kind("transform").plus(sample.kind("rest"))
+    own = own.plus(Cost(m.helpers_cpu_s / max(m.samples_per_step, 1e-9), 0.0, 0.0))
     decode = sample.kind("decode")
     return own.minus(_geometry(m)) if decode.cpu_s > 0.5 * _geometry(m).cpu_s else own
 
@@ -126,7 +128,7 @@ def repeated_share(m: Measured) -> float | None:
     collate = sample.kind("collate").cpu_s / sample.total.cpu_s
     if m.is_repeatable:
         return 1.0 - collate
-    if m.looks_fetch.undrawn is None or m.looks_fetch.count < 20:
+    if m.looks_fetch.undrawn is None:
         return None
     return m.looks_fetch.undrawn * (1.0 - collate)
 
@@ -142,13 +144,24 @@ def other_s(m: Measured) -> float:
 def write_s(m: Measured) -> float:
     """Return the time per step that goes into writing files: timed calls, and lines that write and wait."""
     timed = m.loop.per_step("write")
-    lines = sum(p.share for p in m.looks_main.places if _writes(p.source))
+    lines = sum(share for line, share in m.looks_main.lines.items() if _writes(source_of(line)))
     outside = m.own_s - m.wait_s
     return max(timed, min(lines * outside, outside))
 
 
 def _writes(source: str) -> bool:
-    return any(word in source for word in _WRITING)
+    return any(word in source for word in _WRITING) and "torch.save" not in source
+
+
+def freeing_s(m: Measured) -> float:
+    """Return the time per step in the loop's own header: there, the batch before is given back to the system.
+
+    A batch from a worker lies in shared memory; to unmap many megabytes takes as long as to fill them.
+    """
+    if m.workers == 0 or m.batch_bytes < 1e6:
+        return 0.0
+    headers = sum(share for line, share in m.looks_main.lines.items() if source_of(line).startswith("for "))
+    return min(headers * (m.own_s - m.wait_s), other_s(m))
 
 
 def sync_s(m: Measured) -> float:

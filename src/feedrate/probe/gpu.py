@@ -4,10 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from feedrate.results import Gpu, GpuProcess
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """What does not change while the machine runs."""
+
+    name: str
+    uuid: str
+    power_limit_w: float | None
+    pcie_generation: int | None
+    pcie_width: int | None
 
 
 class GpuReader:
@@ -20,7 +32,7 @@ class GpuReader:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._handles: list[Any] = []
-        self._fixed: list[tuple[str, float | None, int | None, int | None]] = []
+        self._fixed: list[_Fixed] = []
         try:
             import pynvml
 
@@ -63,7 +75,7 @@ class GpuReader:
         rates = _ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         power = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
-        name, limit_w, generation, width = self._fixed[index]
+        fixed = self._fixed[index]
         to_device = from_device = None
         if with_pcie:
             # NVML counts from the GPU's side: what it receives goes to the device.
@@ -71,29 +83,34 @@ class GpuReader:
             from_device = _ask(nvml.nvmlDeviceGetPcieThroughput, handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
         return Gpu(
             index=index,
-            name=name,
+            name=fixed.name,
             utilisation=None if rates is None else rates.gpu / 100,
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_bytes=None if memory is None else int(memory.total),
             power_w=None if power is None else power / 1e3,
-            power_limit_w=limit_w,
+            power_limit_w=fixed.power_limit_w,
             pcie_to_device_bytes_per_s=None if to_device is None else to_device * 1024.0,
             pcie_from_device_bytes_per_s=None if from_device is None else from_device * 1024.0,
-            pcie_generation=generation,
-            pcie_width=width,
+            pcie_generation=fixed.pcie_generation,
+            pcie_width=fixed.pcie_width,
+            uuid=fixed.uuid,
         )
 
-    def _describe(self, handle: Any) -> tuple[str, float | None, int | None, int | None]:
+    def _describe(self, handle: Any) -> _Fixed:
         nvml = self._nvml
-        name = _ask(nvml.nvmlDeviceGetName, handle) or "unknown GPU"
         limit = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-        return (
-            name.decode() if isinstance(name, bytes) else str(name),
-            None if limit is None else limit / 1e3,
+        return _Fixed(
+            name=_text(_ask(nvml.nvmlDeviceGetName, handle)) or "unknown GPU",
+            uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)),
+            power_limit_w=None if limit is None else limit / 1e3,
             # An idle GPU slows its link down: what it can do is the maximum.
-            _ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-            _ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+            pcie_generation=_ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+            pcie_width=_ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         )
+
+
+def _text(answer: str | bytes | None) -> str:
+    return answer.decode() if isinstance(answer, bytes) else answer or ""
 
 
 def _ask(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -80,6 +80,7 @@ class Gpu:
     pcie_from_device_bytes_per_s: float | None
     pcie_generation: int | None
     pcie_width: int | None
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

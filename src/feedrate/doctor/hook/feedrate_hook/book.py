@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from . import copies
@@ -16,8 +15,7 @@ class Book:
         self._session = session
         self.settings: dict[str, Any] = session.settings
         self.pace_s = float(self.settings.get("experiment_seconds", 2.5))  # the usual time of one experiment
-        self.rank = number("RANK", "SLURM_PROCID", usual=0)
-        self.world_size = number("WORLD_SIZE", "SLURM_NTASKS", usual=1) if is_distributed() else 1
+        self._remains: dict[int, copies.Remains] = {}
 
     @property
     def run(self) -> str:
@@ -54,20 +52,14 @@ class Book:
         return self._session.loaders.take(iterator, copies.unhooked_next(iterator))
 
     def loader_of(self, iterator: Any) -> Any:
-        return self._session.loader_of(iterator)
+        """The iterator's loader, or what can be known about one that is gone."""
+        loader = self._session.loader_of(iterator)
+        if loader is not None:
+            return loader
+        remains = self._remains.get(id(iterator))
+        if remains is None or not remains.are_of(iterator):
+            remains = self._remains[id(iterator)] = copies.Remains(iterator)
+        return remains
 
     def recent_indices(self, iterator: Any) -> list[Any]:
         return list(self._session.recent_indices(iterator))
-
-
-def number(*names: str, usual: int) -> int:
-    for name in names:
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return usual
-
-
-def is_distributed() -> bool:
-    """Slurm's variables are also set in a step of tasks that have nothing to do with each other."""
-    return "WORLD_SIZE" in os.environ or "MASTER_ADDR" in os.environ

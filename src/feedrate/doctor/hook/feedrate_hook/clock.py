@@ -22,8 +22,8 @@ process_cpu_ns = time.process_time_ns
 Reading = Tuple[int, int, int]  # noqa: UP006 - wall, cpu, queue
 Beginning = Tuple[int, int]  # noqa: UP006 - wall, cpu
 
-# The run-queue clock is a file to read. It cannot move by more than wall minus cpu, so for short spans it
-# is read only when that is something.
+# The run-queue clock is a file to read. It cannot have moved by more than wall minus cpu, so for short spans
+# it is read only when that is something.
 SLACK_NS = 20_000
 
 
@@ -79,12 +79,17 @@ def queue_ns() -> int:
 
 
 def read() -> Reading:
-    return wall_ns(), cpu_ns(), queue_ns()
+    """Return the three clocks at the beginning of something; the wall clock last, next to what is timed."""
+    queue = queue_ns()
+    cpu = cpu_ns()
+    return wall_ns(), cpu, queue
 
 
 def since(start: Reading) -> Reading:
-    """Return what was spent since a reading."""
-    return wall_ns() - start[0], cpu_ns() - start[1], queue_ns() - start[2]
+    """Return what was spent since a reading. To lose the core while reading is not counted."""
+    wall = wall_ns() - start[0]
+    cpu = min(cpu_ns() - start[1], wall)
+    return wall, cpu, min(queue_ns() - start[2], wall - cpu)
 
 
 def begin() -> Beginning:

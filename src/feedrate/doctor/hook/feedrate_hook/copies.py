@@ -6,7 +6,9 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,13 +28,62 @@ class Recorded:
         return len(self._lists)
 
 
+class Endless:
+    """The user's sampler, epoch after epoch."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        is_empty = False
+        while not is_empty:
+            is_empty = True
+            for index in self._sampler:
+                is_empty = False
+                yield index
+
+
+class Remains:
+    """A loader that only its iterator is left of: `for batch in DataLoader(...)` with persistent workers."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = weakref.ref(iterator)
+        self._index_sampler = iterator._index_sampler
+        self.dataset = iterator._dataset
+        self.collate_fn = iterator._collate_fn
+        self.drop_last = iterator._drop_last
+        self.num_workers = iterator._num_workers
+        self.pin_memory = iterator._pin_memory
+        self.timeout = iterator._timeout
+        self.persistent_workers = iterator._persistent_workers
+        self.prefetch_factor = getattr(iterator, "_prefetch_factor", None)
+        self.worker_init_fn = getattr(iterator, "_worker_init_fn", None)
+        self.batch_sampler = iterator._index_sampler if iterator._auto_collation else None
+        self.sampler = getattr(self.batch_sampler, "sampler", iterator._index_sampler)
+        self.batch_size = getattr(self.batch_sampler, "batch_size", None)
+        workers = getattr(iterator, "_workers", ())
+        self.multiprocessing_context = getattr(workers[0], "_start_method", None) if workers else None
+
+    def are_of(self, iterator: Any) -> bool:
+        return self._iterator() is iterator
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+
 def is_iterable_style(loader: Any) -> bool:
     data = sys.modules["torch.utils.data"]
     return isinstance(loader.dataset, data.IterableDataset)
 
 
+def is_pipe(loader: Any) -> bool:
+    data = sys.modules["torch.utils.data"]
+    kinds = tuple(getattr(data, name) for name in ("IterDataPipe", "MapDataPipe") if hasattr(data, name))
+    return isinstance(getattr(loader, "dataset", None), kinds)
+
+
 def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> Any:
-    """A plain DataLoader of the same dataset. Without `lists` the user's own sampler gives a new order."""
+    """A plain DataLoader of the same dataset, without end. `lists`: of these indices only."""
     torch = sys.modules["torch"]
     options: dict[str, Any] = {
         "num_workers": workers,
@@ -53,7 +104,7 @@ def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> An
         if loader.batch_sampler is None:
             options["batch_size"] = None
         kind = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        options[kind] = getattr(loader, kind) if lists is None else Recorded(lists)
+        options[kind] = Endless(getattr(loader, kind)) if lists is None else Recorded(lists)
     with quiet():
         copied = torch.utils.data.DataLoader(loader.dataset, **options)
     copied.feedrate_copy = True  # so that the hook knows it from the user's
@@ -79,7 +130,7 @@ def shut_down(loader: Any, iterator: Any) -> None:
     close = getattr(iterator, "_shutdown_workers", None)
     if close is not None:
         close()
-    if getattr(loader, "_iterator", None) is iterator:
+    if getattr(loader, "_iterator", None) is iterator and not isinstance(loader, Remains):
         loader._iterator = None
 
 
@@ -134,5 +185,9 @@ class RandomStates:
 
 
 def is_too_late() -> bool:
-    """torch does not end workers any more once Python is leaving."""
+    """Once Python is leaving, torch does not end workers any more, and Python 3.12 starts no threads."""
+    try:
+        threading.Thread(target=id, args=(0,)).start()
+    except RuntimeError:
+        return True
     return bool(getattr(sys.modules.get("torch.utils.data._utils"), "python_exit_status", False))

@@ -20,28 +20,22 @@ REMEMBERED = 2000  # index lists
 
 
 class Source:
-    """Batches without end: a new iterator follows when one is used up."""
+    """Where batches come from: an iterator, recorded or not. A copy's workers are ended by `close`."""
 
-    def __init__(self, book: Any, loader: Any, iterator: Any) -> None:
+    def __init__(self, book: Any, loader: Any, iterator: Any = None) -> None:
         self._book = book
         self._loader = loader
-        self.iterator = iterator
-        self.restarts = 0
+        self.iterator = copies.start(loader) if iterator is None else iterator
 
     def next(self) -> Any:
         """A batch, without a record."""
-        return self._next(lambda iterator: copies.unhooked_next(iterator)(iterator))
+        return copies.unhooked_next(self.iterator)(self.iterator)
 
     def next_recorded(self) -> Any:
-        return self._next(self._book.take)
+        return self._book.take(self.iterator)
 
-    def _next(self, take: Callable[[Any], Any]) -> Any:
-        try:
-            return take(self.iterator)
-        except StopIteration:
-            self.iterator = copies.start(self._loader)
-            self.restarts += 1
-            return take(self.iterator)  # an empty loader: its StopIteration is an error to the caller
+    def close(self) -> None:
+        copies.shut_down(self._loader, self.iterator)
 
 
 class Stretch:
@@ -61,6 +55,16 @@ class Stretch:
         is_long = elapsed >= self._least_s and self.count >= self._least
         return is_long and self.count % self._round == 0
 
+    def run(self, source: Source, note: Callable[[Any], None]) -> None:
+        """Take them. A stream that ends earlier is measured as far as it goes."""
+        while not self.is_enough():
+            try:
+                batch = source.next_recorded()
+            except StopIteration:
+                return
+            self.count += 1
+            note(batch)
+
     def span(self) -> tuple[int, int]:
         return self.start_ns, time.perf_counter_ns()
 
@@ -77,19 +81,19 @@ class Drained:
 def drain(book: Any, drained: Drained, loader: Any, source: Source, least_s: float) -> None:
     """Take batches as fast as the loader gives them. What it had ready before does not count."""
     book.phase = layout.DRAIN
-    discarded = discard(source.next, copies.prefetched(loader), least_s, drained.recent.append)
-    stretch = Stretch(loader.num_workers, least_s)
-    while not stretch.is_enough():
-        batch = source.next_recorded()
-        stretch.count += 1
+
+    def note(batch: Any) -> None:
         drained.recent.append(batch)
         if len(drained.lists) < REMEMBERED:
             indices = copies.indices_of_last(source.iterator, book.recent_indices(source.iterator))
             if indices is not None:
                 drained.lists.append(indices)
                 drained.digests.append(batches.digest_of(batch))
-    detail = {"discarded": discarded, "restarts": source.restarts}
-    book.measured(layout.DRAIN, stretch.span(), stretch.count, detail)
+
+    discarded = discard(source.next, copies.prefetched(loader), least_s, drained.recent.append)
+    stretch = Stretch(loader.num_workers, least_s)
+    stretch.run(source, note)
+    book.measured(layout.DRAIN, stretch.span(), stretch.count, {"discarded": discarded})
 
 
 def again(book: Any, drained: Drained, loader: Any, least_s: float) -> None:
@@ -99,32 +103,35 @@ def again(book: Any, drained: Drained, loader: Any, least_s: float) -> None:
     if not is_iterable and not drained.lists:
         book.skipped(layout.AGAIN, "the indices of the batches are not known")
         return
+    digests: list[int | None] = []
+
+    def note(batch: Any) -> None:
+        digests.append(batches.digest_of(batch))
+
     copied = copies.copy_loader(loader, loader.num_workers, None if is_iterable else drained.lists)
-    source = Source(book, copied, copies.start(copied))
+    source = Source(book, copied)
     try:
-        digests: list[int | None] = []
-
-        def compare(batch: Any) -> None:
-            digests.append(batches.digest_of(batch))
-
-        discarded = discard(source.next_recorded, copies.prefetched(loader), least_s, compare)
+        discarded = discard(source.next_recorded, copies.prefetched(loader), least_s, note)
         stretch = Stretch(loader.num_workers, least_s)
-        while not stretch.is_enough():
-            compare(source.next_recorded())
-            stretch.count += 1
+        stretch.run(source, note)
         same = None if is_iterable else are_same(drained.digests, digests)
-        detail = {"same": same, "discarded": discarded, "restarts": source.restarts}
+        detail = {"same": same, "discarded": discarded}
         book.measured(layout.AGAIN, stretch.span(), stretch.count, detail)
     finally:
-        copies.shut_down(copied, source.iterator)
+        source.close()
 
 
 def discard(take: Callable[[], Any], count: int, most_s: float, note: Callable[[Any], None]) -> int:
-    deadline = time.monotonic() + most_s
+    """Take what is ready or being made. `most_s` counts from the first batch: workers may be starting."""
+    deadline = float("inf")
     done = 0
-    while done < count and (done == 0 or time.monotonic() < deadline):
-        note(take())
+    while done < count and time.monotonic() < deadline:
+        try:
+            note(take())
+        except StopIteration:
+            break
         done += 1
+        deadline = min(deadline, time.monotonic() + most_s)
     return done
 
 
@@ -138,10 +145,9 @@ def are_same(first: list[int | None], second: list[int | None]) -> bool | None:
 def after_the_end(book: Any, loader: Any, least_s: float) -> None:
     """Both, on copies of the loader: the user's code is over."""
     drained = Drained()
-    copied = copies.copy_loader(loader, loader.num_workers)
-    source = Source(book, copied, copies.start(copied))
+    source = Source(book, copies.copy_loader(loader, loader.num_workers))
     try:
         drain(book, drained, loader, source, least_s)
     finally:
-        copies.shut_down(copied, source.iterator)
+        source.close()
     again(book, drained, loader, least_s)

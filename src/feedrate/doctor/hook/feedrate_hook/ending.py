@@ -2,8 +2,8 @@
 """The end of a run whose weights are spoilt: workers are sent home, then os._exit. No user code runs after.
 
 Any thread may call `end`; the first one counts and none returns. The work is done by a thread that was
-started before the guard went up: the fence holds the loop's thread, and this one has folders to remove.
-It also watches over the loop: when it takes no batch for long, the user's code has left it.
+started before the guard went up: the fence holds the loop's thread, and this one has folders to remove. It
+also watches over the loop: when it takes no batch for long, the user's code has left it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Ending:
     def _finish(self) -> None:
         try:
             with self._scope.own():
-                for step in (self._last_facts, self._send_workers_home, end_children, clear_multiprocessing):
+                for step in (self._last_facts, self._send_workers_home, end_children, self._clear):
                     try:
                         step()
                     except BaseException as error:
@@ -88,6 +88,9 @@ class Ending:
         self.first()
         how = "signal" if self._exit_code else "experiments"
         self._book.fact("end", how=how, exit=self._exit_code, error=self._error)
+
+    def _clear(self) -> None:
+        clear_multiprocessing(self._scope)
 
     def _send_workers_home(self) -> None:
         iterators = live_iterators()
@@ -140,8 +143,12 @@ def within(seconds: float, work: Callable[[], Any], scope: Any) -> None:
             work()
 
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
+    try:
+        thread.start()
+    except RuntimeError:  # Python 3.12 starts none when it is leaving
+        run()
+    else:
+        thread.join(seconds)
 
 
 def end_children() -> None:
@@ -198,7 +205,7 @@ def child_pids() -> list[int]:
     return found
 
 
-def clear_multiprocessing() -> None:
+def clear_multiprocessing(scope: Any) -> None:
     """Semaphores and temporary folders, which multiprocessing would have removed at a usual exit."""
     util = sys.modules.get("multiprocessing.util")
     for finalizer in list(getattr(util, "_finalizer_registry", {}).values()):
@@ -209,6 +216,4 @@ def clear_multiprocessing() -> None:
         helper = getattr(sys.modules.get("multiprocessing." + module), name, None)
         stop = getattr(helper, "_stop", None)
         if stop is not None:
-            thread = threading.Thread(target=stop, daemon=True)
-            thread.start()
-            thread.join(TERM_S)
+            within(TERM_S, stop, scope)

@@ -30,6 +30,8 @@ WATCHING, BUSY, FEEDING, GIVEN_UP = range(4)
 KEPT_BYTES = 1 << 30
 AT_EXIT = 0.25  # of the usual time, for DRAIN and AGAIN after the script's own end
 LEFT_S = 20.0  # without a next(): the loop has been left
+LOOK_AT_STEP = 4  # by then the ranks know each other
+STUCK_S = 120.0  # inside a next(): so long takes the start of workers at most
 
 
 class Experiments:
@@ -46,10 +48,9 @@ class Experiments:
         self._ending: Any = None
         self._guard: Any = None
         self._feeding: Any = None
+        self._is_inside = False
         self._last_call_s = 0.0
         self._patience_s = LEFT_S
-        if self._ranks.size > 1:
-            self._ranks.announce()
         # Called when the main module is over, before multiprocessing and torch put their things away.
         register = getattr(threading, "_register_atexit", None)
         if register is not None:
@@ -59,14 +60,19 @@ class Experiments:
         """In place of `take`, for every next() of every loader in this process."""
         if self._state == WATCHING:
             try:
-                seen = self._note(iterator)
+                seen = self._watching.note(iterator)
+                is_time = self._is_time(seen, iterator)
             except Exception as error:
                 self._give_up("watching", error)
                 return take()
-            if seen is None:
+            if is_time:
+                with self._lock:
+                    return self._begin(seen, iterator, take)
+            try:
                 return take()
-            with self._lock:
-                return self._begin(seen, iterator, take)
+            except StopIteration:
+                seen.nexts -= 1
+                raise
         if self._state == GIVEN_UP or (self._scope is not None and self._scope.is_own()):
             return take()
         with self._lock:
@@ -74,15 +80,12 @@ class Experiments:
 
     # -- the real run --------------------------------------------------------------------------------------
 
-    def _note(self, iterator: Any) -> Seen | None:
-        """Return what was seen of the training loader when it is time to begin."""
-        loader = self._book.loader_of(iterator)
-        if loader is None:
-            return None
-        seen = self._watching.note(loader)
+    def _is_time(self, seen: Seen, iterator: Any) -> bool:
+        if seen.nexts == LOOK_AT_STEP:
+            self._ranks.look()
         if self._ranks.size > 1:
-            return seen if self._is_agreed(seen, iterator) else None
-        return seen if self._watching.is_due(seen, iterator) else None
+            return self._is_agreed(seen, iterator)
+        return self._watching.is_due(seen, iterator)
 
     def _is_agreed(self, seen: Seen, iterator: Any) -> bool:
         """Rank 0 decides; all begin at the same step."""
@@ -98,10 +101,15 @@ class Experiments:
         return bool(seen.nexts == plan["step"])
 
     def _decide(self, seen: Seen) -> None:
+        why = ""
         if self._ranks.present() < self._ranks.size:
-            for phase in (layout.DRAIN, layout.AGAIN, layout.TRIAL, layout.REPLAY):
-                self._book.skipped(phase, "not every rank is watched with the same run folder")
-            raise RuntimeError("not every rank takes part")
+            why = "not every rank is watched with the same run folder"
+        elif copies.is_pipe(seen.loader()):
+            why = "the ranks agree on the order of a data pipe whenever it begins"
+        if why:
+            for phase in range(layout.DRAIN, len(layout.PHASES)):
+                self._book.skipped(phase, why)
+            raise RuntimeError(why)
         step_s = self._watching.step_s(seen)
         per_optimizer_step = math.ceil(seen.nexts / max(1, seen.optimizer_steps))
         margin = max(ranks.MARGIN, 2 * per_optimizer_step)
@@ -129,7 +137,7 @@ class Experiments:
     def _begin(self, seen: Seen, iterator: Any, take: Callable[[], Any]) -> Any:
         self._state = BUSY
         try:
-            loader = seen.loader()
+            loader = self._book.loader_of(iterator)
             self._prepare()
             self._patience_s = max(LEFT_S, 8 * self._watching.step_s(seen))
             self._ending.prepare()
@@ -140,29 +148,35 @@ class Experiments:
             return take()
         try:
             with self._scope.own():
-                kept = self._drain_and_again(loader, iterator)
-                self._spoil(loader, kept, self._watching.companions(seen))
+                is_long_enough = self._watching.leaves(seen, iterator, self._book.pace_s)
+                kept = self._drain_and_again(loader, iterator, is_long_enough)
+                self._spoil(loader, kept, seen)
             return self._feed(iterator, take)
         except BaseException as error:
             self._book.trouble("experiments", error)
             self._ending.end(error)
 
-    def _drain_and_again(self, loader: Any, iterator: Any) -> list[Any]:
+    def _drain_and_again(self, loader: Any, iterator: Any, is_long_enough: bool) -> list[Any]:
         """Return batches to be replayed."""
         book = self._book
         states = copies.RandomStates()
-        source = drain.Source(book, loader, iterator)
         drained = drain.Drained()
         try:
-            drain.drain(book, drained, loader, source, book.pace_s)
+            source = drain.Source(book, loader, iterator)
+            if not is_long_enough:
+                # Not the rest of an epoch and then a pause, but one epoch after the other.
+                source.close()
+                source = drain.Source(book, copies.copy_loader(loader, loader.num_workers))
+            try:
+                drain.drain(book, drained, loader, source, book.pace_s)
+            finally:
+                # Workers would go on and prepare batches that nobody takes, beside what is measured next.
+                source.close()
         except Exception as error:
             book.trouble("drain", error)
         kept = self._keep(list(drained.recent))
         drained.recent.clear()
         try:
-            # The user's workers go: they would prepare batches that nobody takes, beside what is measured.
-            copies.shut_down(loader, iterator)
-            copies.shut_down(loader, source.iterator)
             drain.again(book, drained, loader, book.pace_s)
         except Exception as error:
             book.trouble("again", error)
@@ -184,7 +198,7 @@ class Experiments:
                     self._book.trouble("keep", error)
         return kept
 
-    def _spoil(self, loader: Any, kept: list[Any], companions: list[Any]) -> None:
+    def _spoil(self, loader: Any, kept: list[Any], seen: Seen) -> None:
         """Put the guard up, if all ranks can; otherwise the run ends here."""
         reason = self._guard.reason_not_to() or ("" if kept else "no batch could be kept")
         answers = self._ranks.gather("may-spoil", {"reason": reason})
@@ -197,8 +211,8 @@ class Experiments:
                 self._book.skipped(phase, reason)
             self._ending.end(None)
         self._guard.put_up()
-        self._feeding = Feeding(self._book, self._scope, loader=loader, kept=kept, companions=companions)
-        self._feeding.plan(self._ranks.plan())
+        self._feeding = Feeding(self._book, self._scope, self._watching, training=seen)
+        self._feeding.plan(loader, kept, self._ranks.plan())
         self._ending.first = self._feeding.cut
         self._state = FEEDING
 
@@ -206,10 +220,10 @@ class Experiments:
 
     def _feed(self, iterator: Any, take: Callable[[], Any]) -> Any:
         """A next() of the user's loop. Whatever goes wrong ends the process."""
-        self._last_call_s = time.monotonic()
+        self._is_inside, self._last_call_s = True, time.monotonic()
         try:
             batch = self._feeding.next(iterator, take)
-            self._last_call_s = time.monotonic()
+            self._is_inside, self._last_call_s = False, time.monotonic()
         except LoopLeft as left:
             self._ending.end(str(left) or None)
         except BaseException as error:
@@ -220,7 +234,7 @@ class Experiments:
         """Asked twice a second by the thread that will end the process."""
         if self._state != FEEDING:
             return None
-        if time.monotonic() - self._last_call_s > self._patience_s:
+        if time.monotonic() - self._last_call_s > (STUCK_S if self._is_inside else self._patience_s):
             return "the loop was left: it took no batch any more"
         if self._ranks.size > 1 and self._ranks.has_ended():
             return "another rank has ended"
@@ -230,7 +244,7 @@ class Experiments:
 
     def on_exit(self) -> None:
         """The script ended by itself before the experiments were due: the loader can still be measured."""
-        if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid:
+        if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid or has_threads():
             return
         self._state = GIVEN_UP
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -248,3 +262,11 @@ class Experiments:
             self._book.trouble("exit", trouble)
         finally:
             self._book.phase = layout.REAL
+
+
+def has_threads() -> bool:
+    """The main module may be over while a thread still trains."""
+    return any(
+        thread.is_alive() and not thread.daemon and thread is not threading.main_thread()
+        for thread in threading.enumerate()
+    )

@@ -21,28 +21,29 @@ class LoopLeft(BaseException):
 class Feeding:
     """Gives a batch for every next() of the training loader, and of loaders that go along with it."""
 
-    def __init__(self, book: Any, scope: Any, *, loader: Any, kept: list[Any], companions: list[Any]) -> None:
+    def __init__(self, book: Any, scope: Any, watching: Any, training: Any) -> None:
         self._book = book
         self._scope = scope
-        self._loader = loader
-        self._kept = kept
-        self._companions = companions
+        self._watching = watching
+        self._training = training
+        self._companions = watching.companions(training)
+        self._kept: list[Any] = []
         self._kept_beside: dict[int, list[Any]] = {}
         self._iterator: Any = None
         self._feeds: list[Any] = []
         self._feed: Any = None
 
-    def plan(self, agreed: dict[str, Any] | None) -> None:
+    def plan(self, loader: Any, kept: list[Any], agreed: dict[str, Any] | None) -> None:
         """`agreed`: what the ranks agreed on, None for a single process."""
-        book, kept = self._book, self._kept
+        book, self._kept = self._book, kept
         counts = agreed or {}
         self._feeds = [replay.Replay(book, kept, counts.get("replay"))]
-        why_no_trial = self._reason_against_trials(is_alone=agreed is None)
+        why_no_trial = reason_against_trials(loader, is_alone=agreed is None)
         if why_no_trial is not None:
             book.skipped(layout.TRIAL, why_no_trial)
         else:
-            numbers = [n for n in book.settings.get("try_workers", []) if n != self._loader.num_workers]
-            self._feeds += [replay.Trial(book, self._scope, self._loader, n) for n in numbers[:2]]
+            numbers = [n for n in book.settings.get("try_workers", []) if n != loader.num_workers]
+            self._feeds += [replay.Trial(book, self._scope, loader, n) for n in numbers[:2]]
         self._feeds.append(replay.HalfPrecision(book, kept, counts.get("half")))
         if self._companions:
             book.skipped(layout.REPLAY_HALF_BATCH, "a step takes batches of several loaders")
@@ -50,25 +51,16 @@ class Feeding:
             self._feeds.append(replay.HalfBatch(book, kept, counts.get("half")))
         replay.watch_for_autocast()
 
-    def _reason_against_trials(self, is_alone: bool) -> str | None:
-        if not is_alone:
-            return "ranks must make the same number of steps"
-        if copies.is_iterable_style(self._loader):
-            return "an IterableDataset divides its data among its workers by itself"
-        if not self._loader.num_workers and sys.modules["multiprocessing"].get_start_method() != "fork":
-            return "the script may not be made for workers that are not forked"
-        return None
-
     def next(self, iterator: Any, take: Callable[[], Any]) -> Any:
         """The batch for a next() of this iterator. LoopLeft: the end."""
-        loader = self._book.loader_of(iterator)
-        if any(loader is one for one in self._companions):
-            return self._beside(loader, take)
-        if loader is not self._loader:
+        seen = self._watching.seen_of(iterator)
+        if seen in self._companions:
+            return self._beside(seen, take)
+        if seen is not self._training:
             raise LoopLeft("another loader was asked")
         if iterator is not self._iterator:
             with self._scope.own():
-                copies.shut_down(loader, iterator)  # its workers would only disturb
+                copies.shut_down(self._book.loader_of(iterator), iterator)  # its workers would only disturb
             self._iterator = iterator
         if self._feed is not None and self._feed.is_over():
             self._close()
@@ -115,9 +107,9 @@ class Feeding:
         except Exception as error:
             self._book.trouble("stop", error)
 
-    def _beside(self, loader: Any, take: Callable[[], Any]) -> Any:
+    def _beside(self, seen: Any, take: Callable[[], Any]) -> Any:
         """A loader that goes along with the training one: real batches in a trial, kept ones in a replay."""
-        kept = self._kept_beside.setdefault(id(loader), [])
+        kept = self._kept_beside.setdefault(id(seen), [])
         if len(kept) >= 2 and (self._feed is None or self._feed.phase != layout.TRIAL):
             kept.append(kept.pop(0))
             return kept[-1].again()
@@ -136,3 +128,13 @@ class Feeding:
         """The user's code has left the loop: what was measured until then is worth keeping."""
         if self._feed is not None:
             self._feed.write(is_cut=True)
+
+
+def reason_against_trials(loader: Any, is_alone: bool) -> str | None:
+    if not is_alone:
+        return "ranks must make the same number of steps"
+    if copies.is_iterable_style(loader):
+        return "an IterableDataset divides its data among its workers by itself"
+    if not loader.num_workers and sys.modules["multiprocessing"].get_start_method() != "fork":
+        return "the script may not be made for workers that are not forked"
+    return None

@@ -50,6 +50,8 @@ class Fetching:
         try:
             if worker >= 0:
                 self._begin_in_worker(worker, number)
+            if number == 0:
+                opens.record_held()
             reading = clock.read()
             if session.probing and number >= self._probe_from:
                 fetch = Fetch(reading)
@@ -85,10 +87,10 @@ class Fetching:
             opens.watch()
             stacks.start()
         elif self._last_end is not None:
-            start, end = self._last_end, clock.read()
-            wall, cpu, queue = end[0] - start[0], end[1] - start[1], end[2] - start[2]
+            start = self._last_end
             others = clock.process_cpu_ns() - clock.cpu_ns()
-            session.ring.write(layout.HANDOVER, 0, start[0], wall, cpu, queue, others - self._others_ns)
+            spent = clock.since(start)
+            session.ring.write(layout.HANDOVER, 0, start[0], *spent, others - self._others_ns)
             self._others_ns = others
 
     def _time_collate(self, fetcher: Any) -> None:
@@ -117,9 +119,8 @@ class Fetching:
     ) -> None:
         if fetch is not None:
             fetch.mark()
-        end = clock.read()
-        self._last_end = end
-        wall, cpu, queue = end[0] - start[0], end[1] - start[1], end[2] - start[2]
+        wall, cpu, queue = clock.since(start)
+        self._last_end = (start[0] + wall, start[1] + cpu, start[2] + queue)
         write = session.ring.write
         write(layout.FETCH, 0, start[0], wall, cpu, queue, samples, worker, number)
         if fetch is None or io is None:

@@ -81,6 +81,9 @@ def replace_writers(scope: Any, end: Callable[[str], None]) -> None:
     for name in PATH_NAMES:
         if hasattr(pathlib.Path, name):
             setattr(pathlib.Path, name, harmless_only(scope, pathlib.Path, name, 1))
+    accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10
+    if getattr(accessor, "open", None) is io.open:
+        accessor.open = staticmethod(guarded_open)  # type: ignore[union-attr]
     real = {id(getattr(module, name)): (getattr(module, name), guarded) for module, name, guarded in new}
     replace_references(real)
     memory_files.replace_descriptor_calls(scope)

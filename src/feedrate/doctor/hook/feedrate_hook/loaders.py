@@ -73,7 +73,7 @@ class Loaders:
             mine.asked = 0
 
     def made(self, loader: Any, iterator: Any, start: clock.Reading) -> None:
-        end = clock.read()
+        spent = clock.since(start)
         session.become("main")
         opens.watch()
         mine = self._iterator(iterator)
@@ -84,8 +84,7 @@ class Loaders:
             mine.keeper = weakref.ref(loader) if is_owned else lambda: loader
         mine.taken = 0
         self._begin_pass(mine, known, start[0])
-        wall, cpu, queue = end[0] - start[0], end[1] - start[1], end[2] - start[2]
-        session.ring.write(layout.ITERATOR, known.number, start[0], wall, cpu, queue)
+        session.ring.write(layout.ITERATOR, known.number, start[0], *spent)
         workers = [w.pid for w in getattr(iterator, "_workers", ())]
         if workers:
             session.facts("workers", loader=known.name, pids=workers)
@@ -138,7 +137,7 @@ class Loaders:
                 start = max(start, last[1]) if last is not None else start
                 end = clock.wall_ns()
                 device.wait_ends(start, end)
-                self._record(iterator, (start, 0, 0), (end, 0, 0), batch)
+                self._record(iterator, start, (end - start, 0, 0), batch)
                 training.batch_arrived()
             except Exception as error:
                 session.trouble("next", error)
@@ -165,25 +164,24 @@ class Loaders:
         finally:
             session.waiting = False
         try:
-            end = clock.read()
-            device.wait_ends(start[0], end[0])
-            self._record(iterator, start, end, batch)
+            spent = clock.since(start)
+            device.wait_ends(start[0], start[0] + spent[0])
+            self._record(iterator, start[0], spent, batch)
             training.batch_arrived()
         except Exception as error:
             session.trouble("next", error)
         return batch
 
-    def _record(self, iterator: Any, start: clock.Reading, end: clock.Reading, batch: Any) -> None:
-        mine, known = self._known(iterator, start[0])
+    def _record(self, iterator: Any, start: int, spent: clock.Reading, batch: Any) -> None:
+        mine, known = self._known(iterator, start)
         number = mine.taken
         mine.taken = number + 1
         has_grad = session.torch.is_grad_enabled()
         bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * has_grad
         samples = self._samples(iterator, mine, number, batch)
-        wall, cpu, queue = end[0] - start[0], end[1] - start[1], end[2] - start[2]
-        session.ring.write(layout.WAIT, known.number, start[0], wall, cpu, queue, samples, number, bits)
-        self._last_batch = (batch, end[0]) if session.experiments() is not None else None
-        self.passes.waited(mine.current, start[0], has_grad)
+        session.ring.write(layout.WAIT, known.number, start, *spent, samples, number, bits)
+        self._last_batch = (batch, start + spent[0]) if session.experiments() is not None else None
+        self.passes.waited(mine.current, start, has_grad)
         if number % _BATCH_FACT_EVERY == 0 and len(known.batch_facts) < _MOST_BATCH_FACTS:
             tensors = describe_batch(batch)
             if tensors not in known.batch_facts:
@@ -211,12 +209,11 @@ class Loaders:
 
     def _end_of_pass(self, iterator: Any, start: clock.Reading) -> None:
         try:
-            end = clock.read()
+            spent = clock.since(start)
             mine, known = self._known(iterator, start[0])
-            wall, cpu, queue = end[0] - start[0], end[1] - start[1], end[2] - start[2]
             bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * session.torch.is_grad_enabled()
-            session.ring.write(layout.WAIT, known.number, start[0], wall, cpu, queue, -1, mine.taken, bits)
-            self.passes.ended(mine.current, end[0])
+            session.ring.write(layout.WAIT, known.number, start[0], *spent, -1, mine.taken, bits)
+            self.passes.ended(mine.current, start[0] + spent[0])
         except Exception as error:
             session.trouble("next", error)
 

@@ -10,9 +10,20 @@ from typing import Any, ClassVar
 from . import clock, layout
 from .parts import here
 from .session import session
+from .wrapping import is_user
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-_SYSTEM = ("/proc/", "/dev/", "/sys/")
+_SYSTEM = ("/proc/", "/dev/", "/sys/", "/usr/lib", "/lib", "/memfd:", "/SYSV")
+_PROGRAM = (
+    ".py",
+    ".pyc",
+    ".pyi",
+    ".so",
+    " (deleted)",
+    "locale-archive",
+    "gconv-modules.cache",
+    ".pth",
+)
 
 
 class _Seen:
@@ -68,14 +79,47 @@ def note_created(path: str) -> None:
     session.ring.write(layout.CREATED, session.ring.name(os.path.abspath(path)), clock.wall_ns(), 0)
 
 
+def record_held() -> None:
+    """Record the data files that are open or mapped already: HDF5, LMDB and memory maps are opened early."""
+    paths = set()
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and _is_for_reading(name):
+                paths.add(os.readlink(f"/proc/self/fd/{name}"))
+    except (OSError, ValueError):
+        pass
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            paths.update(line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/" in line)
+    except (OSError, IndexError):
+        pass
+    held = [path for path in paths if _is_data(path) and os.path.isfile(path)]
+    record_opened(sorted(held), clock.wall_ns())
+
+
+def _is_for_reading(descriptor: str) -> bool:
+    with open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as file:
+        flags = next((line.split()[1] for line in file if line.startswith("flags:")), "0")
+    return int(flags, 8) & os.O_ACCMODE != os.O_WRONLY
+
+
+def _is_data(path: str) -> bool:
+    """Whether a file is likely the user's data, not a part of a program or of the system."""
+    if not path.startswith("/") or path.startswith((*_SYSTEM, session.run)) or path.endswith(_PROGRAM):
+        return False
+    if path == os.path.realpath(sys.executable) or os.path.basename(path).startswith("python3"):
+        return False
+    return is_user(path) and ".so." not in path and ".dist-info/" not in path
+
+
 def record_opened(paths: list[str], start: int) -> None:
     """Record the paths of a fetch that are new; the facts get all their names with one write."""
     new = []
     for path in paths:
         if path not in _Seen.opened and len(_Seen.opened) < layout.OPENED_PATHS:
-            if not path.startswith(_SYSTEM) and not path.endswith((".py", ".pyc", ".so")):
-                new.append(os.path.abspath(path))
             _Seen.opened.add(path)
+            if _is_data(os.path.abspath(path)):
+                new.append(os.path.abspath(path))
     if new:
         for number in session.ring.names(new):
             session.ring.write(layout.OPENED, number, start, 0)

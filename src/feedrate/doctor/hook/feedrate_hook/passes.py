@@ -16,6 +16,7 @@ class Pass:
         self.loader = loader
         self.start_ns = start_ns
         self.until_ns = 0
+        self.last_ns = start_ns  # when its last batch was asked for
         self.batches = 0
         self.steps_before = session.optimizer_steps
         self.steps_when_left = -1  # optimizer steps when another loader was asked after this one; -1: not yet
@@ -43,6 +44,7 @@ class Passes:
         current.has_grad |= has_grad
         current.batches += 1
         current.until_ns = 0
+        current.last_ns = start_ns
         current.steps_when_left = -1
         for other in self._open:
             if other is not current and not other.is_over and other.batches:
@@ -70,6 +72,12 @@ class Passes:
         if current.batches and session.optimizer_steps == current.steps_before:
             self._record(current, end_ns)
         current.is_over = True
+
+    def flush(self) -> None:
+        """The program is over: its last pass may have been left before the loader's end."""
+        for other in self._open:
+            if not other.is_over and other.batches > 1 and session.optimizer_steps == other.steps_before:
+                self._record(other, other.until_ns or other.last_ns)
 
     def _record(self, over: Pass, end_ns: int) -> None:
         session.ring.write(

@@ -50,4 +50,5 @@ def at_exit() -> None:
     stacks.stop()
     if session.torch is not None and session.role != "worker":
         device.collect()
+        loaders.loaders.passes.flush()
         session.facts("torch", **describe_torch(is_over=session.role == "main"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import zlib
 from typing import Any
@@ -20,8 +21,8 @@ class Ranks:
     """One rank's view. With one rank every answer is immediate."""
 
     def __init__(self, book: Any) -> None:
-        self.rank = book.rank
-        self.size = book.world_size
+        self.rank = 0
+        self.size = 1
         self._folder = book.run
         # Several jobs, or a restarted one, may share a run folder.
         names = (
@@ -35,12 +36,21 @@ class Ranks:
         self._job = f"{zlib.crc32(job.encode()):08x}"
         self._agreed: dict[str, Any] | None = None
 
-    def announce(self) -> None:
-        """This rank takes part."""
-        self._write(f"rank-{self.rank}", {})
+    def look(self) -> None:
+        """Find out whether this process has others to keep step with, and tell them that it takes part.
+
+        Variables of the environment do not tell: tasks beside each other need not train one model.
+        """
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        if self.size > 1:
+            self._write(f"rank-{self.rank}", {})
 
     def withdraw(self) -> None:
         """It does not any more."""
+        if self.size == 1:
+            return
         try:
             os.unlink(self._path(f"rank-{self.rank}"))
         except OSError:

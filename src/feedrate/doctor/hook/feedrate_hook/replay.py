@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import abc
 import sys
 import time
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from . import copies, layout
 
 
-class Feed:
+class Feed(abc.ABC):
     """One phase of the user's loop: `warmup` steps, then at least `least`, for a time.
 
     `least_s` and `most_s` bound that time, in units of the usual time of an experiment.
@@ -37,12 +38,15 @@ class Feed:
 
     def start(self) -> None:
         """Make ready. What it raises skips the phase, too."""
+        return
 
+    @abc.abstractmethod
     def give(self) -> Any:
-        raise NotImplementedError
+        """Return the next batch for the user's loop."""
 
     def stop(self) -> None:
         """Leave the loop as it was."""
+        return
 
     def detail(self) -> dict[str, Any]:
         return {}

@@ -140,6 +140,7 @@ class Session:
 
     def describe_process(self) -> None:
         environment = os.environ
+        rank, world_size = self._place_in_group()
         self.facts(
             "process",
             pid=os.getpid(),
@@ -148,12 +149,21 @@ class Session:
             executable=sys.executable,
             python=sys.version.split()[0],
             role=self.role,
-            rank=_number(environment.get("RANK", environment.get("SLURM_PROCID"))),
+            rank=rank
+            if rank is not None
+            else _number(environment.get("RANK", environment.get("SLURM_PROCID"))),
             local_rank=_number(environment.get("LOCAL_RANK", environment.get("SLURM_LOCALID"))),
-            world_size=_number(environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS"))),
+            world_size=world_size or _number(environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS"))),
             node=environment.get("SLURMD_NODENAME") or os.uname().nodename,
             cwd=_folder(),
         )
+
+    def _place_in_group(self) -> tuple[int | None, int | None]:
+        """Return rank and size in torch's process group: spawned ranks have no variables."""
+        group = getattr(self.torch, "distributed", None)
+        if group is None or not group.is_available() or not group.is_initialized():
+            return None, None
+        return int(group.get_rank()), int(group.get_world_size())
 
     def trouble(self, where: str, error: BaseException) -> None:
         """Say once what failed in the hook."""

@@ -21,6 +21,7 @@ from .draws import Sample, random_states
 from .session import session
 from .wrapping import is_hook, is_internal, is_user
 
+_GIVES_WAY_AFTER_S = 0.001
 _MOST_FRAMES = 12
 _DEEPEST = 48
 _MOST_STACKS = 20_000
@@ -86,6 +87,9 @@ def _pause(seconds: float) -> bool:
 
 def _run(done: Any, period_s: float) -> None:
     try:
+        # Busy Python gives way to us after this long; before that, only where it waits for a file anyway, and
+        # looks would fall there too often.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _GIVES_WAY_AFTER_S))
         turn = 0
         while not _Looker.stopping:
             turn += 1
@@ -97,7 +101,7 @@ def _run(done: Any, period_s: float) -> None:
                     _look_inside_the_sample()
                     _pause(until - time.perf_counter())
             elif session.probing and session.thread:
-                _look(known=Sample.is_open and Sample.undrawn >= _ENOUGH_UNDRAWN, drawn=False)
+                _look()
     except Exception as error:
         session.trouble("stacks", error)
     finally:
@@ -119,38 +123,45 @@ def _look_inside_the_sample() -> None:
         _pause((chosen - clock.wall_ns()) * 1e-9)
     if _Looker.stopping or not Sample.is_open or Sample.number != watched:
         return
-    states = random_states()
-    # They tell about this sample only if it is still being made.
-    if Sample.is_open and Sample.number == watched:
-        _look(known=True, drawn=states != Sample.states)
+    before = random_states()
+    seen = _frames()
+    # They tell about these frames only if nothing was drawn in between, and it is the same sample still.
+    if random_states() == before and Sample.is_open and Sample.number == watched:
+        _record(seen, layout.DRAWS_KNOWN | layout.RANDOM_DRAWN * (before != Sample.states))
 
 
-def _look(known: bool, drawn: bool) -> None:
-    now = clock.wall_ns()
+def _look() -> None:
+    seen = _frames()
+    # While the frames are walked nobody else runs; a sample that is open now was open then.
+    is_undrawn = Sample.is_open and Sample.undrawn >= _ENOUGH_UNDRAWN
+    _record(seen, layout.DRAWS_KNOWN * is_undrawn)
+
+
+def _frames() -> tuple[Any, ...]:
+    """Return the thread's frames, innermost first, and what it does. Calls nothing that lets it run on."""
     frame = sys._current_frames().get(session.thread)
-    if frame is None:
-        return
-    bits = (
-        layout.ON_CPU * _is_on_cpu(now)
-        | layout.IN_FETCH * session.fetching
-        | layout.IN_WAIT * session.waiting
-        | layout.RANDOM_DRAWN * drawn
-        | layout.DRAWS_KNOWN * known
-    )
-    key: list[Any] = []
-    while frame is not None and len(key) < _DEEPEST:
+    frames: list[Any] = []
+    while frame is not None and len(frames) < _DEEPEST:
         code = frame.f_code
         if not is_hook(code.co_filename):
-            key.append((code, frame.f_lineno, frame.f_lasti if not key else 0))
+            frames.append((code, frame.f_lineno, frame.f_lasti if not frames else 0))
         frame = frame.f_back
-    found = tuple(key)
-    described = _Looker.stacks.get(found)
+    return tuple(frames), layout.IN_FETCH * session.fetching | layout.IN_WAIT * session.waiting
+
+
+def _record(seen: tuple[Any, ...], bits: int) -> None:
+    frames, doing = seen
+    now = clock.wall_ns()
+    if not frames:
+        return
+    described = _Looker.stacks.get(frames)
     if described is None:
         if len(_Looker.stacks) >= _MOST_STACKS:
             return
-        described = session.ring.name(_describe(found)), layout.INTERPRETED * _is_interpreted(found)
-        _Looker.stacks[found] = described
-    session.ring.write(layout.STACK, described[0], now, clock.wall_ns() - now, a=bits | described[1])
+        described = session.ring.name(_describe(frames)), layout.INTERPRETED * _is_interpreted(frames)
+        _Looker.stacks[frames] = described
+    bits |= doing | described[1] | layout.ON_CPU * _is_on_cpu(now)
+    session.ring.write(layout.STACK, described[0], now, clock.wall_ns() - now, a=bits)
 
 
 def _describe(found: tuple[Any, ...]) -> str:

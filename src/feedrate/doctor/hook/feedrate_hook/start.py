@@ -127,7 +127,12 @@ def _at_exit(pid: int) -> None:
         if session.phase == layout.REAL:
             session.finish(
                 "exception" if error is not None else "script",
-                f"{type(error).__name__}: {error}"[:1000] if error is not None else None,
+                _shorten(f"{type(error).__name__}: {error}") if error is not None else None,
             )
     except Exception as error:
         session.trouble("exit", error)
+
+
+def _shorten(text: str) -> str:
+    """Keep both ends: a worker's exception carries its traceback, and says what happened in the last line."""
+    return text if len(text) <= 1000 else f"{text[:300]} ... {text[-700:]}"

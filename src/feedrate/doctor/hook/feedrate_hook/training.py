@@ -9,7 +9,7 @@ from . import clock, layout, transfers
 from .describe import describe_autocast, describe_module
 from .device import device
 from .session import session
-from .wrapping import get_ident, install, name_of, unseen
+from .wrapping import get_ident, hide_from_compiler, install, name_of, unseen
 
 # Probed steps in which every module's call is looked at, to find the classes that are called from outside.
 _SEARCH_STEPS = 3
@@ -202,3 +202,7 @@ def patch_torch(module: Any) -> None:
     found = getattr(getattr(module, "compiler", None), "is_compiling", None)
     if found is not None:
         is_compiling = found
+    try:
+        hide_from_compiler(module)
+    except Exception as error:
+        session.trouble("hide from the compiler", error)

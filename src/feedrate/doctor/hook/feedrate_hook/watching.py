@@ -9,66 +9,82 @@ import time
 import weakref
 from typing import Any
 
+from . import copies
+
 LEAST_STEPS = 20
 ROOM = 60  # steps that a loop which counts its batches should still have before its epoch ends
 
 
 class Seen:
-    """What was seen of one loader."""
+    """What was seen of one loader, or of loaders that are made anew in every epoch."""
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = weakref.ref(loader)
+    def __init__(self) -> None:
         self.nexts = 0
         self.optimizer_steps = 0  # made after a next() of this loader and before any other
         self.beside = 0  # training steps in which it was asked too
         self.last_beside = -1
-        self.first_s = 0.0
-        self.waited_s = 0.0
-        self.without_grad = 0
+        self.first_s = time.monotonic()
+        self.second_s = self.first_s  # the first step is over; workers started in it
+        self.loader: Any = lambda: None  # the last one, if it is still there
 
 
 class Watching:
-    """Fed with every next() of the real run. Costs a microsecond or two."""
+    """Fed with every next() of the real run. Costs a few microseconds."""
 
     def __init__(self, book: Any) -> None:
         settings = book.settings
         self._book = book
         self._steps = int(settings.get("steps", 110))
         self._seconds = float(settings.get("seconds", 45.0))
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[Any, Seen] = {}
+        self._keys: dict[int, tuple[Any, Any]] = {}  # of an iterator: itself, its loader's key
         self._last: Seen | None = None
         self._optimizer_steps = 0
         self._has_optimizer: bool | None = None
         self._due_since: float | None = None
 
-    def seen_of(self, loader: Any) -> Seen:
-        seen = self._seen.get(id(loader))
-        if seen is None or seen.loader() is not loader:
-            seen = self._seen[id(loader)] = Seen(loader)
-            seen.first_s = time.monotonic()
-        return seen
+    def seen_of(self, iterator: Any) -> Seen:
+        known = self._keys.get(id(iterator))
+        if known is None or known[0]() is not iterator:
+            loader = self._book.loader_of(iterator)
+            known = weakref.ref(iterator), key_of(loader)
+            if len(self._keys) > 1000:
+                self._keys.clear()
+            self._keys[id(iterator)] = known
+            seen = self._seen.setdefault(known[1], Seen())
+            seen.loader = weakref.ref(loader)
+        return self._seen[known[1]]
 
-    def note(self, loader: Any) -> Seen:
-        """A next() of this loader begins."""
+    def note(self, iterator: Any) -> Seen:
+        """A next() of this iterator begins."""
         steps = self._book.optimizer_steps
         if steps > self._optimizer_steps and self._last is not None:
             self._last.optimizer_steps += steps - self._optimizer_steps
         self._optimizer_steps = steps
-        seen = self.seen_of(loader)
+        seen = self.seen_of(iterator)
         seen.nexts += 1
-        if not sys.modules["torch"].is_grad_enabled():
-            seen.without_grad += 1
+        if seen.nexts == 2:
+            seen.second_s = time.monotonic()
         self._last = seen
-        self._note_beside(seen)
+        if len(self._seen) > 1:
+            self._note_beside(seen)
         return seen
+
+    def _note_beside(self, seen: Seen) -> None:
+        training = max(self._seen.values(), key=lambda one: one.optimizer_steps)
+        if seen is not training and seen.last_beside != training.nexts:
+            seen.last_beside = training.nexts
+            seen.beside += 1
 
     def training(self) -> Seen | None:
         """The loader that the optimizer follows; without an optimizer, the one that is asked most."""
-        alive = [seen for seen in self._seen.values() if seen.loader() is not None]
-        if not alive:
-            return None
-        best = max(alive, key=lambda seen: (seen.optimizer_steps, seen.nexts))
-        if best.optimizer_steps == 0 and best.nexts >= self._least() and self._will_train():
+        best = max(self._seen.values(), key=lambda seen: (seen.optimizer_steps, seen.nexts), default=None)
+        if (
+            best is not None
+            and not best.optimizer_steps
+            and best.nexts >= self._least()
+            and self._will_train()
+        ):
             return None  # a validation before the training
         return best
 
@@ -94,35 +110,46 @@ class Watching:
         now = time.monotonic()
         if self._due_since is None:
             self._due_since = now
-        return now - self._due_since > self._seconds / 2 or has_room(seen.loader(), iterator)
+        is_late = now - self._due_since > self._seconds / 2
+        return is_late or has_room(self._book.loader_of(iterator), iterator)
 
-    def companions(self, training: Seen) -> list[Any]:
+    def leaves(self, seen: Seen, iterator: Any, seconds: float) -> bool:
+        """Whether the rest of the epoch lasts so long, beyond what may be ready already."""
+        loader = self._book.loader_of(iterator)
+        length = length_of(loader)
+        if length is None:
+            return True
+        rest = length - int(getattr(iterator, "_num_yielded", 0)) - copies.prefetched(loader)
+        return rest > max(LEAST_STEPS, 2 * loader.num_workers) and rest * self.step_s(seen) > seconds
+
+    def companions(self, training: Seen) -> list[Seen]:
         """Loaders that are asked in (nearly) every training step: those of labels, of a second view."""
-        return [
-            seen.loader()
-            for seen in self._seen.values()
-            if seen is not training and seen.beside >= 0.8 * training.nexts and seen.loader() is not None
-        ]
-
-    def _note_beside(self, seen: Seen) -> None:
-        training = max(self._seen.values(), key=lambda one: one.optimizer_steps)
-        if seen is not training and seen.last_beside != training.nexts:
-            seen.last_beside = training.nexts
-            seen.beside += 1
+        others = [seen for seen in self._seen.values() if seen is not training]
+        return [seen for seen in others if seen.beside >= 0.8 * training.nexts]
 
     def step_s(self, seen: Seen) -> float:
         """Mean time of a step, waiting included."""
-        return (time.monotonic() - seen.first_s) / max(1, seen.nexts - 1)
+        return (time.monotonic() - seen.second_s) / max(1, seen.nexts - 2)
+
+
+def key_of(loader: Any) -> Any:
+    """Equal for loaders that a loop makes anew in every epoch; different for training and validation."""
+    sampler = getattr(loader, "sampler", None)
+    return id(loader.dataset), type(sampler).__name__, loader.batch_size, length_of(loader)
+
+
+def length_of(loader: Any) -> int | None:
+    """Batches in an epoch; None: not known, or asking would have an effect."""
+    if copies.is_iterable_style(loader):
+        return None
+    try:
+        return len(loader)
+    except Exception:
+        return None
 
 
 def has_room(loader: Any, iterator: Any) -> bool:
     """Whether a loop that counts its batches still has some; of short epochs: whether one has just begun."""
-    data = sys.modules["torch.utils.data"]
-    if isinstance(loader.dataset, data.IterableDataset):
-        return True
-    try:
-        length = len(loader)
-    except Exception:
-        return True
+    length = length_of(loader)
     yielded = int(getattr(iterator, "_num_yielded", 0))
-    return length - yielded >= min(ROOM, length - 2)
+    return length is None or length - yielded >= min(ROOM, length - 2)

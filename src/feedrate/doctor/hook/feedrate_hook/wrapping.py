@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 # The warnings module passes over frames whose file name holds both words when it counts stack levels, so a
 # warning still names the user's line, not ours.
@@ -24,7 +24,51 @@ get_ident = threading.get_ident
 def unseen(function: Any) -> Any:
     """Take a wrapper's frames out of warnings' stack levels, and out of our own looks."""
     function.__code__ = function.__code__.replace(co_filename=UNSEEN)
+    _hide(function.__code__)
     return function
+
+
+class _Compiler:
+    """torch.compile looks at every frame that runs while it is at work; it shall leave ours alone."""
+
+    skip: Any = None
+    waiting: ClassVar[list[Any]] = []
+
+
+def _hide(code: Any) -> None:
+    if _Compiler.skip is None:
+        _Compiler.waiting.append(code)
+    else:
+        _Compiler.skip(code)
+
+
+def hide_from_compiler(torch: Any) -> None:
+    """torch has been imported: mark all code of the hook, and from now on each new wrapper."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "skip_code"):
+        _Compiler.skip = frames.skip_code
+    else:  # newer ones
+        skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        _Compiler.skip = lambda code: frames.set_code_exec_strategy(code, skipped)
+    for code in _Compiler.waiting:
+        _Compiler.skip(code)
+    _Compiler.waiting = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{__package__}."):
+            for code in _codes_of(module):
+                _Compiler.skip(code)
+
+
+def _codes_of(thing: Any, depth: int = 0) -> list[Any]:
+    """Return the code of a module's, a class's or a function's own functions."""
+    found = []
+    for value in list(vars(thing).values()):
+        if isinstance(value, type) and depth == 0 and value.__module__ == thing.__name__:
+            found += _codes_of(value, depth + 1)
+        code = getattr(value, "__code__", None)
+        if code is not None:
+            found += [code, *(c for c in code.co_consts if hasattr(c, "co_code"))]
+    return found
 
 
 def install(owner: Any, path: str, make: Callable[[Any], Any]) -> bool:

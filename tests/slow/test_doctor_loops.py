@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""More kinds of loops under the experiments, each in a script of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from doctor_scripts import STEPS, run_script
+from feedrate.doctor.hook.feedrate_hook import layout
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+ALL = [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+
+
+def test_gradient_accumulation_counts_batches_as_steps(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        for step, (x, y) in enumerate(make()):
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            if step % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+            print(step, flush=True)
+        """,
+    )
+    assert run.phases() == ALL
+    assert len(run.output.splitlines()) == STEPS
+
+
+def test_evaluation_alone_is_measured_by_its_batches(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        del optimizer
+        with torch.inference_mode():
+            for x, y in make():
+                model(x)
+        """,
+    )
+    assert run.phases() == ALL
+    assert run.of("trouble") == []
+
+
+def test_random_augmentation_shows_as_another_batch_of_the_same_samples(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        def collate(samples):
+            xs, ys = zip(*samples)
+            return torch.stack(xs) + torch.rand(len(xs), 3), torch.tensor(ys)
+
+        for x, y in make(collate_fn=collate):
+            train(x, y)
+        """,
+    )
+    assert run.detail(layout.AGAIN)["same"] is False
+
+
+def test_a_validation_pass_before_the_training_is_not_taken_for_it(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        with torch.no_grad():
+            for x, y in make():
+                model(x)
+        print("validated", flush=True)
+        for x, y in make():
+            train(x, y)
+            print("step", flush=True)
+        """,
+    )
+    assert run.output.splitlines() == ["validated"] + ["step"] * STEPS
+    assert run.phases() == ALL
+
+
+def test_two_loaders_asked_in_turn_are_fed_together(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        for (x, y), (more, _) in zip(make(), make()):
+            train(x + more, y)
+        """,
+    )
+    assert run.phases() == ALL[:3]
+    assert run.of("end")[-1]["error"] is None
+
+
+def test_a_file_mapped_for_writing_is_not_held_back_so_the_loop_is_left_alone(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import numpy
+        numpy.zeros(100).tofile("out/map.bin")
+        predictions = numpy.memmap("out/map.bin", dtype="float64", mode="r+", shape=(100,))
+        for step, (x, y) in enumerate(make()):
+            predictions[step] = train(x, y)
+        """,
+    )
+    assert run.phases() == [layout.DRAIN, layout.AGAIN]
+    assert "map.bin is mapped into memory for writing" in run.of("skipped")[0]["why"]
+    assert run.tree("out") == run.tree("before")
+
+
+def test_a_loader_made_anew_in_every_short_epoch_is_one_loader(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        def some(count):
+            return torch.utils.data.Subset(numbers, range(count))
+
+        numbers = Numbers()
+        part = some(32)
+        for epoch in range(30):
+            for x, y in DataLoader(part, batch_size=4, shuffle=True):
+                train(x, y)
+                print("step", flush=True)
+            with torch.no_grad():
+                for x, y in DataLoader(part, batch_size=8):
+                    model(x)
+        """,
+    )
+    assert layout.REPLAY in run.phases()
+    assert STEPS <= run.output.count("step") <= STEPS + 8
+
+
+def test_a_loop_in_a_thread_beside_the_main_one_is_measured(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import queue, threading
+        ready = queue.Queue(maxsize=2)
+        def produce():
+            for batch in make():
+                ready.put(batch)
+        threading.Thread(target=produce, daemon=True).start()
+        while True:
+            train(*ready.get())
+        """,
+    )
+    assert run.phases() == ALL
+    assert run.of("end")[-1]["error"] is None
+
+
+def test_a_dataset_that_fails_in_the_experiments_does_not_bring_the_loop_down(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        class Bad(Numbers):
+            def __getitem__(self, index):
+                if self.fetched > STEPS * BATCH + 60:
+                    raise OSError("a damaged file")
+                return super().__getitem__(index)
+
+        for x, y in DataLoader(Bad(), batch_size=BATCH):
+            train(x, y)
+        """,
+    )
+    assert run.code == 0
+    assert run.errors == ""
+    assert run.phases()[-2:] == [layout.REPLAY, layout.REPLAY_HALF_BATCH]
+    assert "a damaged file" in run.of("trouble")[0]["error"]
