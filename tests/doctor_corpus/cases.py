@@ -126,6 +126,7 @@ CASES = (
     Case(
         "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",
         "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise-transform",),
+        tier="slow",
         speedup=5.2,
         model="net",
     ),
@@ -134,7 +135,7 @@ CASES = (
         "heat maps of jittered keypoints, drawn in a Python loop in __getitem__",
         "train_keypoints.py", keypoints, changed(keypoints, "--numpy-heatmaps"),
         remedies=("vectorise-transform",), speedup=3.3,
-        tier="slow", model="net",
+        tier="fast", model="net",
     ),
     Case(
         "no-workers", "workers-starved", "num_workers is 0, and cores are idle",
@@ -263,7 +264,7 @@ CASES = (
         "the same spectrograms are computed in every epoch, no randomness",
         "train_spectrograms.py", spectrograms, changed(spectrograms, "--cache {out}/mel"),
         remedies=("preprocess-once",), speedup=12.0, prepare="{waves} --prepare --cache {out}/mel",
-        tier="slow",
+        tier="benchmark",
         model="net",
     ),
     Case(
