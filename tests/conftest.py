@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from images import save_image
 # No time limit per example: the machine may be busy with something else.
 settings.register_profile("feedrate", deadline=None)
 settings.load_profile("feedrate")
+
+# Started in the background of a script, we would ignore Ctrl-C, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if importlib.util.find_spec("torch") is None:
 

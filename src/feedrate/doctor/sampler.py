@@ -26,7 +26,7 @@ from feedrate.doctor.facts import MACHINE_FILE
 from feedrate.doctor.leftovers import clean_up
 from feedrate.doctor.meters import CpuMeter, GpuMeter, MemoryMeter, ProcessMeter, Reading, TrafficMeter
 from feedrate.doctor.shared import SharedNames
-from feedrate.doctor.tree import Tree
+from feedrate.doctor.tree import Tree, list_children
 from feedrate.probe.counters import read_shared_memory
 from feedrate.probe.process import is_alive, read_stat
 
@@ -94,7 +94,8 @@ def main(
     """Sample until told to stop or left alone. `tell` passes READY and STOPPED on."""
     run, root = Path(words[0]), int(words[1])
     stat = read_stat(root)
-    sampler = Sampler(run, root, ignored={os.getpid(), *ignored})
+    # What the doctor's process had started before the command is its own affair.
+    sampler = Sampler(run, root, ignored={os.getpid(), *ignored, *list_children(root)})
     if tell is not None:
         tell(READY)
     is_told_to_stop = _sample_until_the_end(sampler, run, root, 0 if stat is None else stat.start)

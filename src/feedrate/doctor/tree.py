@@ -38,11 +38,7 @@ class Tree:
     def __init__(self, root: int, run: str, ignored: set[int]) -> None:
         self._root = root
         self._run = run
-        # What the root had started before the command is its own affair.
-        before = {
-            pid for pid in list_processes() if (stat := read_stat(pid)) is not None and stat.parent == root
-        }
-        self._ignored = ignored | {root} | before
+        self._ignored = ignored | {root}
         self._known: dict[int, int] = {}  # pid -> start
         self._strangers: dict[int, int] = {}  # looked at once: not ours
         self._cpu_before: dict[tuple[int, int], float] = {}
@@ -133,3 +129,9 @@ class Tree:
 def _read_children(pid: int) -> list[int]:
     # Those of the main thread: what other threads started is found by the next walk.
     return [int(word) for word in (read_file(f"/proc/{pid}/task/{pid}/children") or b"").split()]
+
+
+def list_children(root: int) -> set[int]:
+    """Return what a process has started, by whichever of its threads."""
+    stats = (read_stat(pid) for pid in list_processes())
+    return {stat.pid for stat in stats if stat is not None and stat.parent == root}
