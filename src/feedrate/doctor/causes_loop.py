@@ -80,9 +80,10 @@ def find_slow_copies(m: Measured) -> Evidence | None:
     copied = m.around.copied_bytes
     if not m.is_on_gpu or not copied:
         return None
-    is_pinned = bool(m.loader.get("pin_memory"))
-    rate = m.copy_rates.get("pinned_bytes_per_s" if is_pinned else "pageable_bytes_per_s")
-    seconds = copied / rate if rate else m.loop.per_step("copy")
+    is_pinned = m.around.copies_are_pinned
+    rate = m.copy_rates.get("pageable_bytes_per_s")
+    # A pinned copy runs beside the computing; it costs what the training process waits for it.
+    seconds = copied / rate if rate and not is_pinned else m.loop.per_step("copy")
     share = seconds / m.step_s
     if share < WORTH_TELLING:
         return None

@@ -102,7 +102,7 @@ def keep_on_device(m: Measured) -> Remedy | None:
 
 def pin_memory(m: Measured) -> Remedy | None:
     """Copies from pinned memory, which do not hold up the training process."""
-    if not m.is_on_gpu or m.loader.get("pin_memory"):
+    if not m.is_on_gpu or m.around.copies_are_pinned:
         return None
     copied, pinned, pageable = (
         m.around.copied_bytes,
@@ -123,7 +123,8 @@ def transfer_bytes(m: Measured) -> Remedy | None:
     """uint8 to the device, floats made there."""
     if not m.is_on_gpu or m.around.copied_bytes is None or m.around.copied_element_bytes != 4:
         return None
-    rate = m.copy_rates.get("pinned_bytes_per_s" if m.loader.get("pin_memory") else "pageable_bytes_per_s")
+    pinned = m.around.copies_are_pinned
+    rate = m.copy_rates.get("pinned_bytes_per_s" if pinned else "pageable_bytes_per_s")
     if not rate:
         return None
     prediction, then = change(m, device_s=m.device_s - 0.75 * m.around.copied_bytes / rate)

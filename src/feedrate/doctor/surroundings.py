@@ -70,4 +70,5 @@ class Surroundings:
     decoded_bytes: float | None = None  # of the whole dataset, decoded
     copied_bytes: float | None = None  # to the device, per step
     copied_element_bytes: int | None = None
+    copies_are_pinned: bool = False
     notes: tuple[str, ...] = field(default=())
