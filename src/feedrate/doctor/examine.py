@@ -224,7 +224,7 @@ def _decoded_bytes(loader: Mapping[str, object], batch: Mapping[str, object]) ->
 
 
 def _copied(main: Process, loop: Loop) -> tuple[float | None, int | None, bool]:
-    """Return the bytes copied to the device in a step; of the largest copy, a number's size, and if pinned."""
+    """Return the bytes copied to the device in a step; of the largest copy, a number's size and if pinned."""
     copies = main.of(layout.COPY, phase=layout.REAL)
     copies = copies[copies["start"] >= loop.start_ns]
     probed = sum(step.is_probed for step in loop.steps)
