@@ -69,10 +69,14 @@ def _machine_facts(m: Measured) -> list[Fact]:
         Fact("memory used", _size(around.memory_used_bytes)),
         Fact("page cache", _size(around.memory_cache_bytes)),
         Fact("memory pressure", _share(around.memory_stall_share)),
+        Fact("I/O pressure", _share(around.io_stall_share)),
         Fact("disk busy", _share(around.disk_busy)),
+        Fact("read from disks", _rate(around.disk_read_bytes_per_s)),
+        Fact("received from the network", _rate(around.network_bytes_per_s)),
         Fact("/dev/shm", _size(around.shm_size_bytes)),
         Fact("GPU", around.gpu_name or "none"),
         *([Fact("GPU utilisation", _share(around.gpu_utilisation))] if around.gpus else []),
+        *([Fact("GPU memory", _share(around.gpu_memory_share))] if around.gpus else []),
         *([Fact("GPU power", f"{around.gpu_power_w:.0f} W")] if around.gpu_power_w is not None else []),
     ]
 
@@ -91,6 +95,10 @@ def _number(value: float | None) -> str:
 
 def _size(value: float | None) -> str:
     return UNKNOWN if value is None else format_bytes(value)
+
+
+def _rate(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{format_bytes(value)}/s"
 
 
 def _share(value: float | None) -> str:

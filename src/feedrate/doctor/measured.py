@@ -55,7 +55,6 @@ class Measured:
     module: Fact
     worker_facts: Sequence[Fact]
     sample: SampleCost | None
-    sample_drained: SampleCost | None
     sample_again: SampleCost | None
     device: Timing | None
     drain: Timing | None
@@ -220,7 +219,6 @@ def measure(
         module=main.last("module"),
         worker_facts=[fact for p in workers for fact in p.facts_of("worker")],
         sample=measure_sample(made_by, window=window),
-        sample_drained=measure_sample(recording.processes, layout.DRAIN),
         sample_again=measure_sample(recording.processes, layout.AGAIN),
         device=_device_timing(main, layout.REPLAY),
         drain=Timing.of(batch_seconds(main, layout.DRAIN, skip=1)),

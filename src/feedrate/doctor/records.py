@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.doctor.facts import read_lines
 from feedrate.doctor.hook.feedrate_hook import layout
 
 # The same bytes as layout.RECORD.
@@ -92,22 +92,10 @@ def read_run(folder: Path) -> Recording:
 
 
 def _read_process(folder: Path, stem: str) -> Process:
-    facts = tuple(_read_facts(folder / f"{stem}.facts"))
+    facts = tuple(read_lines(folder / f"{stem}.facts"))
     names = {fact["id"]: fact["text"] for fact in facts if fact.get("kind") == "name"}
     records, lost = _read_ring(folder / f"{stem}.ring")
     return Process(int(stem.split("-")[0]), facts, names, records, lost)
-
-
-def _read_facts(path: Path) -> Iterator[Fact]:
-    if not path.exists():
-        return
-    for line in path.read_bytes().splitlines():
-        try:
-            fact = json.loads(line)
-        except ValueError:
-            continue  # the process was killed while it wrote its last line
-        if isinstance(fact, dict):
-            yield fact
 
 
 def _read_ring(path: Path) -> tuple[Records, int]:

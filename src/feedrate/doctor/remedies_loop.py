@@ -21,31 +21,21 @@ RARELY = 0.05  # of what is done too often, what stays
 
 
 def evaluate_less(m: Measured) -> Remedy | None:
-    share = m.loop.per_step("validation") / m.step_s
-    if share < 0.02:
-        return None
-    prediction = around(without(share, kept=RARELY), COUNTED, "")
-    return make_remedy(
-        m,
-        "fewer-evaluations",
-        "evaluate a twentieth as often",
-        prediction,
-        m.pipeline.with_(between_s=m.between_s * RARELY),
-    )
+    return _do_rarely(m, "validation", "fewer-evaluations", "evaluate a twentieth as often")
 
 
 def save_less(m: Measured) -> Remedy | None:
-    share = m.loop.per_step("save") / m.step_s
+    return _do_rarely(m, "save", "fewer-checkpoints", "save a twentieth as often")
+
+
+def _do_rarely(m: Measured, part: str, name: str, title: str) -> Remedy | None:
+    """What is left out of the time between steps is simply counted."""
+    share = m.share_of(part)
     if share < 0.02:
         return None
-    prediction = around(without(share, kept=RARELY), COUNTED, "")
-    return make_remedy(
-        m,
-        "fewer-checkpoints",
-        "save a twentieth as often",
-        prediction,
-        m.pipeline.with_(between_s=m.between_s * RARELY),
-    )
+    left_out = (1 - RARELY) * m.loop.per_step(part)
+    then = m.pipeline.with_(between_s=max(m.between_s - left_out, 0.0))
+    return make_remedy(m, name, title, around(without(share, kept=RARELY), COUNTED, ""), then)
 
 
 def write_less(m: Measured) -> Remedy | None:
@@ -85,19 +75,20 @@ def remove_syncs(m: Measured) -> Remedy | None:
     idle = idle_share(m)
     if not m.is_on_gpu or sync < 0.02 * m.step_s or idle is None:
         return None
-    place = max(m.loop.places.get("sync", {"": 0.0}).items(), key=lambda item: item[1])[0]
     saved = min(idle * m.step_s, sync)
     prediction, then = change(m, device_s=m.device_s - saved)
-    return make_remedy(m, "remove-sync", f"do not wait for the device in {place}", prediction, then)
+    return make_remedy(
+        m, "remove-sync", f"do not wait for the device in {m.place_of('sync')}", prediction, then
+    )
 
 
 def keep_on_device(m: Measured) -> Remedy | None:
     readback = m.loop.per_step("readback")
     if readback < 0.02 * m.step_s:
         return None
-    place = max(m.loop.places.get("readback", {"": 0.0}).items(), key=lambda item: item[1])[0]
     prediction, then = change(m, device_s=m.device_s - readback)
-    return make_remedy(m, "keep-on-device", f"leave the outputs on the device: {place}", prediction, then)
+    title = f"leave the outputs on the device: {m.place_of('readback')}"
+    return make_remedy(m, "keep-on-device", title, prediction, then)
 
 
 def pin_memory(m: Measured) -> Remedy | None:

@@ -62,7 +62,6 @@ class SampleCost:
     idle_share: float
     samples: int
     fetches: int
-    samples_per_batch: float
 
     def kind(self, kind: str) -> Cost:
         cost = Cost()
@@ -151,7 +150,6 @@ def measure_sample(
         idle_share=idle_ns / span_ns if span_ns else 0.0,
         samples=samples,
         fetches=fetches,
-        samples_per_batch=samples / fetches,
     )
 
 
