@@ -18,6 +18,7 @@ LAYERS = [
     {"demo"},
     {"doctor", "pack", "bench", "fidelity"},
     {"load"},
+    {"source"},
     {"format"},
     {"model"},
     {"kernel", "probe", "stats"},

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What readers of sources give: one record per sample, with values that are found again by any process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from feedrate.format.fields import Field
+from feedrate.results import Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Bytes that lie as they are in a file of the source.
+
+    Attributes:
+        path: what the value is called as a file of its own; it decides key and suffix, and comes back when
+            the pack is unpacked.
+        file: the file that holds it, relative to the source; a plain file holds itself.
+        mtime_ns: of that file, to see that a source changed between two runs; 0 where it is not known.
+    """
+
+    path: bytes
+    size_bytes: int
+    file: bytes
+    offset: int = 0
+    mtime_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A value that its container has to give out: a deflated member, a cell, a row of a chunked dataset.
+
+    Attributes:
+        container: who can: "zip", "parquet", "hdf5", ...
+        place: where in `file`, in the container's own words.
+        size_bytes: at most so many bytes come out; more is an error, not memory.
+    """
+
+    path: bytes
+    size_bytes: int
+    file: bytes
+    container: str
+    place: tuple[int | str, ...]
+    mtime_ns: int = 0
+
+
+# Text is a class name where the field is a label, and text elsewhere.
+Value = Stored | Held | bytes | str | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One sample: what it is called (its key is made from that), and a value per name of a field."""
+
+    name: bytes
+    values: Mapping[str, Value]
+
+
+class Reader(Protocol):
+    """A source. Iterating streams through it, in the same order every time; nothing grows with its size.
+
+    Attributes:
+        root: a folder or an fsspec URL that `Stored.file` and `Held.file` are relative to.
+        ignored: suffix -> files that were passed over; whole after the iteration.
+    """
+
+    root: str
+    ignored: Mapping[str, int]
+
+    def __iter__(self) -> Iterator[Record | Rejection]: ...
+
+    def fields(self) -> tuple[Field, ...]:
+        """Return the fields; whole after the iteration, when all classes have been seen."""
+        ...
