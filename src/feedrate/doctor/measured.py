@@ -141,6 +141,13 @@ class Measured:
         return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
 
     @property
+    def is_batch_of_floats(self) -> bool:
+        """Return whether most of a batch are numbers of four bytes or more that may be bytes."""
+        tensors = self.batch.get("tensors") or ()
+        floats = sum(int(t.get("bytes") or 0) for t in tensors if "float" in str(t.get("dtype")))
+        return floats > 0.5 * self.batch_bytes
+
+    @property
     def device_s(self) -> float:
         """Return what a step takes when its batch is already there."""
         besides_waiting = max(self.own_s - self.exposed_s, 1e-6)
@@ -163,6 +170,31 @@ class Measured:
         return self.device_s * min(float(self.torch.get("threads") or 1), self.around.cores)
 
     @property
+    def each_worker(self) -> float:
+        """Return what one more worker in every loader counts: the one with the most to do sets the pace."""
+        return 1.0 / self.loop.heaviest
+
+    @property
+    def most_workers(self) -> int:
+        """Return how many workers a loader may have, so that there is a core for each."""
+        return max(int(self.around.cores) // len(self.loop.loaders), 1)
+
+    @property
+    def unseen_s(self) -> float:
+        """Return what a drained batch takes beyond its making: pipes, locks, pinning."""
+        if self.drain is None or self.sample is None or self.workers == 0 or len(self.loop.loaders) > 1:
+            return 0.0
+        n = self.samples_per_step
+        cpu = self.sample.total.cpu_s * n + self.feeder_cpu_s + self.helpers_cpu_s
+        made = max(
+            (cpu + self.sample.total.blocked_s * n) / self.workers,
+            cpu / max(self.around.cores - self.around.cores_others, 0.5),
+            self.receive_cpu_s,
+        )
+        # Less is how batches vary.
+        return self.drain.seconds - made if self.drain.seconds > 1.5 * made else 0.0
+
+    @property
     def pipeline(self) -> Pipeline:
         """Return the run in the cost model's terms."""
         sample = self.sample
@@ -173,7 +205,7 @@ class Measured:
             blocked = sample.total.blocked_s * per_batch
         else:
             blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
-        received = 0.0 if self.workers == 0 else self.receive_cpu_s
+        received = 0.0 if self.workers == 0 else self.receive_cpu_s + self.unseen_s
         # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
         # comes with the making of batches, and goes with it.
         slower = self.own_s - self.exposed_s - self.device_s - received
@@ -184,7 +216,7 @@ class Measured:
             fetch_blocked_s=blocked,
             handover_s=received,
             drag=max(slower, 0.0) / cpu if self.workers and cpu > 0 else 0.0,
-            workers=self.workers,
+            workers=self.workers * self.each_worker,
             cores=max(self.around.cores - self.around.cores_others, 0.5),
             between_s=self.between_s,
         )
@@ -202,7 +234,7 @@ def measure(
     rank = min(loops)
     main = next(process for process in recording.mains if process.rank == rank)
     loop = loops[rank]
-    made_by = makers(recording, main, loop.loader)
+    made_by = makers(recording, main, loop.loaders)
     workers = [p for p in made_by if p is not main]
     loader = _facts_of_loader(main, "loader", loop.loader)
     window = (loop.start_ns, loop.end_ns)
@@ -210,6 +242,7 @@ def measure(
     beside = _cpu_beside(workers)
     received = _receive_cpu(main, loop)
     feeder = min(beside, _longest_pickling_s(batch, received))
+    feeding = len(loop.loaders)  # a step takes a batch of each
     return Measured(
         loop=loop,
         loops=loops,
@@ -236,9 +269,9 @@ def measure(
         blocked=main.facts_of("blocked"),
         end=main.last("end"),
         copy_rates=main.last("copy-rates"),
-        receive_cpu_s=received,
-        feeder_cpu_s=feeder,
-        helpers_cpu_s=beside - feeder,
+        receive_cpu_s=received * feeding,
+        feeder_cpu_s=feeder * feeding,
+        helpers_cpu_s=(beside - feeder) * feeding,
         computing_queue_share=_computing_queue_share(main),
         autocast=main.last("autocast"),
         experiment_waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},

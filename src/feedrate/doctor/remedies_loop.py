@@ -6,18 +6,22 @@ from __future__ import annotations
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.what_if import (
     VECTORISED,
+    before_forward_s,
     change,
+    copying_s,
     freeing_s,
     idle_share,
     make_remedy,
     other_s,
+    readback_s,
     sync_s,
     write_s,
 )
-from feedrate.model.predict import COUNTED, TRIED, around, without
+from feedrate.model.predict import COUNTED, TRIED, WIDEST, around, without
 from feedrate.results.doctor import Remedy
 
 RARELY = 0.05  # of what is done too often, what stays
+_ON_DEVICE = 0.15  # of the time that goes with waiting for a value, what the device's own counting takes
 
 
 def evaluate_less(m: Measured) -> Remedy | None:
@@ -75,7 +79,7 @@ def remove_syncs(m: Measured) -> Remedy | None:
     idle = idle_share(m)
     if not m.is_on_gpu or sync < 0.02 * m.step_s or idle is None:
         return None
-    saved = min(idle * m.step_s, sync)
+    saved = min(idle * m.step_s, sync * (1 - _ON_DEVICE))
     prediction, then = change(m, device_s=m.device_s - saved)
     return make_remedy(
         m, "remove-sync", f"do not wait for the device in {m.place_of('sync')}", prediction, then
@@ -83,10 +87,12 @@ def remove_syncs(m: Measured) -> Remedy | None:
 
 
 def keep_on_device(m: Measured) -> Remedy | None:
-    readback = m.loop.per_step("readback")
+    readback = readback_s(m)
     if readback < 0.02 * m.step_s:
         return None
-    prediction, then = change(m, device_s=m.device_s - readback)
+    # While outputs came back, the device finished them: that stays. NVML rounds up what is short.
+    computing = 0.5 * (m.around.gpu_utilisation or 0.0) * m.step_s
+    prediction, then = change(m, device_s=max(m.device_s - readback, computing))
     title = f"leave the outputs on the device: {m.place_of('readback')}"
     return make_remedy(m, "keep-on-device", title, prediction, then)
 
@@ -95,15 +101,11 @@ def pin_memory(m: Measured) -> Remedy | None:
     """Copies from pinned memory, which do not hold up the training process."""
     if not m.is_on_gpu or m.around.copies_are_pinned:
         return None
-    copied, pinned, pageable = (
-        m.around.copied_bytes,
-        m.copy_rates.get("pinned_bytes_per_s"),
-        m.copy_rates.get("pageable_bytes_per_s"),
-    )
-    if not copied or not pinned or not pageable:
+    copied, pinned = m.around.copied_bytes, m.copy_rates.get("pinned_bytes_per_s")
+    if not copied or not pinned:
         return None
-    saved = copied / pageable  # the copy runs beside the computing then
-    prediction, then = change(m, device_s=max(m.device_s - saved, copied / pinned))
+    # The training process no longer waits for the copy; on one stream, the computing does.
+    prediction, then = change(m, device_s=m.device_s - copying_s(m) + copied / pinned)
     return make_remedy(
         m, "pinned-memory", "copy from pinned memory, without waiting", prediction, then,
         change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
@@ -114,11 +116,9 @@ def transfer_bytes(m: Measured) -> Remedy | None:
     """uint8 to the device, floats made there."""
     if not m.is_on_gpu or m.around.copied_bytes is None or m.around.copied_element_bytes != 4:
         return None
-    pinned = m.around.copies_are_pinned
-    rate = m.copy_rates.get("pinned_bytes_per_s" if pinned else "pageable_bytes_per_s")
-    if not rate:
+    if not copying_s(m):
         return None
-    prediction, then = change(m, device_s=m.device_s - 0.75 * m.around.copied_bytes / rate)
+    prediction, then = change(m, device_s=m.device_s - 0.75 * copying_s(m))
     return make_remedy(
         m, "uint8-transfer", "send images as uint8 and make floats on the device", prediction, then,
         change="batch.to(device).float().div_(255)",
@@ -154,11 +154,11 @@ def enlarge_batch(m: Measured) -> Remedy | None:
 
 def move_to_cores(m: Measured) -> Remedy | None:
     """Work that the device does before the forward pass, on cores that idle."""
-    if not m.is_on_gpu or m.before_forward_s < 0.05 * m.step_s:
+    if not m.is_on_gpu or before_forward_s(m) < 0.05 * m.step_s:
         return None
     if m.around.cores_ours is not None and m.around.cores_ours > 0.7 * m.around.cores:
         return None
-    prediction, then = change(m, device_s=m.device_s - m.before_forward_s)
+    prediction, then = change(m, device_s=m.device_s - before_forward_s(m))
     return make_remedy(
         m, "move-to-cores", "do the work before the forward pass in the workers", prediction, then
     )
@@ -173,5 +173,8 @@ def balance_ranks(m: Measured) -> Remedy | None:
         return None
     # The work does not go away: every rank gets its part of it.
     spread_out = 1 - 1 / len(m.loops)
-    prediction = around(without(excess / m.step_s * spread_out), COUNTED, "")
+    speedup = without(excess / m.step_s * spread_out)
+    if m.around.cores_ours:
+        speedup = min(speedup, max(m.around.cores / m.around.cores_ours, 1.0))  # nor do cores come from it
+    prediction = around(speedup, WIDEST, "")
     return make_remedy(m, "balance-ranks", "give every rank data that comes equally fast", prediction)
