@@ -80,6 +80,7 @@ def step(clock: Device, number: int, wait_ms: float, device_ms: float) -> None:
     FakeEvent.device_ms = max(FakeEvent.now_ms, FakeEvent.device_ms) + 1  # a copy
     clock.forward_begins()
     FakeEvent.device_ms += device_ms - 1
+    clock.forward_ends()
 
 
 def test_a_wait_is_exposed_only_as_far_as_the_device_had_nothing_to_do(ring: FakeRing) -> None:

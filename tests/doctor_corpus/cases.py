@@ -87,6 +87,7 @@ numa = Run("{photos} --workers {cores}")
 clouds = Run("--workers {cores}")
 frames = Run("{volume} --workers {cores}")
 resnet = Run("{photos} --workers 1")
+alone = Run("{photos} --workers 1 --threads 1")
 spectrograms = Run("{waves} --workers {cores}")
 trainer = Run("--data-dir {photos}")
 safely = Run("--out {out}")
@@ -114,7 +115,8 @@ CASES = (
     Case(
         "camera-photos", "decode-bound",
         "JPEGs of 2 megapixels, Pillow decodes all of them for crops of 96 pixels",
-        "train_flowers.py", flowers, changed(flowers, "--fast-decode"), remedies=("faster-decode",),
+        "train_flowers.py", flowers, changed(flowers, "--pack {out}/pack"), remedies=("faster-decode",),
+        prepare="--data {large-photos} --write-pack {out}/pack",
         tier="benchmark",
     ),
     Case(
@@ -251,7 +253,7 @@ CASES = (
     ),
     Case(
         "crowded-machine", "contended", "other people's processes burn as many cores as there are",
-        "train_resnet.py", replace(resnet, surroundings="--crowd {cores}"), resnet,
+        "train_resnet.py", replace(alone, surroundings="--crowd {cores}"), alone,
         remedies=("stop-others",),
         tier="benchmark",
     ),
@@ -309,7 +311,7 @@ CASES = (
     Case(
         "gpu-healthy", "device-bound", "healthy: a wide residual network on the GPU, the workers keep up",
         "train_resnet.py",
-        Run("{photos} --workers 10 --size 224 --batch-size 16 --width 128 --epochs 400 --device cuda"),
+        Run("{photos} --workers {cores} --size 224 --batch-size 8 --width 256 --repeat 40 --device cuda"),
         needs=GPU,
     ),
 )  # fmt: skip

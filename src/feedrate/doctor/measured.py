@@ -83,6 +83,7 @@ class Measured:
         int, Sequence[tuple[int, int, int]]
     ]  # phase -> start, wait, end of each batch, ns
     before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
+    forward_device_s: float  # device time of the forward pass, per step
 
     @property
     def workers(self) -> int:
@@ -275,7 +276,8 @@ def measure(
         computing_queue_share=_computing_queue_share(main),
         autocast=main.last("autocast"),
         experiment_waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},
-        before_forward_s=_before_forward(main),
+        before_forward_s=_mean_of_device(main, "a"),
+        forward_device_s=_mean_of_device(main, "c"),
     )  # fmt: skip
 
 
@@ -357,6 +359,6 @@ def _experiment_waits(main: Process, phase: int) -> list[tuple[int, int, int]]:
     return list(zip(starts, walls, ends, strict=True))
 
 
-def _before_forward(main: Process) -> float:
+def _mean_of_device(main: Process, column: str) -> float:
     records = main.of(layout.DEVICE, phase=layout.REAL)
-    return float(records["a"].mean()) * 1e-9 if len(records) else 0.0
+    return float(records[column].mean()) * 1e-9 if len(records) else 0.0

@@ -33,7 +33,7 @@ from feedrate.units import format_bytes, format_seconds
 _READ_BYTES_PER_S = 1e9  # arrays from the page cache, on one core
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 _PICKLED_BYTES_PER_S = 1e8  # a batch whose tensors are fewer bytes than that was pickled, not shared
-_OBJECTS_KEPT = 0.03  # of passing objects on, what passing on handles of tensors takes
+_OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensors takes
 _SMALL_IMAGE = 0.05  # of decoding and shrinking an image, what decoding the small one takes
 
 

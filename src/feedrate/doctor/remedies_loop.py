@@ -14,6 +14,7 @@ from feedrate.doctor.what_if import (
     make_remedy,
     other_s,
     readback_s,
+    shortened,
     sync_s,
     write_s,
 )
@@ -46,7 +47,7 @@ def write_less(m: Measured) -> Remedy | None:
     seconds = write_s(m)
     if seconds < 0.02 * m.step_s:
         return None
-    prediction, then = change(m, device_s=m.device_s - (1 - RARELY) * seconds, width=COUNTED)
+    prediction, then = change(m, device_s=shortened(m, (1 - RARELY) * seconds), width=COUNTED)
     return make_remedy(
         m, "write-less", "write a twentieth as often, or from another thread", prediction, then
     )
@@ -63,8 +64,7 @@ def speed_up_main(m: Measured) -> Remedy | None:
     if hot.is_python:
         interpreted = sum(place.share for place in places if place.is_python)
         other = min(other, interpreted * (m.own_s - m.wait_s))
-    now = m.pipeline
-    prediction, then = change(m, device_s=now.device_s - other * (1 - VECTORISED))
+    prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     return make_remedy(
         m,
         "speed-up-loop",
@@ -80,7 +80,7 @@ def remove_syncs(m: Measured) -> Remedy | None:
     if not m.is_on_gpu or sync < 0.02 * m.step_s or idle is None:
         return None
     saved = min(idle * m.step_s, sync * (1 - _ON_DEVICE))
-    prediction, then = change(m, device_s=m.device_s - saved)
+    prediction, then = change(m, device_s=shortened(m, saved))
     return make_remedy(
         m, "remove-sync", f"do not wait for the device in {m.place_of('sync')}", prediction, then
     )
@@ -90,9 +90,8 @@ def keep_on_device(m: Measured) -> Remedy | None:
     readback = readback_s(m)
     if readback < 0.02 * m.step_s:
         return None
-    # While outputs came back, the device finished them: that stays. NVML rounds up what is short.
-    computing = 0.5 * (m.around.gpu_utilisation or 0.0) * m.step_s
-    prediction, then = change(m, device_s=max(m.device_s - readback, computing))
+    # While outputs came back, the device finished computing them: that stays.
+    prediction, then = change(m, device_s=max(shortened(m, readback), m.forward_device_s))
     title = f"leave the outputs on the device: {m.place_of('readback')}"
     return make_remedy(m, "keep-on-device", title, prediction, then)
 
@@ -105,7 +104,7 @@ def pin_memory(m: Measured) -> Remedy | None:
     if not copied or not pinned:
         return None
     # The training process no longer waits for the copy; on one stream, the computing does.
-    prediction, then = change(m, device_s=m.device_s - copying_s(m) + copied / pinned)
+    prediction, then = change(m, device_s=shortened(m, copying_s(m)) + copied / pinned)
     return make_remedy(
         m, "pinned-memory", "copy from pinned memory, without waiting", prediction, then,
         change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
@@ -118,7 +117,7 @@ def transfer_bytes(m: Measured) -> Remedy | None:
         return None
     if not copying_s(m):
         return None
-    prediction, then = change(m, device_s=m.device_s - 0.75 * copying_s(m))
+    prediction, then = change(m, device_s=shortened(m, 0.75 * copying_s(m)))
     return make_remedy(
         m, "uint8-transfer", "send images as uint8 and make floats on the device", prediction, then,
         change="batch.to(device).float().div_(255)",
@@ -158,7 +157,7 @@ def move_to_cores(m: Measured) -> Remedy | None:
         return None
     if m.around.cores_ours is not None and m.around.cores_ours > 0.7 * m.around.cores:
         return None
-    prediction, then = change(m, device_s=m.device_s - before_forward_s(m))
+    prediction, then = change(m, device_s=shortened(m, before_forward_s(m)))
     return make_remedy(
         m, "move-to-cores", "do the work before the forward pass in the workers", prediction, then
     )

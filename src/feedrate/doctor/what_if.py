@@ -48,7 +48,19 @@ def change(m: Measured, *, width: float = MODELLED, **changes: float) -> tuple[P
     """Predict the run with some of its pipeline's times changed (never below zero)."""
     now = m.pipeline
     then = now.with_(**{name: max(value, 0.0) for name, value in changes.items()})
+    if then.fetch_s < now.fetch_s:
+        # An epoch begins with a batch that nobody made in advance.
+        pauses = m.loop.epochs / len(m.loop.steps) * min(m.each("epoch-start", m.loop.epochs), now.fetch_s)
+        then = then.with_(between_s=max(then.between_s - pauses * (1 - then.fetch_s / now.fetch_s), 0.0))
     return predict_change(now, then, m.step_s, width), then
+
+
+def shortened(m: Measured, seconds: float) -> float:
+    """Return the device's part of a step with so many seconds of a real step left out.
+
+    Real steps, in which `seconds` were measured, may take longer than those on batches that are there.
+    """
+    return m.device_s * max(1.0 - seconds / max(m.own_s - m.exposed_s, 1e-9), 0.0)
 
 
 def saved_without(m: Measured, cost: Cost) -> float:
