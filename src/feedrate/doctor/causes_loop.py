@@ -116,7 +116,8 @@ def find_readbacks(m: Measured) -> Evidence | None:
 def find_slow_loop(m: Measured) -> Evidence | None:
     """The loop's own code; without a forward pass that could be told apart, there is no saying."""
     written = max(write_s(m) - m.loop.per_step("write"), 0.0)
-    at_waits = sync_s(m) - m.loop.per_step("sync") + readback_s(m) - m.loop.per_step("readback")
+    at_waits = max(sync_s(m) - m.loop.per_step("sync"), 0.0)
+    at_waits += readback_s(m) - m.loop.per_step("readback")
     own = max(other_s(m) - written - at_waits - freeing_s(m), 0.0)
     share = own / m.step_s
     if share < WORTH_A_VERDICT or not m.loop.per_step("forward"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.records import Fact, Process, Recording
@@ -192,8 +192,9 @@ class Measured:
             cpu / max(self.around.cores - self.around.cores_others, 0.5),
             self.receive_cpu_s,
         )
-        # Less is how batches vary.
-        return self.drain.seconds - made if self.drain.seconds > 1.5 * made else 0.0
+        # A loader that is slower alone than in the loop was disturbed; and less is how batches vary.
+        drained = min(self.drain.seconds, self.own_s)
+        return drained - made if drained > 1.5 * made else 0.0
 
     @property
     def pipeline(self) -> Pipeline:
@@ -276,8 +277,8 @@ def measure(
         computing_queue_share=_computing_queue_share(main),
         autocast=main.last("autocast"),
         experiment_waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},
-        before_forward_s=_mean_of_device(main, "a"),
-        forward_device_s=_mean_of_device(main, "c"),
+        before_forward_s=_usual_device_s(main, "a"),
+        forward_device_s=_usual_device_s(main, "c"),
     )  # fmt: skip
 
 
@@ -359,6 +360,7 @@ def _experiment_waits(main: Process, phase: int) -> list[tuple[int, int, int]]:
     return list(zip(starts, walls, ends, strict=True))
 
 
-def _mean_of_device(main: Process, column: str) -> float:
+def _usual_device_s(main: Process, column: str) -> float:
+    """Return the median: the first steps load the device's libraries."""
     records = main.of(layout.DEVICE, phase=layout.REAL)
-    return float(records[column].mean()) * 1e-9 if len(records) else 0.0
+    return median(records[column].tolist()) * 1e-9 if len(records) else 0.0

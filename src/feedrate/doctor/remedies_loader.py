@@ -34,7 +34,7 @@ _READ_BYTES_PER_S = 1e9  # arrays from the page cache, on one core
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 _PICKLED_BYTES_PER_S = 1e8  # a batch whose tensors are fewer bytes than that was pickled, not shared
 _OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensors takes
-_SMALL_IMAGE = 0.05  # of decoding and shrinking an image, what decoding the small one takes
+_SMALL_IMAGE = 0.02  # of decoding and shrinking an image, what decoding the small one takes
 
 
 def change_workers(m: Measured) -> Remedy | None:

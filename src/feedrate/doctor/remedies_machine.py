@@ -43,7 +43,7 @@ def use_gpu(m: Measured) -> Remedy | None:
         return None
     faster = min(max(_GPU_IN_CORES / m.around.cores, 5.0), 50.0)
     prediction, then = change(
-        m, device_s=m.device_s / faster, device_cpu_s=m.device_cpu_s / faster, width=WIDEST
+        m, device_s=m.device_s / faster, device_cpu_s=m.device_cpu_s / faster, drag=0.0, width=WIDEST
     )
     return make_remedy(
         m, "use-gpu", "compute on the GPU", prediction, then, change="model.to('cuda'), batch.to('cuda')",

@@ -61,6 +61,7 @@ class Loop:
     places: Mapping[str, Mapping[str, float]]  # part -> file:line -> seconds, over all steps
     validations: int
     saves: int
+    syncs: float  # calls that wait for the device, per step
     epochs: int  # iterators of the training loader that began in the steps
     has_optimizer: bool
 
@@ -130,6 +131,7 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
         places=places,
         validations=_count_inside(between["validation"], window),
         saves=_count_inside([(s, e) for s, e, name in parts if name == "save"], window),
+        syncs=_sync_calls(process, phase, window) / max(sum(step.is_probed for step in steps), 1),
         epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
         has_optimizer=len(process.of(layout.OPTIMIZER, phase=phase)) > 0,
     )
@@ -292,6 +294,12 @@ def _heaviest_share(ours: Records, beside: Records) -> float:
     return max(given) / max(sum(given), 1)
 
 
+def _sync_calls(process: Process, phase: int, window: _Interval) -> int:
+    syncs = process.of(layout.SYNC, phase=phase)
+    syncs = syncs[(syncs["start"] >= window[0]) & (syncs["start"] < window[1])]
+    return int(np.maximum(syncs["a"], 1).sum())
+
+
 def _untimed_syncs(process: Process, phase: int) -> list[tuple[int, float]]:
     """Return (when, seconds) of the calls that timed ones stand for."""
     syncs = process.of(layout.SYNC, phase=phase)
@@ -319,11 +327,16 @@ def _count_inside(intervals: Sequence[tuple[int, int]], window: _Interval) -> in
 
 
 def user_seconds(process: Process, phase: int, skip: int = 3) -> list[float]:
-    """Return how long the user's loop took between two batches of a phase, without the waits."""
+    """Return how long the user's loop took between two batches of a phase, without waits and checkpoints."""
     waits = process.of(layout.WAIT, phase=phase)
     waits = waits[waits["a"] >= 0]
-    gaps = waits["start"][1:] - (waits["start"][:-1] + waits["wall"][:-1])
-    return [float(gap) * _NS for gap in gaps[skip:]]
+    ends = waits["start"] + waits["wall"]
+    gaps = (waits["start"][1:] - ends[:-1]).astype(float)
+    for save in process.of(layout.SAVE, phase=phase):
+        slot = int(np.searchsorted(ends, save["start"], side="right")) - 1
+        if 0 <= slot < len(gaps) and process.name(save["name"]).startswith(_CHECKPOINTS):
+            gaps[slot] -= float(save["wall"])
+    return [max(float(gap), 0.0) * _NS for gap in gaps[skip:]]
 
 
 def batch_seconds(process: Process, phase: int, skip: int = 0) -> list[float]:

@@ -186,7 +186,9 @@ def sync_s(m: Measured) -> float:
     timed = m.loop.per_step("sync")
     if not timed:
         return 0.0
-    return timed + _beside_s(m, "sync")
+    # After a wait the device idles until it is given work again: no longer than it takes to give it a step.
+    given = sum(m.loop.per_step(part) for part in ("forward", "backward", "optimizer", "copy")) + other_s(m)
+    return min(timed + _beside_s(m, "sync"), m.loop.syncs * given)
 
 
 def readback_s(m: Measured) -> float:
