@@ -92,7 +92,7 @@ def test_of_a_run_that_died_before_its_first_step_it_says_what_to_do() -> None:
     assert "What to do:" in text
     assert "do this" in text
     assert "no gain" not in text
-    assert "a step" not in text
+    assert "\na step" not in text
     page = draw_doctor_page(diagnosis)
     assert "What to do" in page
     assert "Would give nothing" not in page

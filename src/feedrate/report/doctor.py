@@ -175,7 +175,7 @@ def _remedies(remedies: Sequence[Remedy], room: _Room) -> list[str]:
 def _cures(remedies: Sequence[Remedy]) -> list[str]:
     """Of a run that ended before its first step nothing can be predicted; there is something to do first."""
     lines = ["What to do:"]
-    for one in remedies:
+    for one in remedies[:2]:
         lines += _wrap(clean(one.title), first="  ", rest="  ", lines=2)
         lines += [f"    {_shorten(clean(one.change), _LONGEST_COMMAND)}"] if one.change else []
         lines += _wrap(clean(one.note), first="    ", rest="    ", lines=2) if one.note else []
