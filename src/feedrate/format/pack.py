@@ -20,7 +20,7 @@ from feedrate import kernel
 from feedrate.errors import BadSample, PackError
 from feedrate.format.added import part_dtype
 from feedrate.format.fields import row_dtype
-from feedrate.format.manifest import ColumnPart, IndexPart, Shard, read_manifest
+from feedrate.format.manifest import ColumnPart, IndexPart, Shard, file_path, read_manifest
 from feedrate.kernel import I32, I64, Ranges, Status
 
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -72,7 +72,7 @@ class Pack:
 
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
         """Return where a file of the pack lies."""
-        return self.path / file.folder / file.name
+        return file_path(self.path, file)
 
     def __len__(self) -> int:
         return int(self._starts[-1])

@@ -80,6 +80,7 @@ def draw_description(description: PackDescription) -> str:
                 *(("field", _summary_words(field)) for field in description.fields),
                 ("pixels", description.pixels),
                 ("classes", f"{len(classes):,}: {_most(classes)}" if classes else ""),
+                *(("parts", f"{name}: {_most(c)}") for name, c in description.column_counts.items()),
                 ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
                            f"and {format_bytes(description.index_bytes)} of index"),
                 ("rejected", _if(description.rejected, "input", "(named in rejected.jsonl)")),

@@ -12,6 +12,7 @@ from feedrate.results.bench import (
     PixelCheck,
     Standing,
 )
+from feedrate.results.change import AppendResult, ColumnResult, MergedPack, MergeResult, SplitResult
 from feedrate.results.doctor import (
     Curve,
     Diagnosis,
@@ -45,8 +46,10 @@ from feedrate.results.pack import (
 )
 
 __all__ = [
+    "AppendResult",
     "BenchResult",
     "BenchRun",
+    "ColumnResult",
     "Comparison",
     "Curve",
     "DemoResult",
@@ -65,6 +68,8 @@ __all__ = [
     "KernelStanding",
     "LoaderStats",
     "Machine",
+    "MergeResult",
+    "MergedPack",
     "Overhead",
     "PackDescription",
     "PackResult",
@@ -82,6 +87,7 @@ __all__ = [
     "SampleLine",
     "SamplePart",
     "ScratchRate",
+    "SplitResult",
     "StageStats",
     "Standing",
     "StepRow",

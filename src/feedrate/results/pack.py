@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,4 +162,5 @@ class PackDescription:
     rejected: int
     settings: Mapping[str, object]
     first_samples: tuple[SampleLine, ...]
+    column_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # of added columns of classes
     pixels: str = ""  # what packing did to them
