@@ -21,7 +21,7 @@ from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, ColumnPart, Manifest, dump_manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack.files import appear, only_one, remove_temporaries
-from feedrate.pack.packing import PROGRESS_NAME
+from feedrate.pack.unfinished import PROGRESS_NAME
 
 
 @contextlib.contextmanager
