@@ -193,7 +193,7 @@ def parse_manifest(text: bytes) -> Manifest:
             fields=tuple(load_field(name, f) for name, f in document["fields"].items()),
             shards=tuple(_load_shard(s) for s in document["shards"]),
             settings=dict(document["settings"]),
-            added=tuple(_load_field(name, f) for name, f in document.get("added", {}).items()),
+            added=tuple(load_field(name, f) for name, f in document.get("added", {}).items()),
             parts=tuple(_load_part(p) for p in document.get("parts", ())),
         )
         samples = document["samples"]

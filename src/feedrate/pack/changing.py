@@ -95,7 +95,8 @@ def refuse_taken(pack: Pack, name: str, *, replace: bool) -> None:
             hint="choose another name: --name NAME",
         )
     if not replace:
+        kind = "class" if there.classes is not None else there.kind
         raise AlreadyExists(
-            f"{pack.path} already has a field '{name}' ({there.kind})",
+            f"{pack.path} already has a field '{name}' ({kind})",
             hint="replace it with --replace, or choose another name: --name NAME",
         )

@@ -42,7 +42,8 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
             },
             shards=len(shards),
             shard_bytes=sum(s.size_bytes for s in shards),
-            index_bytes=sum(part.size_bytes for part in (*(s.index for s in shards), *opened.manifest.parts)),
+            index_bytes=sum(s.index.size_bytes for s in shards)
+            + sum(p.size_bytes for p in opened.manifest.parts),
             rejected=rejected if isinstance(rejected, int) else 0,
             settings=dict(opened.manifest.settings),
             pixels=say_pixels(opened.manifest.settings),

@@ -81,11 +81,18 @@ def pack(
     with own_folder(folder):
         refuse_finished(folder, options)
         reader = open_reader(source, options.source)
-        remove_temporaries(folder)
-        listed = _list(reader, folder, options, watch)
-        result = _pack_shards(listed, folder, options, watch)
+        result = pack_reader(reader, folder, options, watch)
         finish(folder)
     return dataclasses.replace(result, seconds=time.monotonic() - begin_s)
+
+
+def pack_reader(
+    reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
+) -> PackResult:
+    """Pack what a reader gives into a folder that is ours; all that is left is to call it finished."""
+    remove_temporaries(folder)
+    listed = _list(reader, folder, options, watch)
+    return _pack_shards(listed, folder, options, watch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from feedrate.results import Recoded
 from feedrate.source.values import UnusableValue, dump_boxes
 
 DEFAULT_QUALITY = 90
+RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded")  # what `Recode.settings` may say
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
@@ -76,6 +78,12 @@ class Recode:
             settings["quality"] = self.quality or DEFAULT_QUALITY
             settings["encoded"] = "resized images" if self.quality is None else "all images"
         return settings
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Recode:
+        """Return the choice that a pack's settings tell of."""
+        quality = settings.get("quality") if settings.get("encoded") == "all images" else None
+        return cls(settings.get("resize"), settings.get("max_side"), quality, bool(settings.get("raw")))
 
     def mark(self, fields: Sequence[Field]) -> tuple[Field, ...]:
         """Return the fields with the coding that they will have."""
@@ -225,6 +233,10 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
 
 def say_pixels(settings: Mapping[str, object]) -> str:
     """Say what a pack's settings did to pixels: "lossy: shorter side 256, quality 90"; "": nothing."""
+    merged = settings.get("merged")
+    if isinstance(merged, list):
+        words = [say_pixels(one["settings"]) for one in merged]
+        return "; or ".join(dict.fromkeys(word for word in words if word))
     sizes = [f"{word} {settings[name]}" for name, word in _SIDES.items() if name in settings]
     if settings.get("raw"):
         return f"raw, lossy: {sizes[0]}" if sizes else "raw: as decoded, uncompressed"

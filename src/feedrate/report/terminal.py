@@ -27,7 +27,7 @@ def draw_pack(result: PackResult) -> str:
         classes = format_count(result.classes, "class", "classes")
     lines = [
         f"packed {format_count(result.samples, 'sample')} ({classes}) into {result.target}",
-        *_table(
+        *table_lines(
             [
                 ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
                 ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
@@ -40,8 +40,8 @@ def draw_pack(result: PackResult) -> str:
             ]
         ),
     ]  # fmt: skip
-    lines += _rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
-    lines += _rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
     return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
 
 
@@ -75,12 +75,12 @@ def draw_description(description: PackDescription) -> str:
     classes = description.class_counts
     lines = [
         f"{description.pack}: {format_count(description.samples, 'sample')}",
-        *_table(
+        *table_lines(
             [
                 *(("field", _summary_words(field)) for field in description.fields),
                 ("pixels", description.pixels),
-                ("classes", f"{len(classes):,}: {_most(classes)}" if classes else ""),
-                *(("parts", f"{name}: {_most(c)}") for name, c in description.column_counts.items()),
+                ("classes", f"{len(classes):,}: {most(classes)}" if classes else ""),
+                *(("parts", f"{name}: {most(c)}") for name, c in description.column_counts.items()),
                 ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
                            f"and {format_bytes(description.index_bytes)} of index"),
                 ("rejected", _if(description.rejected, "input", "(named in rejected.jsonl)")),
@@ -98,7 +98,7 @@ def draw_description(description: PackDescription) -> str:
     return "\n".join([*lines, ""])
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
+def table_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {name:<9}{text}" for name, text in rows if text]
 
 
@@ -154,7 +154,7 @@ def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
     return ", ".join(words) + (f" {noun}" if noun else "")
 
 
-def _rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
+def rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
     if not rejections:
         return []
     lines = ["", f"{title}: {len(rejections):,}"]
@@ -197,7 +197,7 @@ def _summary_words(field: FieldSummary) -> str:
     return ", ".join(words)
 
 
-def _most(counts: Mapping[str, int]) -> str:
+def most(counts: Mapping[str, int]) -> str:
     most = Counter(counts).most_common(_FEW)
     return ", ".join(f"{name} {count:,}" for name, count in most) + (
         ", ..." if len(counts) > len(most) else ""

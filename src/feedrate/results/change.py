@@ -66,7 +66,12 @@ class MergedPack:
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """`feedrate merge`: `new_bytes` is what was written, `size_bytes` what the shards hold."""
+    """`feedrate merge`.
+
+    Attributes:
+        size_bytes: of the shards and their index; `new_bytes` of them were written.
+        unassigned: columns of classes that not all of the packs had, such as a split.
+    """
 
     target: str
     packs: tuple[MergedPack, ...]
@@ -75,6 +80,7 @@ class MergeResult:
     shards: int
     size_bytes: int
     new_bytes: int
+    unassigned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,5 +162,7 @@ class PackDescription:
     rejected: int
     settings: Mapping[str, object]
     first_samples: tuple[SampleLine, ...]
-    column_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # of added columns of classes
+    column_counts: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # of added columns of classes
     pixels: str = ""  # what packing did to them
