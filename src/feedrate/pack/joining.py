@@ -115,19 +115,21 @@ def join(
     first = number = free = 0
     for joined in packs:
         pack = joined.pack
+        for field in added:
+            parts += _place_column(folder, joined, field, first, unassigned)
+        for field in fields:
+            if field.name not in {f.name for f in added}:
+                parts += _renumber_stored(folder, joined, field, first)
+        above = next_number(pack)
+        # Last, since files may be moved: from now on the pack itself cannot be read.
         names = range(free, free + len(pack.manifest.shards))
         shards += [
             _place_shard(joined, shard, name, number)
             for shard, name in zip(pack.manifest.shards, names, strict=True)
         ]
         free = next_shard(pack.manifest) if joined.place is None else names.stop
-        for field in added:
-            parts += _place_column(folder, joined, field, first, unassigned)
-        for field in fields:
-            if field.name not in {f.name for f in added}:
-                parts += _renumber_stored(folder, joined, field, first)
         first += len(pack)
-        number += next_number(pack)
+        number += above
     manifest = Manifest(fields, tuple(shards), dict(settings), added, tuple(parts))
     return manifest, tuple(unassigned)
 
@@ -262,17 +264,18 @@ def link_into(folder: Path, *, or_move: bool = False) -> Callable[[Path, str], t
         target = folder / name
         try:
             os.link(path, target)
-        except FileExistsError:
-            if not os.path.samefile(path, target) and not filecmp.cmp(path, target, shallow=False):
-                raise AlreadyExists(
-                    f"{target} is there already, and no part of the pack", hint="move it away, then try again"
-                ) from None
-        except OSError:
-            if not or_move:
-                raise
+        except OSError as error:
             if target.exists():
-                raise AlreadyExists(f"{target} is there already, and no part of the pack") from None
-            os.rename(path, target)
+                # Of a run that was killed: linked then, or moved then and made again.
+                if not filecmp.cmp(path, target, shallow=False):
+                    raise AlreadyExists(
+                        f"{target} is there already, and no part of the pack",
+                        hint="move it away, then try again",
+                    ) from error
+            elif or_move:
+                os.rename(path, target)
+            else:
+                raise
         return "", name
 
     return place
