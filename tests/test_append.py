@@ -213,7 +213,7 @@ def test_interrupted_before_the_last_step_it_is_done_when_run_again(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(appending.shutil, "rmtree", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(appending, "remove_folder", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             append(tmp_path / "new", packed, ONE)
     assert (packed / "appending").exists()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack.arrivals import Arrivals
 from feedrate.pack.changing import changing, write_manifest
-from feedrate.pack.files import explain_write_error, sync_folder
+from feedrate.pack.files import explain_write_error, remove_folder, sync_folder
 from feedrate.pack.joining import Joined, check_default, find_splits, join, link_into
 from feedrate.pack.merging import refuse_equal_keys
 from feedrate.pack.options import DEFAULT_SHARD_BYTES, PackOptions
@@ -119,7 +118,7 @@ def _append(
             _add_rejections(pack, folder)
     sync_folder(pack.path)
     write_manifest(pack.path, manifest)
-    shutil.rmtree(folder)
+    remove_folder(folder)
     return _summarise(arrivals, pack, manifest, packed, unassigned)
 
 
@@ -169,7 +168,7 @@ def _clean_up(pack: Pack) -> bool:
     known = [one.get("plan") for one in pack.manifest.settings.get("appended", ())]
     if left.settings.get("plan") not in known:
         return False
-    shutil.rmtree(folder)
+    remove_folder(folder)
     return True
 
 
