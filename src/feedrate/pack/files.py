@@ -97,7 +97,7 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of ours; killed meanwhile, what is left of it is a temporary that the next run removes."""
+    """Remove a folder of ours; when this is killed, the rest is a temporary that the next run removes."""
     doomed = folder.parent / _temporary_name(folder.name)
     os.rename(folder, doomed)
     shutil.rmtree(doomed)
