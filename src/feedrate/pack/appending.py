@@ -24,13 +24,13 @@ from feedrate.format.pack import Pack
 from feedrate.pack.arrivals import Arrivals
 from feedrate.pack.changing import changing, write_manifest
 from feedrate.pack.files import explain_write_error, remove_folder, sync_folder
-from feedrate.pack.joining import Joined, check_default, find_splits, join, link_into
 from feedrate.pack.merging import refuse_equal_keys
 from feedrate.pack.options import DEFAULT_SHARD_BYTES, PackOptions
 from feedrate.pack.packing import REJECTED_NAME, pack_reader
 from feedrate.pack.recode import Recode
 from feedrate.pack.tables import bring_tables, find_tables
 from feedrate.pack.unfinished import refuse_nesting, write_file
+from feedrate.pack.uniting import Joined, check_default, find_splits, join, link_into
 from feedrate.results import AppendResult, PackResult, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec

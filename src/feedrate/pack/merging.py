@@ -22,7 +22,10 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.pack.changing import write_manifest
 from feedrate.pack.files import explain_write_error, remove_temporaries, sync_folder
-from feedrate.pack.joining import (
+from feedrate.pack.recode import RECODE_SETTINGS
+from feedrate.pack.tables import Table, bring_tables
+from feedrate.pack.unfinished import PROGRESS_NAME, own_folder, refuse_foreign, write_file
+from feedrate.pack.uniting import (
     Joined,
     find_splits,
     join,
@@ -31,9 +34,6 @@ from feedrate.pack.joining import (
     refuse_missing_values,
     unite_fields,
 )
-from feedrate.pack.recode import RECODE_SETTINGS
-from feedrate.pack.tables import Table, bring_tables
-from feedrate.pack.unfinished import PROGRESS_NAME, own_folder, refuse_foreign, write_file
 from feedrate.results import MergedPack, MergeResult
 
 
