@@ -4,9 +4,9 @@
 SOURCE is a folder of class folders (cats/1.jpg, dogs/2.jpg, ...), a folder of images, or
 any folder together with a table that says which file has which label (--labels).
 
-PACK becomes a folder of tar shards with an index. When packing is interrupted, the same
-command goes on where it stopped. Files that cannot be read or decoded are left out and
-named in PACK/rejected.jsonl. 'feedrate unpack' gives the files back, bit for bit, unless
+PACK becomes a folder of tar shards, or what --format says, with an index. When packing is
+interrupted, the same command goes on where it stopped. Files that cannot be read or decoded
+are left out and named in PACK/rejected.jsonl. 'feedrate unpack' gives the files back, bit for bit, unless
 --resize, --max-side, --quality or --raw made other files of them: less to decode.
 """
 
@@ -41,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-size", type=reader(parse_bytes), default=256_000_000, metavar="SIZE", help="(default: 256MB)"
     )
+    parser.add_argument(
+        "--format", choices=("tar", "tfrecord", "hdf5"), default="tar",
+        help="what holds the samples: tar shards, TFRecord shards, or one HDF5 file (default: tar)",
+    )  # fmt: skip
     side = parser.add_mutually_exclusive_group()
     side.add_argument(
         "--resize", type=positive, metavar="N", help="shrink images to N pixels on the shorter side (lossy)"
@@ -75,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         shard_bytes=arguments.shard_size,
         workers=arguments.workers,
         recode=Recode(arguments.resize, arguments.max_side, arguments.quality, arguments.raw),
+        container=arguments.format,
     )
     check_json_target(arguments)
     say(f"packing {arguments.source} into {arguments.pack}")

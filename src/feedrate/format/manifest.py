@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import NotFound, PackError
+from feedrate.format import containers
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.probe.paths import suggest_path
 
 FORMAT = "feedrate-pack"
-VERSION = 1
+VERSION = 2
 FILE_NAME = "pack.json"
 
 
@@ -41,6 +42,7 @@ class Shard:
     crc32c: int
     samples: int
     index: IndexPart
+    container: str = "tar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,15 @@ class Manifest:
     @property
     def samples(self) -> int:
         return sum(shard.samples for shard in self.shards)
+
+    @property
+    def version(self) -> int:
+        is_old = all(s.container == "tar" for s in self.shards)
+        return (
+            1
+            if is_old and not any(f.kind is Kind.ARRAY and f.coding is Coding.RAW for f in self.fields)
+            else 2
+        )
 
     def field(self, name: str) -> Field | None:
         return next((f for f in self.fields if f.name == name), None)
@@ -68,7 +79,7 @@ def index_name(number: int) -> str:
 def dump_manifest(manifest: Manifest) -> bytes:
     document = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": manifest.version,
         "samples": manifest.samples,
         "fields": {f.name: dump_field(f) for f in manifest.fields},
         "settings": manifest.settings,
@@ -127,7 +138,10 @@ def parse_manifest(text: bytes) -> Manifest:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"is damaged: {type(error).__name__} {error}") from error
-    names = [name for shard in manifest.shards for name in (shard.name, shard.index.name)]
+    # Several parts of the index may describe one file, each other samples of it.
+    files = {shard.name for shard in manifest.shards if shard.container == "hdf5"}
+    names = [shard.name for shard in manifest.shards if shard.container != "hdf5"]
+    names += [*files, *(shard.index.name for shard in manifest.shards)]
     if len(set(names)) < len(names):
         raise PackError("is damaged: two of its files have the same name")
     if samples != manifest.samples:
@@ -180,6 +194,7 @@ def _dump_shard(shard: Shard) -> dict[str, Any]:
     return {
         "name": shard.name, "bytes": shard.size_bytes, "crc32c": f"{shard.crc32c:08x}",
         "samples": shard.samples,
+        **({} if shard.container == "tar" else {"container": shard.container}),
         "index": {
             "name": index.name, "bytes": index.size_bytes, "crc32c": f"{index.crc32c:08x}",
             "columns": {name: list(positions) for name, positions in index.columns.items()},
@@ -200,7 +215,17 @@ def _load_shard(document: dict[str, Any]) -> Shard:
             crc32c=_crc(index["crc32c"]),
             columns={str(k): tuple(_count(p) for p in v) for k, v in index["columns"].items()},
         ),
+        container=_container(document.get("container", "tar")),
     )
+
+
+def _container(name: object) -> str:
+    if name not in containers.NAMES:
+        raise PackError(
+            f"has shards of format {name!r}; this feedrate reads {', '.join(containers.NAMES)}",
+            hint="update feedrate: pip install --upgrade feedrate",
+        )
+    return str(name)
 
 
 def plain_name(name: object) -> str:

@@ -36,23 +36,25 @@ class Pack:
         self.dtype = row_dtype(self.fields)
         shards = self.manifest.shards
         self._starts = np.cumsum([0, *(s.samples for s in shards)]).astype(np.int64)
-        # File 2i is shard i, file 2i + 1 its index part.
-        self.files = kernel.Files([self.path / name for s in shards for name in (s.name, s.index.name)])
-        names = self.dtype.names or ()
+        # First the parts of the index, then the files that they describe, each once.
+        names = {name: len(shards) + i for i, name in enumerate(dict.fromkeys(s.name for s in shards))}
+        self.files = kernel.Files([self.path / name for name in (*(s.index.name for s in shards), *names)])
+        self._file_of_shard = np.array([names[s.name] for s in shards], np.int32)
+        columns = self.dtype.names or ()
         variable = ["key", *(name for field in self.fields for name in field.variable_columns())]
         try:
-            bases = [[s.index.columns[n][0] for n in names] for s in shards]
+            bases = [[s.index.columns[n][0] for n in columns] for s in shards]
             pairs = {n: [(s.index.columns[n][0], s.index.columns[n][1]) for s in shards] for n in variable}
         except (KeyError, IndexError) as error:
             raise PackError(
                 f"{self.path}: the index lacks column {error}", hint="pack the source again"
             ) from None
-        self._bases = np.array(bases, np.int64).reshape(len(shards), len(names))
+        self._bases = np.array(bases, np.int64).reshape(len(shards), len(columns))
         # Of variable-width columns: where their offsets and their data begin.
         self._variable = {n: np.array(pair, np.int64).reshape(len(shards), 2) for n, pair in pairs.items()}
         # Entry-point ranges are two neighbours of an offsets column: 16 bytes wide, 8 apart.
         self._strides = np.array(
-            [8 if n.endswith(".entries") else self.dtype[n].itemsize for n in names], np.int64
+            [8 if n.endswith(".entries") else self.dtype[n].itemsize for n in columns], np.int64
         )
 
     def __len__(self) -> int:
@@ -72,7 +74,7 @@ class Pack:
     def rows(self, positions: I64) -> tuple[Rows, I32]:
         """Return the index rows of some samples, and a `Status` each: use no row that is not OK."""
         shards, rows = self.locate(positions)
-        files = (2 * shards + 1).astype(np.int32)
+        files = shards.astype(np.int32)
         found: tuple[Rows, I32] = kernel.gather_rows(
             self.files, files, rows, self._bases[shards], self._strides, self.dtype
         )
@@ -82,7 +84,7 @@ class Pack:
         """Return where the bytes of a field lie."""
         shards, _ = self.locate(positions)
         return Ranges(
-            file=(2 * shards).astype(np.int32),
+            file=self._file_of_shard[shards],
             offset=np.ascontiguousarray(rows[f"{field}.offset"]),
             length=np.ascontiguousarray(rows[f"{field}.length"]),
             crc32c=np.ascontiguousarray(rows[f"{field}.crc32c"]),
@@ -93,7 +95,7 @@ class Pack:
         shards, _ = self.locate(positions)
         column = f"{field}.entries"
         return Ranges(
-            file=(2 * shards + 1).astype(np.int32),
+            file=shards.astype(np.int32),
             offset=self._variable[column][shards, 1] + rows[column][:, 0],
             length=rows[column][:, 1] - rows[column][:, 0],
         )
@@ -105,7 +107,7 @@ class Pack:
             PackError: the index cannot be read there.
         """
         shards, rows = self.locate(positions)
-        files = (2 * shards + 1).astype(np.int32)
+        files = shards.astype(np.int32)
         bases = self._variable[column][shards]
         pairs, _, bad = kernel.read_ranges(
             self.files, Ranges(files, bases[:, 0] + rows * 8, np.full(len(rows), 16, np.int64))

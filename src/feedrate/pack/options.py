@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feedrate.errors import UsageError
+from feedrate.format import containers
 from feedrate.format.fields import Field, Kind
 from feedrate.pack.recode import Recode
 
@@ -58,6 +59,7 @@ class PackOptions:
     shard_bytes: int = DEFAULT_SHARD_BYTES
     workers: int | None = None  # None: as many as usable cores
     recode: Recode = field(default_factory=Recode)  # to store fewer pixels, or other ones
+    container: str = "tar"  # or "tfrecord" or "hdf5"
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -66,6 +68,8 @@ class PackOptions:
             raise UsageError(f"shard_bytes must be at least 1, got {self.shard_bytes}")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers must be at least 1, got {self.workers}")
+        if self.container not in containers.NAMES:
+            raise UsageError(f"format must be one of {', '.join(containers.NAMES)}, got {self.container!r}")
         names = [spec.name for spec in self.fields]
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice:

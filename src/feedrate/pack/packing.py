@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import AlreadyExists, SourceError, StorageError, UsageError
+from feedrate.format.containers import find_container
 from feedrate.format.fields import Field
-from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, index_name, read_manifest, shard_name
+from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
 from feedrate.pack.files import (
     LOCK_NAME,
     appear,
@@ -35,10 +36,11 @@ from feedrate.pack.files import (
     remove_temporaries,
     sync_folder,
 )
+from feedrate.pack.joining import join_parts, read_joined, remove_parts
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_into_shards
 from feedrate.pack.recode import sum_up
-from feedrate.pack.shard import ShardDone, dump_rejections, read_done, write_shard
+from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, write_shard
 from feedrate.pack.source import Source, read_source
 from feedrate.pack.workers import run_tasks
 from feedrate.results import PackResult, Rejection, Tick
@@ -105,10 +107,12 @@ def _pack_shards(
             source.fields,
             options.recode,
             samples,
+            options.container,
         )
         for number, samples in enumerate(split_into_shards(source, options))
     ]
-    missing = [task for task in tasks if read_done(folder, task.number, plan) is None]
+    joined = read_joined(folder, plan) if options.container == "hdf5" else None
+    missing = [task for task in tasks if joined is None and find_done(task) is None]
     _check_room(folder, missing)
     if source.table is not None:
         _write(folder / _table_name(settings), source.table.data)
@@ -124,20 +128,26 @@ def _pack_shards(
     left_bytes = total_bytes - before_bytes
     for _ in run_tasks(write_shard, missing, workers=options.workers, size_bytes=left_bytes, watch=report):
         pass
-    done = [read_done(folder, task.number, plan) for task in tasks]
-    complete = [shard for shard in done if shard is not None]
+    complete = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
     if len(complete) < len(tasks):
         raise StorageError(
             f"a shard vanished from {folder} while it was packed", hint="run the same command again"
         )
     rejected = source.rejected + tuple(r for shard in complete for r in shard.rejected)
     if not any(shard.shard.samples for shard in complete):
-        _remove_all(folder, len(tasks), settings)
+        _remove_all(folder, tasks, settings)
         raise _all_rejected(rejected)
-    manifest = _make_manifest(source, settings, plan, complete, len(rejected))
+    if options.container == "hdf5" and joined is None:
+        fields, complete = join_parts(folder, source.fields, complete)
+        source = dataclasses.replace(source, fields=fields)
+    manifest = (
+        read_manifest(folder) if joined else _make_manifest(source, settings, plan, complete, len(rejected))
+    )
     if rejected:
         _write(folder / REJECTED_NAME, dump_rejections(rejected))
     _write(folder / FILE_NAME, dump_manifest(manifest))
+    if options.container == "hdf5":
+        remove_parts(folder, len(tasks))
     return _summarise(source, folder, manifest, complete, rejected, resumed=len(tasks) - len(missing))
 
 
@@ -235,6 +245,8 @@ def _refuse_finished(folder: Path, options: PackOptions) -> None:
     there = read_manifest(folder)
     asked: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     asked |= options.recode.settings()
+    if options.container != "tar":
+        asked["format"] = options.container
     if options.labels is not None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
         asked["labels"] = there.settings.get("labels")
@@ -291,7 +303,7 @@ _WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "l
           "path_column": "path column", "label_column": "label column", "resize": "shorter side",
           "max_side": "longer side", "encoded": "what is encoded anew"}  # fmt: skip
 # Compared also where only the pack that is there has them.
-_COMPARED = frozenset(("labels", "resize", "max_side", "raw", "quality", "encoded"))
+_COMPARED = frozenset(("labels", "resize", "max_side", "raw", "quality", "encoded", "format"))
 
 
 def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
@@ -324,6 +336,8 @@ def _source_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str
 def _check_room(folder: Path, missing: list[ShardTask]) -> None:
     tar_bytes, samples = sum(task.tar_bytes for task in missing), sum(len(task.samples) for task in missing)
     needed = int(tar_bytes * (1 + _INDEX_SHARE)) + samples * _INDEX_ROW_BYTES
+    if any(task.container == "hdf5" for task in missing):
+        needed *= 2  # parts, and the file that is made of them
     free = free_bytes(folder)
     if needed > free:
         raise StorageError(
@@ -346,8 +360,9 @@ def _finish(folder: Path) -> None:
     sync_folder(folder)
 
 
-def _remove_all(folder: Path, shards: int, settings: Mapping[str, Any]) -> None:
-    names = [name(number) for number in range(shards) for name in (index_name, shard_name)]
+def _remove_all(folder: Path, tasks: list[ShardTask], settings: Mapping[str, Any]) -> None:
+    shards = [find_container(task.container).shard_name(task.number) for task in tasks]
+    names = [*shards, *(str(Path(shard).with_suffix(INDEX_SUFFIX)) for shard in shards)]
     names += [_table_name(settings)] if "labels" in settings else []
     for name in [*names, PROGRESS_NAME]:
         (folder / name).unlink(missing_ok=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from urllib.parse import quote_from_bytes
 
 from feedrate import kernel
+from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import dump_field
-from feedrate.format.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.pack.listing import SourceFile
 from feedrate.pack.options import PackOptions
 from feedrate.pack.recode import Recode
@@ -31,6 +31,7 @@ class ShardTask:
     fields: tuple[Field, ...]
     recode: Recode
     samples: tuple[Sample, ...]
+    container: str = "tar"
 
     @property
     def tar_bytes(self) -> int:
@@ -81,6 +82,8 @@ def describe_settings(source: Source, options: PackOptions) -> dict[str, object]
     """Return the settings that shape a pack, as they stand in pack.json."""
     settings: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     settings |= options.recode.settings()
+    if options.container != "tar":
+        settings["format"] = options.container
     if source.table is not None:
         settings["labels"] = {
             "name": f"labels-source{source.table.path.suffix.lower()}",

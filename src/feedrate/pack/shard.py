@@ -9,18 +9,18 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError, StorageError
+from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
-from feedrate.format.keys import member_name, printable
-from feedrate.format.manifest import IndexPart, Shard, index_name, shard_name
+from feedrate.format.keys import printable
+from feedrate.format.manifest import IndexPart, Shard
 from feedrate.format.raw import dump_table
-from feedrate.format.tar import END_OF_ARCHIVE, member_header, padding
 from feedrate.pack.files import appear
 from feedrate.pack.listing import SourceFile
 from feedrate.pack.plan import ShardTask
@@ -37,6 +37,7 @@ _SOURCE_IS_GONE = frozenset(
 )  # fmt: skip
 
 
+INDEX_SUFFIX = ".arrow"
 Size = tuple[int, int]  # width, height
 
 
@@ -52,6 +53,7 @@ class ShardDone:
     by_pillow: dict[str, int]
     uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
     recoded: dict[str, Any]  # what a Tally counted
+    notes: dict[str, Any]  # of the container
 
 
 def write_shard(task: ShardTask) -> None:
@@ -61,39 +63,55 @@ def write_shard(task: ShardTask) -> None:
         StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
     """
     target = Path(task.target)
-    shard_path = target / shard_name(task.number)
-    writer = _Writer(task.fields, task.recode)
+    container = find_container(task.container)
+    shard_path = target / container.shard_name(task.number)
     with appear(shard_path, expected_bytes=task.tar_bytes) as out:
+        output = Output(out)
+        writer = _Writer(task.fields, task.recode, container.write(output))
         for sample in task.samples:
-            writer.add(out, task.source, sample)
+            writer.add(task.source, sample)
             advance(1, sample.source_bytes)
-        writer.put(out, END_OF_ARCHIVE)
+        notes = writer.shard.end()
     metadata = {
-        "plan": task.plan, "shard": shard_path.name, "bytes": writer.offset, "crc32c": f"{writer.crc32c:08x}",
+        "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
+        "crc32c": f"{output.crc32c:08x}",
         "samples": len(writer.rows), "source_bytes": writer.source_bytes,
         "rejected": writer.rejected, "damaged": writer.damaged,
         "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
         **({"recoded": writer.tally.dump()} if task.recode.settings() else {}),
+        **({"notes": notes} if notes else {}),
     }  # fmt: skip
     rows = np.array(writer.rows, row_dtype(task.fields))
     fill_derived(rows, writer.variable)
     data = dump_part(task.fields, Part(rows, writer.variable, metadata))
-    with appear(target / index_name(task.number), expected_bytes=len(data)) as out:
+    with appear(shard_path.with_suffix(INDEX_SUFFIX), expected_bytes=len(data)) as out:
         out.write(data)
 
 
-def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
+def find_done(task: ShardTask) -> ShardDone | None:
+    """Return what `write_shard` made of a task; None: it has to be done, or done again."""
+    shard = find_container(task.container).shard_name(task.number)
+    index = str(Path(shard).with_suffix(INDEX_SUFFIX))
+    return read_done(Path(task.target), index, shard, task.plan, task.container)
+
+
+def read_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
     """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
-    index_path, shard_path = target / index_name(number), target / shard_name(number)
+    index_path, shard_path = target / index, target / shard
     try:
         metadata = read_metadata(index_path)
         if metadata.get("plan") != plan or os.stat(shard_path).st_size != metadata["bytes"]:
             return None
         data = index_path.read_bytes()
-        index = IndexPart(index_path.name, len(data), kernel.crc32c(data), locate_columns(data))
+        part = IndexPart(index, len(data), kernel.crc32c(data), locate_columns(data))
         return ShardDone(
             Shard(
-                shard_path.name, metadata["bytes"], int(metadata["crc32c"], 16), metadata["samples"], index
+                shard,
+                metadata["bytes"],
+                int(metadata.get("crc32c", "0"), 16),
+                metadata["samples"],
+                part,
+                container,
             ),
             metadata["source_bytes"],
             tuple(Rejection(*r) for r in metadata["rejected"]),
@@ -102,6 +120,7 @@ def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
             metadata["by_pillow"],
             metadata["uniform"],
             dict(metadata.get("recoded", {})),
+            dict(metadata.get("notes", {})),
         )
     except (PackError, OSError, KeyError, TypeError, ValueError):
         return None
@@ -122,13 +141,17 @@ class _Loaded:
     sizes: tuple[Size, Size] | None = None  # of pixels: width and height in the source, and as stored
     image: NewImage | None = None  # made anew
 
+    def as_content(self, field: Field) -> Content:
+        number = self.columns[0] if field.kind is Kind.NUMBER else None
+        return Content(field, self.data, self.path, number)
+
 
 class _Writer:
     """Counts along while a shard is written; holds rows of the index, never images."""
 
-    def __init__(self, fields: tuple[Field, ...], recode: Recode) -> None:
-        self.fields, self.recode, self.tally = fields, recode, Tally()
-        self.offset = self.crc32c = self.source_bytes = self.by_kernel = 0
+    def __init__(self, fields: tuple[Field, ...], recode: Recode, shard: ShardWriter) -> None:
+        self.fields, self.recode, self.shard, self.tally = fields, recode, shard, Tally()
+        self.source_bytes = self.by_kernel = 0
         self.rows: list[tuple[Any, ...]] = []
         self.variable: dict[str, list[bytes]] = {"key": []}
         for field in fields:
@@ -138,12 +161,7 @@ class _Writer:
         self.by_pillow: Counter[str] = Counter()
         self.uniform: dict[str, Any] = {}
 
-    def put(self, out: BinaryIO, data: bytes) -> None:
-        out.write(data)
-        self.crc32c = kernel.crc32c(data, self.crc32c)
-        self.offset += len(data)
-
-    def add(self, out: BinaryIO, source: str, sample: Sample) -> None:
+    def add(self, source: str, sample: Sample) -> None:
         loaded: list[_Loaded] = []
         for field, value in zip(self.fields, sample.values, strict=True):
             try:
@@ -155,20 +173,22 @@ class _Writer:
                 path = value.path if isinstance(value, SourceFile) else sample.key.encode()
                 self.rejected.append((printable(path), field.name, str(error)))
                 return
+        contents = [part.as_content(field) for field, part in zip(self.fields, loaded, strict=True)]
+        try:
+            offsets = self.shard.add(sample.key, contents)
+        except TooLarge as error:
+            self.rejected.append((printable(loaded[0].path), self.fields[0].name, str(error)))
+            return
         row: list[Any] = [sample.number]
         self.variable["key"].append(sample.key.encode("ascii"))
-        for field, part in zip(self.fields, loaded, strict=True):
-            name = member_name(sample.key, field, part.path, part.data)
-            self.put(out, member_header(name, len(part.data)))
+        for field, part, offset in zip(self.fields, loaded, offsets, strict=True):
             if field.kind is not Kind.NUMBER:
-                row += [self.offset, len(part.data), kernel.crc32c(part.data)]
+                row += [offset, len(part.data), kernel.crc32c(part.data)]
                 self.variable[f"{field.name}.path"].append(part.path)
             row += part.columns
             if field.kind is Kind.IMAGE:
                 self.variable[f"{field.name}.entries"].append(part.entries)
                 row.append((0, 0))  # follows from the entries of all rows
-            self.put(out, part.data)
-            self.put(out, padding(len(part.data)))
             self._count(field, part)
         self.rows.append((*row, 0))
 
