@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from feedrate.draws import F64
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.load.draws import F64
 from feedrate.load.options import Options, find_field
 from feedrate.load.order import Given, Order, Sequential, Shuffled, Weighted, Windowed
 from feedrate.load.splits import Split, members

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import PackError, StorageError
+from feedrate.errors import PackError
 from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
@@ -22,20 +21,15 @@ from feedrate.format.keys import printable
 from feedrate.format.manifest import IndexPart, Shard
 from feedrate.format.raw import dump_table
 from feedrate.pack.files import appear
-from feedrate.pack.listing import SourceFile
-from feedrate.pack.plan import ShardTask
+from feedrate.pack.listing import Listing, Sample
+from feedrate.pack.plan import BLOCK, ShardTask, order_samples
 from feedrate.pack.recode import NewImage, Recode, Tally, recode_image, resize_mask, scale_boxes
-from feedrate.pack.source import Sample, Value
-from feedrate.pack.values import UnusableValue, dump_number, inspect_array, inspect_image
+from feedrate.pack.values import dump_number, inspect_array, inspect_image
 from feedrate.pack.workers import advance
 from feedrate.results import Rejection
-
-# One bad file is rejected and packing goes on. These say that the whole source is out of reach, or we are.
-_SOURCE_IS_GONE = frozenset(
-    (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV,
-     errno.ENXIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-)  # fmt: skip
-
+from feedrate.source.bytes import Bytes
+from feedrate.source.record import Held, Stored, Value
+from feedrate.source.values import UnusableValue
 
 INDEX_SUFFIX = ".arrow"
 Size = tuple[int, int]  # width, height
@@ -62,16 +56,20 @@ def write_shard(task: ShardTask) -> None:
     Raises:
         StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
     """
-    target = Path(task.target)
     container = find_container(task.container)
-    shard_path = target / container.shard_name(task.number)
-    with appear(shard_path, expected_bytes=task.tar_bytes) as out:
+    shard_path = Path(task.target) / container.shard_name(task.number)
+    listing, source = Listing(task.listing), Bytes(task.source)
+    fields = listing.fields
+    with appear(shard_path, expected_bytes=task.expected_bytes) as out:
         output = Output(out)
-        writer = _Writer(task.fields, task.recode, container.write(output))
-        for sample in task.samples:
-            writer.add(task.source, sample)
-            advance(1, sample.source_bytes)
+        writer = _Writer(fields, task.recode, container.write(output))
+        for first in range(task.first, task.last, BLOCK):
+            indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
+            for sample in listing.samples(indices):
+                writer.add(source, sample)
+                advance(1, sample.source_bytes)
         notes = writer.shard.end()
+    listing.close()
     metadata = {
         "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
         "crc32c": f"{output.crc32c:08x}",
@@ -81,9 +79,9 @@ def write_shard(task: ShardTask) -> None:
         **({"recoded": writer.tally.dump()} if task.recode.settings() else {}),
         **({"notes": notes} if notes else {}),
     }  # fmt: skip
-    rows = np.array(writer.rows, row_dtype(task.fields))
+    rows = np.array(writer.rows, row_dtype(fields))
     fill_derived(rows, writer.variable)
-    data = dump_part(task.fields, Part(rows, writer.variable, metadata))
+    data = dump_part(fields, Part(rows, writer.variable, metadata))
     with appear(shard_path.with_suffix(INDEX_SUFFIX), expected_bytes=len(data)) as out:
         out.write(data)
 
@@ -104,15 +102,9 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
             return None
         data = index_path.read_bytes()
         part = IndexPart(index, len(data), kernel.crc32c(data), locate_columns(data))
+        crc32c = int(metadata.get("crc32c", "0"), 16)
         return ShardDone(
-            Shard(
-                shard,
-                metadata["bytes"],
-                int(metadata.get("crc32c", "0"), 16),
-                metadata["samples"],
-                part,
-                container,
-            ),
+            Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container),
             metadata["source_bytes"],
             tuple(Rejection(*r) for r in metadata["rejected"]),
             tuple(Rejection(*r) for r in metadata["damaged"]),
@@ -161,7 +153,7 @@ class _Writer:
         self.by_pillow: Counter[str] = Counter()
         self.uniform: dict[str, Any] = {}
 
-    def add(self, source: str, sample: Sample) -> None:
+    def add(self, source: Bytes, sample: Sample) -> None:
         loaded: list[_Loaded] = []
         for field, value in zip(self.fields, sample.values, strict=True):
             try:
@@ -170,7 +162,7 @@ class _Writer:
                     part.data = scale_boxes(part.data, *loaded[0].sizes)
                 loaded.append(part)
             except UnusableValue as error:
-                path = value.path if isinstance(value, SourceFile) else sample.key.encode()
+                path = value.path if isinstance(value, (Stored, Held)) else sample.key.encode()
                 self.rejected.append((printable(path), field.name, str(error)))
                 return
         contents = [part.as_content(field) for field, part in zip(self.fields, loaded, strict=True)]
@@ -212,19 +204,21 @@ class _Writer:
             self.by_pillow[part.pillow_reason] += 1
 
 
-def _load(field: Field, value: Value, source: str, recode: Recode) -> _Loaded:
-    if isinstance(value, bytes):
-        return _Loaded(value)
-    if not isinstance(value, SourceFile):
+def _load(field: Field, value: Value | None, source: Bytes, recode: Recode) -> _Loaded:
+    if value is None:
+        raise UnusableValue(f"has no '{field.name}'")
+    if isinstance(value, (int, float)):
         return _Loaded(dump_number(value), columns=(value,))
-    data = _read_source_file(source, value)
+    if isinstance(value, str):
+        return _Loaded(value.encode("utf-8", "surrogateescape"))
+    path, data = (b"", value) if isinstance(value, bytes) else (value.path, source.read(value))
     if field.has_pixels:
-        return _load_pixels(field, value.path, data, recode)
+        return _load_pixels(field, path, data, recode)
     uniform = None
     if field.kind is Kind.ARRAY:
         shape, dtype = inspect_array(data)
         uniform = {"shape": list(shape), "dtype": dtype}
-    return _Loaded(data, value.path, len(data), uniform=uniform)
+    return _Loaded(data, path, len(data) if path else 0, uniform=uniform)
 
 
 def _load_pixels(field: Field, path: bytes, data: bytes, recode: Recode) -> _Loaded:
@@ -247,23 +241,6 @@ def _load_pixels(field: Field, path: bytes, data: bytes, recode: Recode) -> _Loa
     loaded.columns, loaded.uniform = (width, height), {"shape": [height, width]}
     loaded.sizes = before, (width, height)
     return loaded
-
-
-def _read_source_file(source: str, file: SourceFile) -> bytes:
-    path = os.path.join(os.fsencode(source), file.path)
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read(file.size_bytes + 1)
-    except OSError as error:
-        if error.errno in _SOURCE_IS_GONE or not os.path.isdir(source):
-            raise StorageError(
-                f"cannot read {printable(path)}: {error.strerror}",
-                hint="when the source is back, run the same command again: it goes on where it stopped",
-            ) from error
-        raise UnusableValue(f"cannot be read: {error.strerror}") from error
-    if len(data) != file.size_bytes:
-        raise UnusableValue(f"changed while it was packed: {file.size_bytes} bytes when listed")
-    return data
 
 
 def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:
