@@ -51,6 +51,9 @@ class Shard:
         prefix: a folder that keys and original paths are in: what stands in the shard is 'cat/1', the key is
             'PREFIX/cat/1'.
         first_number: what is added to the numbers that stand in the index.
+        container: tar, tfrecord or hdf5; "ranges": a file that was there before, described by its index; "files":
+            a folder that was there before, and a value is the file under it that its path names.
+        mtime_ns: of a file that was there before, when it was indexed.
     """
 
     name: str
@@ -62,6 +65,11 @@ class Shard:
     prefix: str = ""
     first_number: int = 0
     container: str = "tar"
+    mtime_ns: int = 0
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.container in containers.IN_PLACE
 
     @property
     def is_plain(self) -> bool:
@@ -203,8 +211,8 @@ def parse_manifest(text: bytes) -> Manifest:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"is damaged: {type(error).__name__} {error}") from error
     # Several parts of the index may describe one file, each other samples of it.
-    shared = {(s.folder, s.name) for s in manifest.shards if s.container == "hdf5"}
-    files = [(s.folder, s.name) for s in manifest.shards if s.container != "hdf5"]
+    shared = {(s.folder, s.name) for s in manifest.shards if s.container == "hdf5" or s.is_in_place}
+    files = [(s.folder, s.name) for s in manifest.shards if s.container in ("tar", "tfrecord")]
     files += [*shared, *((s.index.folder, s.index.name) for s in manifest.shards)]
     if len(set(files)) < len(files):
         raise PackError("is damaged: two of its files have the same name")
@@ -283,6 +291,7 @@ def _dump_shard(shard: Shard) -> dict[str, Any]:
         **({"prefix": shard.prefix} if shard.prefix else {}),
         **({"first_number": shard.first_number} if shard.first_number else {}),
         **({} if shard.container == "tar" else {"container": shard.container}),
+        **({"mtime_ns": shard.mtime_ns} if shard.mtime_ns else {}),
         "index": {
             **({"folder": index.folder} if index.folder else {}),
             "name": index.name, "bytes": index.size_bytes, "crc32c": f"{index.crc32c:08x}",
@@ -323,8 +332,9 @@ def _load_part(document: dict[str, Any]) -> ColumnPart:
 
 def _load_shard(document: dict[str, Any]) -> Shard:
     index = document["index"]
+    container = _container(document.get("container", "tar"))
     return Shard(
-        name=plain_name(document["name"]),
+        name=(_any_name if container in containers.IN_PLACE else plain_name)(document["name"]),
         size_bytes=_count(document["bytes"]),
         crc32c=_crc(document["crc32c"]),
         samples=_count(document["samples"]),
@@ -338,14 +348,16 @@ def _load_shard(document: dict[str, Any]) -> Shard:
         folder=_folder(document.get("folder", "")),
         prefix=_prefix(document.get("prefix", "")),
         first_number=_count(document.get("first_number", 0)),
-        container=_container(document.get("container", "tar")),
+        container=container,
+        mtime_ns=_count(document.get("mtime_ns", 0), 2**63),
     )
 
 
 def _container(name: object) -> str:
-    if name not in containers.NAMES:
+    known = (*containers.NAMES, *containers.IN_PLACE)
+    if name not in known:
         raise PackError(
-            f"has shards of format {name!r}; this feedrate reads {', '.join(containers.NAMES)}",
+            f"has shards of format {name!r}; this feedrate reads {', '.join(known)}",
             hint="update feedrate: pip install --upgrade feedrate",
         )
     return str(name)
@@ -376,8 +388,15 @@ def _prefix(text: object) -> str:
     return "/".join(plain_name(part) for part in text.split("/")) if text else ""
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
+def _any_name(name: object) -> str:
+    """Files that were there before may be called anything; it is the folder that leads to them."""
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is not the name of a file")
+    return name
+
+
+def _count(value: object, limit: int = 2**48) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
         raise ValueError(f"{value!r} is not a count")
     return value
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, UsageError
+from feedrate.format.containers import FILES
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part
 from feedrate.format.keys import printable, restored_path
@@ -58,6 +59,10 @@ def unpack(
     """
     begin = time.monotonic()
     manifest = read_manifest(pack)
+    loose = next((s for s in manifest.shards if s.container == FILES), None)
+    if loose is not None:
+        where = os.path.normpath(Path(pack) / loose.folder / loose.name)
+        raise UsageError(f"{pack} is an index of the files in {where}: they are not packed")
     inner, outer = os.path.realpath(target), os.path.realpath(pack)
     if os.path.commonpath([inner, outer]) == outer:
         raise UsageError(f"{target} lies inside the pack", hint="name a folder outside of it")
@@ -87,7 +92,10 @@ def unpack_shard(task: ShardUnpack) -> Written:
     try:
         part = _read_index(task, folder)
         _check_paths(task, part)
-        with open(folder / task.shard.name, "rb") as shard, Tree(Path(task.target)) as tree:
+        with (
+            open(folder / task.shard.folder / task.shard.name, "rb") as shard,
+            Tree(Path(task.target)) as tree,
+        ):
             return _restore_samples(task, part, shard.fileno(), tree)
     except OSError as error:
         if isinstance(error, FeedrateError):

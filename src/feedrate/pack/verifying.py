@@ -16,16 +16,14 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import PackError
 from feedrate.format.containers import Container, Content, Member, find_container
-from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.fields import Field, Kind
 from feedrate.format.index import Part, locate_columns, parse_part, row_checks
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
-from feedrate.format.raw import parse_stored, table_fits
+from feedrate.pack.check_values import check_image, check_in_place
 from feedrate.pack.packing import REJECTED_NAME
 from feedrate.pack.recode import say_pixels
-from feedrate.pack.values import inspect_image
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results import Problem, Tick, VerifyResult
-from feedrate.source.values import UnusableValue
 
 _CHUNK_BYTES = 2**20
 # A shard that is rotten through and through need not be listed sample by sample.
@@ -148,7 +146,10 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
 
 def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
     shard = check.shard
-    path = Path(check.pack) / shard.name
+    path = Path(check.pack) / shard.folder / shard.name
+    if shard.is_in_place:
+        yield from check_in_place(shard, path, check.fields, part)
+        return
     try:
         # Read through once, by the one who checks its first samples.
         is_mine = check.samples.start == 0
@@ -251,46 +252,7 @@ def _check_field(
     elif kernel.crc32c(data) != row[f"{field.name}.crc32c"]:
         yield problem("its bytes are not those that were packed (checksum)")
     elif field.has_pixels:
-        yield from (problem(text) for text in _check_image(field, part, number, data))
-
-
-def _check_image(field: Field, part: Part, number: int, data: bytes) -> Iterator[str]:
-    row = part.rows[number]
-    size = (int(row[f"{field.name}.width"]), int(row[f"{field.name}.height"]))
-    if field.coding is Coding.RAW:
-        yield from _check_raw(data, size, part.variable[f"{field.name}.entries"][number])
-        return
-    try:
-        facts = inspect_image(data)
-    except UnusableValue as error:
-        yield f"cannot be decoded: {error}"
-        return
-    if size != (facts.width, facts.height):
-        yield f"is {facts.width} x {facts.height} pixels, the index says {size[0]} x {size[1]}"
-    if field.kind is Kind.IMAGE:
-        entries = part.variable[f"{field.name}.entries"][number]
-        if entries != facts.entries and not _lead_to_the_same_pixels(data, entries):
-            yield "has entry points in the index that do not fit it"
-
-
-def _check_raw(data: bytes, size: tuple[int, int], table: bytes) -> Iterator[str]:
-    try:
-        pixels = parse_stored(data, table)
-    except ValueError as error:
-        yield str(error)
-        return
-    if size != pixels.shape[1::-1]:
-        yield f"is {pixels.shape[1]} x {pixels.shape[0]} pixels, the index says {size[0]} x {size[1]}"
-    if not table_fits(data, table):
-        yield "has checksums of rows in the index that do not fit it"
-
-
-def _lead_to_the_same_pixels(data: bytes, entries: bytes) -> bool:
-    """Another version of the kernel may place entry points elsewhere: what counts is where they lead."""
-    try:
-        return np.array_equal(kernel.decode_one(data, entries=entries), kernel.decode_one(data))
-    except ValueError:
-        return False
+        yield from (problem(text) for text in check_image(field, part, number, data))
 
 
 def _find_duplicates(findings: list[ShardFindings]) -> Iterator[Problem]:
@@ -321,6 +283,8 @@ def _check_table(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _find_extra(folder: Path, manifest: Manifest) -> tuple[str, ...]:
+    if any(shard.is_in_place for shard in manifest.shards):
+        return ()  # it lies among files of its user
     known = {FILE_NAME, REJECTED_NAME}
     known |= {name for s in manifest.shards for name in (s.name, s.index.name)}
     table = manifest.settings.get("labels")

@@ -6,6 +6,9 @@ from __future__ import annotations
 from feedrate.format.containers.contract import Container, Content, Member, Output, ShardWriter, TooLarge
 
 NAMES = ("tar", "tfrecord", "hdf5")
+# What `feedrate index` describes, and nobody wrote here: ranges of one file, or whole files under a folder.
+RANGES, FILES = "ranges", "files"
+IN_PLACE = (RANGES, FILES)
 
 
 def find_container(name: str) -> Container:
@@ -18,4 +21,16 @@ def find_container(name: str) -> Container:
     return known[name]
 
 
-__all__ = ["NAMES", "Container", "Content", "Member", "Output", "ShardWriter", "TooLarge", "find_container"]
+__all__ = [
+    "FILES",
+    "IN_PLACE",
+    "NAMES",
+    "RANGES",
+    "Container",
+    "Content",
+    "Member",
+    "Output",
+    "ShardWriter",
+    "TooLarge",
+    "find_container",
+]
