@@ -51,7 +51,7 @@ class Shard:
         prefix: a folder that keys and original paths are in: what stands in the shard is 'cat/1', the key is
             'PREFIX/cat/1'.
         first_number: what is added to the numbers that stand in the index.
-        container: tar, tfrecord or hdf5; "ranges": a file that was there before, described by its index; "files":
+        container: tar, tfrecord or hdf5; "ranges": a file that was there before, and was indexed; "files":
             a folder that was there before, and a value is the file under it that its path names.
         mtime_ns: of a file that was there before, when it was indexed.
     """

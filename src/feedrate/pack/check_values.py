@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether single values are what the index says: images and their entry points, and files indexed in place."""
+"""Whether single values are what the index says: images, their entry points, files indexed in place."""
 
 from __future__ import annotations
 
