@@ -56,7 +56,7 @@ def write_shard(task: ShardTask) -> None:
     """
     target = Path(task.target)
     shard_path = target / shard_name(task.number)
-    listing, source = Listing(task.listing), Bytes(task.source)
+    listing, source = Listing(task.listing), Bytes(task.source, task.target)
     fields = listing.fields
     writer = _Writer(fields, task.recode)
     with appear(shard_path, expected_bytes=task.expected_bytes) as out:
@@ -67,6 +67,7 @@ def write_shard(task: ShardTask) -> None:
                 advance(1, sample.source_bytes)
         writer.put(out, END_OF_ARCHIVE)
     listing.close()
+    source.close()
     metadata = {
         "plan": task.plan, "shard": shard_path.name, "bytes": writer.offset, "crc32c": f"{writer.crc32c:08x}",
         "samples": len(writer.rows), "source_bytes": writer.source_bytes,
