@@ -46,7 +46,9 @@ from feedrate.pack.unfinished import (
 from feedrate.pack.workers import run_tasks
 from feedrate.results import PackResult, Rejection, Tick
 from feedrate.source.opening import open_reader
+from feedrate.source.place import is_url
 from feedrate.source.record import Reader
+from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
 REJECTED_NAME = "rejected.jsonl"
@@ -82,12 +84,12 @@ def pack(
     refuse_foreign(folder)
     with own_folder(folder):
         refuse_finished(folder, options)
-        reader = open_reader(source, options.source)
+        reader = open_reader(source, options.source, scratch=os.fspath(folder))
         remove_temporaries(folder)
         listed = _list(reader, folder, options, watch)
         result = _pack_shards(listed, folder, options, watch)
         finish(folder)
-    return dataclasses.replace(result, seconds=time.monotonic() - begin_s)
+    return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,10 @@ def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[T
 def _pack_shards(
     source: _Listed, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
 ) -> PackResult:
-    listed = Listing(source.listing)
+    listed, root = Listing(source.listing), source.reader.root
     tasks = [
         ShardTask(
-            source=os.path.abspath(source.reader.root),
+            source=root if is_url(root) else os.path.abspath(root),
             target=os.path.abspath(folder),
             listing=os.path.abspath(source.listing),
             number=number,
@@ -263,7 +265,7 @@ def _remove_all(folder: Path, tasks: list[ShardTask], settings: Mapping[str, Any
     shards = [find_container(task.container).shard_name(task.number) for task in tasks]
     names = [*shards, *(str(Path(shard).with_suffix(INDEX_SUFFIX)) for shard in shards)]
     names += [_table_name(settings)] if "labels" in settings else []
-    for name in [*names, listing.NAME, PROGRESS_NAME]:
+    for name in [*names, listing.NAME, SPOOL_NAME, PROGRESS_NAME]:
         (folder / name).unlink(missing_ok=True)
 
 

@@ -58,7 +58,7 @@ def write_shard(task: ShardTask) -> None:
     """
     container = find_container(task.container)
     shard_path = Path(task.target) / container.shard_name(task.number)
-    listing, source = Listing(task.listing), Bytes(task.source)
+    listing, source = Listing(task.listing), Bytes(task.source, task.target)
     fields = listing.fields
     with appear(shard_path, expected_bytes=task.expected_bytes) as out:
         output = Output(out)
@@ -70,6 +70,7 @@ def write_shard(task: ShardTask) -> None:
                 advance(1, sample.source_bytes)
         notes = writer.shard.end()
     listing.close()
+    source.close()
     metadata = {
         "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
         "crc32c": f"{output.crc32c:08x}",

@@ -23,6 +23,7 @@ from feedrate.pack.files import (
     sync_folder,
 )
 from feedrate.pack.options import PackOptions
+from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
 PROGRESS_NAME = "packing.json"
@@ -55,7 +56,8 @@ def refuse_foreign(folder: Path) -> None:
         raise StorageError(f"cannot look into {folder}: {error.strerror}") from error
     if PROGRESS_NAME in names or FILE_NAME in names:
         return
-    foreign = sorted(name for name in names if name != LOCK_NAME and not is_temporary(name))
+    ours = (LOCK_NAME, SPOOL_NAME)
+    foreign = sorted(name for name in names if name not in ours and not is_temporary(name))
     if foreign:
         raise AlreadyExists(
             f"{folder} is not empty and not a pack: it holds '{foreign[0]}'",
@@ -91,7 +93,11 @@ def own_folder(folder: Path) -> Iterator[None]:
         raise explain_write_error(error, folder) from error
     try:
         with only_one(folder):
-            yield
+            try:
+                yield
+            finally:
+                if not (folder / PROGRESS_NAME).exists():
+                    (folder / SPOOL_NAME).unlink(missing_ok=True)
     finally:
         if is_new:
             # Nothing was begun: leave nothing behind.
@@ -163,5 +169,6 @@ def write_file(path: Path, data: bytes) -> None:
 def finish(folder: Path) -> None:
     """Take away what says that the pack is unfinished; the last step."""
     (folder / listing.NAME).unlink(missing_ok=True)
+    (folder / SPOOL_NAME).unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink()
     sync_folder(folder)

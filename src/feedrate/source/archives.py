@@ -92,10 +92,10 @@ class Archive:
                     if one.offset + one.size_bytes > max(_BOMB_BYTES, _BOMB_RATIO * self.file.size_bytes):
                         raise SourceError(
                             f"{self.address}: with '{printable(one.name)}' it would unpack to more than "
-                            f"{format_bytes(one.offset)}, over {_BOMB_RATIO} times its size: refused as a bomb"
+                            f"{format_bytes(one.offset)}, over {_BOMB_RATIO} times its size: refused"
                         )
-                    value = Stored(self.top + one.name, one.size_bytes, self.file.path)
-                    if with_values and not is_hidden(one.name):
+                    value: Stored | Held = Stored(self.top + one.name, one.size_bytes, self.file.path)
+                    if with_values and not is_hidden(one.name) and isinstance(value, Stored):
                         value = self._copy(stream, value)
                     yield Member(one.name, value)
             except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -103,23 +103,22 @@ class Archive:
                     raise
                 raise SourceError(f"{self.address} cannot be decompressed: {error}") from error
 
-    def _copy(self, stream: BinaryIO, value: Stored) -> Stored:
-        left = value.size_bytes
-        start = self.spool.add(value.path, b"")
+    def _copy(self, stream: BinaryIO, value: Stored) -> Held:
+        left, start = value.size_bytes, self.spool.write(b"")
         while left:
             data = stream.read(min(left, 2**20))
             if not data:
                 raise SourceError(f"{self.address} ends inside '{printable(value.path)}': it is cut short")
-            self.spool.add(value.path, data)
+            self.spool.write(data)
             left -= len(data)
-        return Stored(value.path, value.size_bytes, start.file, start.offset)
+        return Held(value.path, value.size_bytes, b"", "spool", (start,), self.file.mtime_ns)
 
     def _read_zip(self, *, with_values: bool) -> Iterator[Member]:
         file = self.file
         with self.place.open(file.path) as stream, self.place.open(file.path) as local:
             for one in zips.read_members(stream, self.address, file.size_bytes):
                 path = self.top + one.name
-                # Elsewhere each look at a member's own header is a request: it waits until the member is read.
+                # Elsewhere a look at a member's own header is a request: it waits until the member is read.
                 is_range = one.method == zips.STORED and not self.place.is_remote
                 if with_values and not self.place.is_remote:
                     offset = zips.locate_data(local, self.address, one, one.name)
@@ -145,9 +144,12 @@ class ArchiveReader(Reader):
         self._classes: set[str] = set()
 
     def __iter__(self) -> Iterator[Record | Rejection]:
+        with self._spool:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
         self._classes, others = set(), Counter[str]()
         depth = self._label_depth()
-        self._spool.begin()
         for archive in self._archives:
             for member in archive.members():
                 if is_hidden(member.name):
@@ -162,7 +164,6 @@ class ArchiveReader(Reader):
                 label = printable(member.name.split(b"/")[depth])
                 self._classes.add(label)
                 yield Record(name, {"image": member.value, "label": label})
-        self._spool.close()
         self.ignored = dict(sorted(others.items()))
 
     def fields(self) -> tuple[Field, ...]:
@@ -204,8 +205,8 @@ class ArchiveReader(Reader):
             return None
         if count:
             raise SourceError(
-                f"{where} has class folders, but {format_count(count, 'image')} beside them, without a label: "
-                f"'{printable(loose)}'",
+                f"{where} has class folders, but {format_count(count, 'image')} beside them, "
+                f"without a label: '{printable(loose)}'",
                 hint="unpack it, and give all labels in a table: feedrate pack FOLDER PACK --labels FILE",
             )
         names = sorted(printable(name) for name in (seconds if depth else tops))

@@ -81,7 +81,7 @@ class _Seen:
 
 
 class ExampleReader(Reader):
-    """A sample per Example; which features are fields, the first examples say: what at least half of them have.
+    """A sample per Example. Which features are fields, the first ones say: what at least half of them have.
 
     Raises, when iterated:
         SourceError: a file is damaged, or its records are no Examples.
@@ -97,7 +97,10 @@ class ExampleReader(Reader):
         self._numbers: dict[str, NumberColumn] = {}
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        self._spool.begin()
+        with self._spool:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
         others: Counter[str] = Counter()
         examples = self._examples()
         first = list(itertools.islice(examples, _PEEK_SAMPLES))
@@ -105,7 +108,6 @@ class ExampleReader(Reader):
         for example in itertools.chain(first, examples):
             others.update(f"feature {name}" for name in example.features if name not in self._names)
             yield self._read_example(example)
-        self._spool.close()
         self.ignored = dict(sorted(others.items()))
 
     def fields(self) -> tuple[Field, ...]:
@@ -188,7 +190,7 @@ class ExampleReader(Reader):
             suffix = image_suffix(value) or "bin" if kind in (Kind.IMAGE, Kind.MASK) else _SUFFIXES[kind]
             where += b"." + suffix.encode()
             if example.start is None:
-                return self._spool.add(where, value)
+                return self._spool.add(where, value, example.file.mtime_ns)
             return Stored(where, size, example.file.path, example.start + start, example.file.mtime_ns)
         raise UnusableValue(f"the feature '{name}' holds something else than in the first examples")
 

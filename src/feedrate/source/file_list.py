@@ -60,7 +60,7 @@ class FileList(Reader):
             yield sample
         if not is_any_there:
             raise SourceError(
-                f"none of the files that {address} names can be packed; the first is '{printable(first[:200])}'",
+                f"none of the files that {address} names is there; the first is '{printable(first[:200])}'",
                 hint="paths are relative to the folder that the list lies in",
             )
         twice = repeats.find(self._cut(line)[0] for line in self._lines())

@@ -10,7 +10,7 @@ import lzma
 import re
 import struct
 import zlib
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from feedrate.source.place import Place, PlacedFile
 from feedrate.source.recordio import MAGIC
@@ -84,7 +84,7 @@ def _by_beginning(data: bytes) -> Form:
 
 
 def _decompress(beginning: bytes, stream: BinaryIO) -> bytes:
-    opener = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}.get(beginning[:2])
+    opener: Any = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}.get(beginning[:2])
     if opener is None:
         return b""
     stream.seek(0)

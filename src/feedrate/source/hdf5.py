@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -55,12 +56,15 @@ class Hdf5Reader(Reader):
         self._numbers: dict[str, NumberColumn] = {}
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        self._spool.begin()
+        with self._spool:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
         others: Counter[str] = Counter()
         self._columns = {}
         for file in self._files:
             address = self._place.address(file.path)
-            with self._place.open(file.path) as stream, open_hdf5(stream, address) as opened:
+            with open_hdf5(self._place, file.path) as opened:
                 columns, passed_over, classes = _find_columns(opened, self._group, address)
                 others.update(f"dataset {name}" for name in passed_over)
                 if not self._columns:
@@ -71,7 +75,6 @@ class Hdf5Reader(Reader):
                         hint="pack each by itself",
                     )
                 yield from self._read_rows(opened, file, address)
-        self._spool.close()
         self.ignored = dict(sorted(others.items()))
 
     def fields(self) -> tuple[Field, ...]:
@@ -146,8 +149,9 @@ class Hdf5Reader(Reader):
         return Held(path + suffix, size, file.path, "hdf5", place, file.mtime_ns)
 
 
-def open_hdf5(stream: BinaryIO, address: str) -> Any:
+def open_hdf5(place: Place, file: bytes) -> Any:
     """Open a file with h5py; it can be used in `with`."""
+    address = place.address(file)
     try:
         import h5py
     except ImportError as error:
@@ -155,7 +159,9 @@ def open_hdf5(stream: BinaryIO, address: str) -> Any:
             f"{address} is an HDF5 file, and h5py is not installed", hint="pip install h5py"
         ) from error
     try:
-        return h5py.File(stream, "r", rdcc_nbytes=_CACHE_BYTES)
+        # A file of this machine is read by the library itself, which is quicker.
+        target = place.open(file) if place.is_remote else os.path.join(os.fsencode(place.root), file)
+        return h5py.File(target, "r", rdcc_nbytes=_CACHE_BYTES)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise SourceError(f"{address} cannot be read as HDF5: {error}") from error
 
@@ -197,7 +203,7 @@ def _dump_pixels(pixels: np.ndarray) -> bytes:
 def _find_columns(
     opened: Any, group: str, address: str
 ) -> tuple[dict[str, Column], list[str], tuple[str, ...] | None]:
-    """Return the datasets that are samples' values, the names of the others, and the names of classes if given."""
+    """Return the datasets that hold samples, the names of the others, and those of the classes if given."""
     import h5py
 
     datasets: dict[str, Any] = {}
@@ -227,12 +233,11 @@ def _find_columns(
         lengths[len(datasets[name])].append(name)
     with_images = [n for n, names in lengths.items() if any(columns[c].kind is Kind.IMAGE for c in names)]
     if len(with_images) > 1:
+        counts = ", ".join(f"{n:,}" for n in sorted(with_images))
         parts = sorted({c.rpartition("/")[0] for n in with_images for c in lengths[n]})
         raise SourceError(
-            f"{address} holds several sets of images, of {', '.join(f'{n:,}' for n in sorted(with_images))} rows",
-            hint=f"name the group of one of them: {address}/{parts[-1]}"
-            if any(parts)
-            else "split the file first",
+            f"{address} holds several sets of images, of {counts} rows",
+            hint=f"name the group of one of them: {address}/{parts[-1]}",
         )
     if not columns:
         shown = ", ".join(f"{name} {one.dtype} {one.shape}" for name, one in list(datasets.items())[:4])

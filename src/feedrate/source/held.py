@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that only their container can give out: deflated members of a zip, rows of an HDF5 dataset."""
+"""Values that only their container can give out: deflated members of a zip, rows of an HDF5 dataset, and what
+waits in a spool."""
 
 from __future__ import annotations
 
-import contextlib
+import os
 from typing import Any, BinaryIO
 
+from feedrate.errors import StorageError
 from feedrate.source import zip as zips
 from feedrate.source.hdf5 import dump_cell, open_hdf5
 from feedrate.source.place import Place
 from feedrate.source.record import Held
+from feedrate.source.spool import SPOOL_NAME
 from feedrate.source.values import UnusableValue
 
 _MOST_OPEN = 8
@@ -18,9 +21,10 @@ _MOST_OPEN = 8
 class Containers:
     """Keeps the containers it reads from open. For one thread."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._open: dict[tuple[str, bytes], tuple[contextlib.ExitStack, Any]] = {}
+    def __init__(self, place: Place, scratch: str | None = None) -> None:
+        self._place, self._scratch = place, scratch
+        self._spool: BinaryIO | None = None
+        self._open: dict[bytes, Any] = {}
 
     def read(self, value: Held) -> bytes:
         """Return a value's bytes: at most `size_bytes`.
@@ -28,6 +32,8 @@ class Containers:
         Raises:
             UnusableValue: the container does not give it, or gives something else than it declared.
         """
+        if value.container == "spool":
+            return self._read_spool(value)
         if value.container == "zip":
             data = self._read_zip(value)
         elif value.container == "hdf5":
@@ -39,9 +45,28 @@ class Containers:
         return data
 
     def close(self) -> None:
-        for stack, _ in self._open.values():
-            stack.close()
+        for opened in self._open.values():
+            opened.close()
         self._open.clear()
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    def _read_spool(self, value: Held) -> bytes:
+        if self._spool is None:
+            path = os.path.join(self._scratch or "", SPOOL_NAME)
+            try:
+                self._spool = open(path, "rb", buffering=0)  # noqa: SIM115
+            except OSError as error:
+                raise StorageError(
+                    f"cannot read {path}: {error.strerror}", hint="run the same 'feedrate pack' command again"
+                ) from error
+        data = os.pread(self._spool.fileno(), value.size_bytes, int(value.place[0]))
+        if len(data) != value.size_bytes:
+            raise StorageError(
+                f"{SPOOL_NAME} is shorter than it was", hint="run the same 'feedrate pack' command again"
+            )
+        return data
 
     def _read_zip(self, value: Held) -> bytes:
         header, method, packed_bytes, crc32 = (int(part) for part in value.place)
@@ -55,20 +80,15 @@ class Containers:
 
     def _read_hdf5(self, value: Held) -> bytes:
         dataset, row, form = value.place
-        opened = self._keep_open(value, lambda stream: open_hdf5(stream, self._place.address(value.file)))
+        opened = self._keep_open(value)
         try:
             return dump_cell(str(form), opened[str(dataset)][int(row)])
         except (OSError, RuntimeError, ValueError, KeyError, IndexError) as error:
             raise UnusableValue(f"row {row} of '{dataset}' cannot be read: {error}") from error
 
-    def _keep_open(self, value: Held, open_container: Any) -> Any:
-        key = value.container, value.file
-        if key not in self._open:
+    def _keep_open(self, value: Held) -> Any:
+        if value.file not in self._open:
             if len(self._open) >= _MOST_OPEN:
-                oldest = next(iter(self._open))
-                self._open.pop(oldest)[0].close()
-            with contextlib.ExitStack() as stack:
-                stream: BinaryIO = stack.enter_context(self._place.open(value.file))
-                container = stack.enter_context(open_container(stream))
-                self._open[key] = stack.pop_all(), container
-        return self._open[key][1]
+                self._open.pop(next(iter(self._open))).close()
+            self._open[value.file] = open_hdf5(self._place, value.file)
+        return self._open[value.file]

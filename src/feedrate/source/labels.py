@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that live in the index: whole numbers, other numbers, or names of classes; known when all were seen."""
+"""Numbers and names of classes: what kind of field they make is known when all were seen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NumberColumn:
                 self._texts.add(value)
                 if len(self._texts) > _MOST_CLASSES:
                     raise SourceError(
-                        f"'{self.name}' has more than {_MOST_CLASSES:,} different texts: those are not classes"
+                        f"'{self.name}' has more than {_MOST_CLASSES:,} different texts: no classes"
                     )
             return value
         if isinstance(value, float) and not math.isfinite(value):

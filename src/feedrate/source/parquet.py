@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet files with the images in them, as on the Hugging Face Hub; read batch by batch, values kept once."""
+"""Parquet files with images in them, as on the Hugging Face Hub; read once, batch by batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PEEK_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`form`: how a cell becomes a value: "number", "text", "file" (bytes, or a struct with them), "array", "json"."""
+    """`form` is how a cell becomes a value: "number", "text", "file" (bytes), "array" or "json"."""
 
     name: str
     kind: Kind
@@ -37,7 +37,7 @@ class Column:
 
 
 class ParquetReader(Reader):
-    """A sample per row. Encoded images are structs of bytes and path, or binary columns that begin like images.
+    """A sample per row. Images are structs of bytes and path, or binary columns that begin like images.
 
     Raises, when iterated:
         SourceError: a file is damaged, has other columns than the first, or holds no images.
@@ -52,10 +52,13 @@ class ParquetReader(Reader):
         self._numbers: dict[str, NumberColumn] = {}
 
     def __iter__(self) -> Iterator[Record | Rejection]:
+        with self._spool:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
         import pyarrow as pa
         from pyarrow import parquet
 
-        self._spool.begin()
         others: Counter[str] = Counter()
         schema = None
         for file in self._files:
@@ -76,7 +79,6 @@ class ParquetReader(Reader):
                 if isinstance(error, SourceError):
                     raise
                 raise SourceError(f"{address} cannot be read as Parquet: {error}") from error
-        self._spool.close()
         self.ignored = dict(sorted(others.items()))
 
     def fields(self) -> tuple[Field, ...]:
@@ -161,7 +163,7 @@ class ParquetReader(Reader):
         if not any(column.form == "file" for column in self._columns.values()):
             raise SourceError(
                 f"{address} has no column of images: {', '.join(opened.schema_arrow.names)[:200]}",
-                hint="a table that names files is given beside them: feedrate pack FOLDER PACK --labels TABLE",
+                hint="a table that names files goes beside them: feedrate pack FOLDER PACK --labels TABLE",
             )
         names = name_fields({name: column.kind for name, column in self._columns.items()})
         order = sorted(names, key=lambda name: (names[name] != "image", names[name] != "label"))

@@ -50,7 +50,7 @@ class Place:
             NotFound: there is nothing of that name.
         """
         if not self.is_remote:
-            path = os.path.join(os.fsencode(self.root), file)
+            path = self._path(file)
             try:
                 info = os.stat(path)
             except OSError as error:
@@ -83,7 +83,7 @@ class Place:
     def open(self, file: bytes) -> BinaryIO:
         """Open a file for reading; it can be positioned."""
         if not self.is_remote:
-            path = os.path.join(os.fsencode(self.root), file)
+            path = self._path(file)
             try:
                 return open(path, "rb")
             except OSError as error:
@@ -116,6 +116,10 @@ class Place:
             + rest
         )
 
+    def _path(self, file: bytes) -> bytes:
+        root = os.fsencode(self.root)
+        return os.path.join(root, file) if file else root
+
     def _at(self, file: bytes) -> tuple[Any, str]:
         if self._fs is None:
             self._fs, self._top = _connect(self.root)
@@ -124,15 +128,30 @@ class Place:
             return self._fs, self._top
         return self._fs, f"{self._top.rstrip('/')}/{name}" if self._top else name
 
-    def _walk_remote(self) -> Iterator[PlacedFile]:
-        fs, top = self._at(b"")
-        with _explained(self.root):
-            found = fs.find(top, detail=True)
-        head = top.rstrip("/") + "/" if top.rstrip("/") else ""
-        for path in sorted(found):
-            name = path[len(head) :] if path.startswith(head) else path.lstrip("/")
-            if not any(part.startswith(".") for part in name.split("/")):
-                yield PlacedFile(os.fsencode(name), self._size(found[path], path), _mtime_ns(found[path]))
+    def list(self, folder: bytes) -> Iterator[tuple[bytes, PlacedFile | None]]:
+        """Yield what lies in a remote folder: name, and facts of a file; None for a folder."""
+        fs, top = self._at(folder)
+        start = folder + b"/" if folder else b""
+        with _explained(self.address(folder)):
+            entries = fs.ls(top, detail=True)
+        for entry in entries:
+            path = entry["name"].rstrip("/")
+            if path.strip("/") == top.strip("/"):  # an empty object that stands for the folder
+                continue
+            name = os.fsencode(path.rpartition("/")[2])
+            if entry["type"] == "directory":
+                yield name, None
+            else:
+                yield name, PlacedFile(start + name, self._size(entry, path), _mtime_ns(entry))
+
+    def _walk_remote(self, folder: bytes = b"") -> Iterator[PlacedFile]:
+        found = sorted(
+            (one for one in self.list(folder) if not one[0].startswith(b".")), key=lambda one: one[0]
+        )
+        yield from (file for _, file in found if file is not None)
+        for name, file in found:
+            if file is None:
+                yield from self._walk_remote(folder + b"/" + name if folder else name)
 
     def _size(self, found: dict[str, Any], path: str) -> int:
         size_bytes = found.get("size")
@@ -197,7 +216,7 @@ def _connect(url: str) -> tuple[Any, str]:
 
 
 def _mtime_ns(found: dict[str, Any]) -> int:
-    when = found.get("mtime", found.get("LastModified"))
+    when: Any = found.get("mtime", found.get("LastModified"))
     stamp = when.timestamp() if hasattr(when, "timestamp") else when
     return int(stamp * 1e9) if isinstance(stamp, (int, float)) else 0
 

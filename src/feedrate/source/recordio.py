@@ -98,7 +98,10 @@ class ImageRecordReader(Reader):
         self._are_several = False
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        self._spool.begin()
+        with self._spool:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
         self._label = NumberColumn("label")
         others: Counter[str] = Counter()
         samples = 0
@@ -116,7 +119,6 @@ class ImageRecordReader(Reader):
                     yield self._read_record(file, record_name(file.path, number), raw, (labels, start))
         if not samples:
             raise SourceError(f"no images in {self._place.address(self._files[0].path)}")
-        self._spool.close()
         self.ignored = dict(others)
 
     def fields(self) -> tuple[Field, ...]:
@@ -132,7 +134,7 @@ class ImageRecordReader(Reader):
             return Rejection(printable(name), "image", "the record holds no image that begins like one")
         path = name + b"." + suffix.encode()
         if raw.start is None:
-            image: Value = self._spool.add(path, raw.data[start:])
+            image: Value = self._spool.add(path, raw.data[start:], file.mtime_ns)
         else:
             image = Stored(path, len(raw.data) - start, file.path, raw.start + start, file.mtime_ns)
         if self._are_several:
@@ -161,7 +163,7 @@ def _parse_head(raw: RawRecord, address: str) -> tuple[np.ndarray, int]:
     start = _IMAGE_HEAD.size + 4 * count
     if start > len(raw.data):
         raise SourceError(
-            f"{address}: the record at byte {raw.position:,} tells of {count:,} labels in {len(raw.data):,} bytes",
+            f"{address}: a record of {len(raw.data):,} bytes with {count:,} labels, at byte {raw.position:,}",
             hint="RecordIO files of images, as MXNet's im2rec makes them, can be packed",
         )
     if not count:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards as WebDataset has them: neighbouring members whose names agree up to the first dot are one sample."""
+"""Shards as WebDataset has them: neighbours whose names agree up to the first dot are one sample."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -51,15 +52,17 @@ class ShardReader(Reader):
         self._numbers: dict[str, NumberColumn] = {}
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        self._spool.begin()
+        with self._spool:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
         others: Counter[str] = Counter()
         groups = self._groups()
         first = list(itertools.islice(groups, _PEEK_SAMPLES))
         self._choose_fields(first)
-        bytes_of = Bytes(self.root)
-        for group in itertools.chain(first, groups):
-            yield self._read_group(group, bytes_of, others)
-        self._spool.close()
+        with contextlib.closing(Bytes(self.root, self._spool.folder)) as bytes_of:
+            for group in itertools.chain(first, groups):
+                yield self._read_group(group, bytes_of, others)
         self.ignored = dict(sorted(others.items()))
 
     def fields(self) -> tuple[Field, ...]:
@@ -78,8 +81,8 @@ class ShardReader(Reader):
                 key, extension = split_name(member.name)
                 if not extension:
                     raise SourceError(
-                        f"{archive.address}: '{printable(member.name)}' has no extension, and WebDataset's names are "
-                        "KEY.EXTENSION"
+                        f"{archive.address}: '{printable(member.name)}' has no extension; "
+                        "WebDataset's names are KEY.EXTENSION"
                     )
                 if key != group.key or not group.members:
                     if group.members:
@@ -88,7 +91,7 @@ class ShardReader(Reader):
                     group = _Group(key, top=archive.top)
                 if len(group.members) >= _MOST_MEMBERS:
                     raise SourceError(
-                        f"{archive.address}: '{printable(key)}' has more than {_MOST_MEMBERS:,} members: refused"
+                        f"{archive.address}: '{printable(key)}' has over {_MOST_MEMBERS:,} members: refused"
                     )
                 group.members[extension] = member
             if group.members:
@@ -118,11 +121,13 @@ class ShardReader(Reader):
         name = "image"
         try:
             for name, kind in self._fields.items():
-                extension = found.pop((name, kind), None)
-                if extension is None:
-                    raise UnusableValue("the sample has no such member, and the first ones had")
-                value = group.members[extension].value
-                values[name] = value if kind is not Kind.NUMBER else self._number(name, bytes_of.read(value))
+                if (name, kind) not in found:
+                    return _missing(group, name)
+                value = group.members[found.pop((name, kind))].value
+                values[name] = value
+                if kind is Kind.NUMBER:
+                    self._spool.flush()
+                    values[name] = self._number(name, bytes_of.read(value))
         except (UnusableValue, ValueError) as error:
             return Rejection(printable(group.top + group.key), name, str(error))
         others.update(f".{extension}" for extension in found.values())
@@ -140,8 +145,14 @@ class ShardReader(Reader):
         return self._numbers[name].add(text)
 
 
+def _missing(group: _Group, name: str) -> Rejection:
+    return Rejection(
+        printable(group.top + group.key), name, "the sample has no such member, and the first ones had"
+    )
+
+
 def split_name(name: bytes) -> tuple[bytes, str]:
-    """Return a sample's key and a member's extension, as WebDataset cuts them: at the first dot of the base."""
+    """Return key and extension as WebDataset cuts them: at the first dot behind the last folder."""
     folder, slash, base = name.rpartition(b"/")
     stem, _, extension = base.partition(b".")
     return folder + slash + stem, extension.decode("utf-8", "replace").lower()

@@ -89,8 +89,8 @@ def read_members(stream: BinaryIO, archive: str, size_bytes: int) -> Iterator[Zi
             raise SourceError(f"{archive}: its members overlap, as in a zip bomb: refused")
         if unpacked > _BOMB_TOTAL_BYTES and unpacked > _BOMB_RATIO * size_bytes:
             raise SourceError(
-                f"{archive} would unpack to more than {format_bytes(unpacked)}, {unpacked // size_bytes:,} times "
-                f"its size: refused as a zip bomb"
+                f"{archive} would unpack to more than {format_bytes(unpacked)}, "
+                f"{unpacked // size_bytes:,} times its size: refused as a zip bomb"
             )
         if not member.name.endswith(b"/"):
             yield ZipMember(name, *(getattr(member, slot) for slot in ZipMember.__slots__[1:]))
@@ -162,7 +162,7 @@ def _check_local(data: bytes, place: tuple[int, ...], size_bytes: int, name: byt
     _, _, flags, own_method, _, _, own_crc, own_packed, own_size, name_bytes, extra_bytes = (
         _LOCAL.unpack_from(data)
     )
-    start = _LOCAL.size + name_bytes + extra_bytes
+    start = int(_LOCAL.size + name_bytes + extra_bytes)
     own_name = data[_LOCAL.size : _LOCAL.size + name_bytes]
     if own_method != method or flags & 1:
         raise UnusableValue("has a header that tells of another compression than the directory")
@@ -170,7 +170,7 @@ def _check_local(data: bytes, place: tuple[int, ...], size_bytes: int, name: byt
         raise UnusableValue(f"is called '{printable(own_name[:200])}' in its own header")
     if flags & 8 and not own_packed:  # sizes come behind the data
         return start
-    sizes = own_size, own_packed
+    sizes: tuple[int, ...] = (own_size, own_packed)
     if 0xFFFFFFFF in sizes:
         sizes = _long_sizes(data[_LOCAL.size + name_bytes : start], sizes)
     if sizes != (size_bytes, packed_bytes) or (own_crc != crc32 and not flags & 8):
@@ -203,8 +203,8 @@ def _find_directory(stream: BinaryIO, archive: str, size_bytes: int) -> _Directo
     shift = position - length - offset
     if shift < 0 or offset + shift + length > size_bytes or entries * _ENTRY.size > length:
         raise SourceError(
-            f"{archive}: its end tells of a directory of {entries:,} members in {length:,} bytes at byte {offset:,}, "
-            f"which do not fit there: it is damaged"
+            f"{archive}: its end tells of a directory of {entries:,} members in {length:,} bytes "
+            f"at byte {offset:,}, which do not fit there: it is damaged"
         )
     return _Directory(offset + shift, length, entries, shift)
 
