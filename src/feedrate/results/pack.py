@@ -48,6 +48,7 @@ class Recoded:
     after_bytes: int
     mean_psnr_db: float | None
     psnr_images: int
+    lossless: int = 0  # of `images`: the same coefficients, only written in another way
 
 
 @dataclass(frozen=True, slots=True)
