@@ -21,7 +21,7 @@ LAYERS = [
     {"source"},
     {"format"},
     {"model"},
-    {"kernel", "probe", "stats"},
+    {"kernel", "probe", "stats", "draws"},
     {"pillow"},
     {"results"},
     {"units"},

@@ -90,7 +90,7 @@ def test_run_that_died_between_manifest_and_clean_up_ends_well(
         raise Stop("stopped by the test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "_finish", die)
+        patch.setattr(packing, "finish", die)
         with pytest.raises(Stop, match="stopped by the test"):
             pack(jpeg_folder, tmp_path / "p", SMALL)
     assert pack(jpeg_folder, tmp_path / "p", SMALL).samples == 16

@@ -118,7 +118,7 @@ def parse_manifest(text: bytes) -> Manifest:
         )
     try:
         manifest = Manifest(
-            fields=tuple(_load_field(name, f) for name, f in document["fields"].items()),
+            fields=tuple(load_field(name, f) for name, f in document["fields"].items()),
             shards=tuple(_load_shard(s) for s in document["shards"]),
             settings=dict(document["settings"]),
         )
@@ -157,7 +157,7 @@ def dump_field(f: Field) -> dict[str, Any]:
     return document
 
 
-def _load_field(name: str, document: dict[str, Any]) -> Field:
+def load_field(name: str, document: dict[str, Any]) -> Field:
     shape, classes = document.get("shape"), document.get("classes")
     coding = document.get("coding", Coding.FILE.value)
     if coding not in list(Coding):

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.draws import F64, Purpose, draw_uniforms, make_key
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, U8
-from feedrate.load.draws import F64, Purpose, draw_uniforms, make_key
 from feedrate.load.image import ImageOp, scale_boxes, whole
 
 Sides = tuple[I64, I64]  # widths, heights

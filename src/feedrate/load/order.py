@@ -15,45 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
+from feedrate.draws import F64, I64, Purpose, draw_uniforms, make_key, mix_array, permute
 from feedrate.errors import UsageError
-from feedrate.load.draws import F64, I64, U64, Purpose, draw_uniforms, make_key, mix, mix_array
 
-# By counting permutations and pairs: 8 rounds are even from a few hundred values on, 24 for the smallest.
-ROUNDS, SMALL_ROUNDS, SMALL = 8, 24, 1024
 # 256 samples of 110 KB are one sequential read of 28 MB; 16 of them mix 4096 samples.
 BLOCK = 256
 WINDOW_BLOCKS = 16
-
-
-def permute(indices: I64, n: int, key: int | U64) -> I64:
-    """Return where a keyed bijection of 0 .. n-1 sends `indices`; `key` may differ from index to index.
-
-    A Feistel network over Z_a x Z_b with a*b just above n: the few values that fall outside are sent round
-    again (about one in sqrt(n)), which keeps it a bijection of exactly 0 .. n-1.
-    """
-    if n < 2:
-        return indices.astype(np.int64)
-    a = math.isqrt(n - 1) + 1
-    b = -(-n // a)
-    out = _feistel(indices.astype(np.uint64), a, b, key)
-    outside = np.flatnonzero(out >= n)
-    while outside.size:
-        out[outside] = _feistel(out[outside], a, b, key if isinstance(key, int) else key[outside])
-        outside = outside[out[outside] >= n]
-    return out.astype(np.int64)
-
-
-def _feistel(values: U64, a: int, b: int, key: int | U64) -> U64:
-    left, right = np.divmod(values, np.uint64(b))
-    for r in range(ROUNDS if a * b >= SMALL else SMALL_ROUNDS):
-        round_key = np.uint64(mix(key + r)) if isinstance(key, int) else mix_array(key + np.uint64(r))
-        # One bit is given up so that the sum cannot wrap at 2**64: a wrap would break the bijection.
-        if r % 2 == 0:
-            left = (left + (mix_array(right + round_key) >> np.uint64(1))) % np.uint64(a)
-        else:
-            right = (right + (mix_array(left + round_key) >> np.uint64(1))) % np.uint64(b)
-    joined: U64 = left * np.uint64(b) + right
-    return joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.draws import F64
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.load.draws import F64
 from feedrate.load.options import Options, find_field
 from feedrate.load.order import Given, Order, Sequential, Shuffled, Subset, Weighted, Windowed
 

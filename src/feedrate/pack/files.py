@@ -20,8 +20,10 @@ _TEMPORARY = re.compile(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp")
 
 
 @contextlib.contextmanager
-def appear(path: Path, *, expected_bytes: int = 0) -> Iterator[BinaryIO]:
+def appear(path: Path, *, expected_bytes: int = 0, is_durable: bool = True) -> Iterator[BinaryIO]:
     """Yield a file to write; it appears as `path`, whole and fsynced, if the block ends well, and never else.
+
+    What is made again after a crash anyway need not be durable: it is then not fsynced.
 
     Raises:
         StorageError: the disk is full, read-only or gone; no temporary file is left.
@@ -29,12 +31,14 @@ def appear(path: Path, *, expected_bytes: int = 0) -> Iterator[BinaryIO]:
     temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         try:
-            with open(temporary, "xb", buffering=2**20) as file:
+            with open(temporary, "x+b", buffering=2**20) as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if is_durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
-            sync_folder(path.parent)
+            if is_durable:
+                sync_folder(path.parent)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()

@@ -18,7 +18,7 @@ from feedrate import pillow
 from feedrate.errors import FeedrateError, SourceError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.pack.mapping import Map
-from feedrate.pack.values import UnusableValue, dump_boxes
+from feedrate.source.values import UnusableValue, dump_boxes
 
 # A sample as it stands in the source: a number, or the bytes of the field.
 Plain = int | float | bytes

@@ -7,43 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feedrate.errors import UsageError
-from feedrate.format.fields import Field, Kind
 from feedrate.pack.recode import Recode
+from feedrate.source.options import FieldSpec, SourceOptions
 
 # About 2,000 photographs: few enough files for any file system, small enough to be fetched one by one.
 DEFAULT_SHARD_BYTES = 256_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class FieldSpec:
-    """A further column of the table that becomes a field: `mask:mask=mask_file`."""
-
-    name: str
-    kind: Kind
-    column: str
-
-    def __post_init__(self) -> None:
-        # Field knows which names are possible.
-        Field(self.name, self.kind, dtype="float64" if self.kind is Kind.NUMBER else None)
-        if self.name in ("image", "label"):
-            raise UsageError(
-                f"--field cannot make '{self.name}' again", hint="use --path-column or --label-column for it"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> FieldSpec:
-        """Read `NAME:KIND` or `NAME:KIND=COLUMN`; without COLUMN it is called like the field."""
-        head, _, column = text.partition("=")
-        name, colon, kind = head.partition(":")
-        if not colon or kind not in list(Kind):
-            kinds = ", ".join(Kind)
-            raise UsageError(
-                f"'{text}' is not a field", hint=f"write it like mask:mask=mask_file; kinds: {kinds}"
-            )
-        return cls(name, Kind(kind), column or name)
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.kind}={self.column}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +34,9 @@ class PackOptions:
             raise UsageError(f"shard_bytes must be at least 1, got {self.shard_bytes}")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers must be at least 1, got {self.workers}")
-        names = [spec.name for spec in self.fields]
-        twice = next((n for n in names if names.count(n) > 1), None)
-        if twice:
-            raise UsageError(f"field '{twice}' is given twice")
-        if self.labels is None and (self.fields or self.path_column or self.label_column):
-            raise UsageError(
-                "--field, --path-column and --label-column name columns of a table, and there is none",
-                hint="give the table: --labels FILE",
-            )
+        # It knows which of them fit together.
+        _ = self.source
+
+    @property
+    def source(self) -> SourceOptions:
+        return SourceOptions(self.labels, self.path_column, self.label_column, self.fields)

@@ -21,8 +21,9 @@ from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import dump_raw
 from feedrate.kernel import U8
 from feedrate.pack.exif import set_upright
-from feedrate.pack.values import ImageFacts, UnusableValue, dump_boxes
+from feedrate.pack.values import ImageFacts
 from feedrate.results import Recoded
+from feedrate.source.values import UnusableValue, dump_boxes
 
 DEFAULT_QUALITY = 90
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import PackError, StorageError
+from feedrate.errors import PackError
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
 from feedrate.format.keys import member_name, printable
@@ -22,20 +21,15 @@ from feedrate.format.manifest import IndexPart, Shard, index_name, shard_name
 from feedrate.format.raw import dump_table
 from feedrate.format.tar import END_OF_ARCHIVE, member_header, padding
 from feedrate.pack.files import appear
-from feedrate.pack.listing import SourceFile
-from feedrate.pack.plan import ShardTask
+from feedrate.pack.listing import Listing, Sample
+from feedrate.pack.plan import BLOCK, ShardTask, order_samples
 from feedrate.pack.recode import NewImage, Recode, Tally, recode_image, resize_mask, scale_boxes
-from feedrate.pack.source import Sample, Value
-from feedrate.pack.values import UnusableValue, dump_number, inspect_array, inspect_image
+from feedrate.pack.values import dump_number, inspect_array, inspect_image
 from feedrate.pack.workers import advance
 from feedrate.results import Rejection
-
-# One bad file is rejected and packing goes on. These say that the whole source is out of reach, or we are.
-_SOURCE_IS_GONE = frozenset(
-    (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV,
-     errno.ENXIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-)  # fmt: skip
-
+from feedrate.source.bytes import Bytes
+from feedrate.source.record import Held, Stored, Value
+from feedrate.source.values import UnusableValue
 
 Size = tuple[int, int]  # width, height
 
@@ -62,12 +56,17 @@ def write_shard(task: ShardTask) -> None:
     """
     target = Path(task.target)
     shard_path = target / shard_name(task.number)
-    writer = _Writer(task.fields, task.recode)
-    with appear(shard_path, expected_bytes=task.tar_bytes) as out:
-        for sample in task.samples:
-            writer.add(out, task.source, sample)
-            advance(1, sample.source_bytes)
+    listing, source = Listing(task.listing), Bytes(task.source)
+    fields = listing.fields
+    writer = _Writer(fields, task.recode)
+    with appear(shard_path, expected_bytes=task.expected_bytes) as out:
+        for first in range(task.first, task.last, BLOCK):
+            indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
+            for sample in listing.samples(indices):
+                writer.add(out, source, sample)
+                advance(1, sample.source_bytes)
         writer.put(out, END_OF_ARCHIVE)
+    listing.close()
     metadata = {
         "plan": task.plan, "shard": shard_path.name, "bytes": writer.offset, "crc32c": f"{writer.crc32c:08x}",
         "samples": len(writer.rows), "source_bytes": writer.source_bytes,
@@ -75,9 +74,9 @@ def write_shard(task: ShardTask) -> None:
         "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
         **({"recoded": writer.tally.dump()} if task.recode.settings() else {}),
     }  # fmt: skip
-    rows = np.array(writer.rows, row_dtype(task.fields))
+    rows = np.array(writer.rows, row_dtype(fields))
     fill_derived(rows, writer.variable)
-    data = dump_part(task.fields, Part(rows, writer.variable, metadata))
+    data = dump_part(fields, Part(rows, writer.variable, metadata))
     with appear(target / index_name(task.number), expected_bytes=len(data)) as out:
         out.write(data)
 
@@ -143,7 +142,7 @@ class _Writer:
         self.crc32c = kernel.crc32c(data, self.crc32c)
         self.offset += len(data)
 
-    def add(self, out: BinaryIO, source: str, sample: Sample) -> None:
+    def add(self, out: BinaryIO, source: Bytes, sample: Sample) -> None:
         loaded: list[_Loaded] = []
         for field, value in zip(self.fields, sample.values, strict=True):
             try:
@@ -152,7 +151,7 @@ class _Writer:
                     part.data = scale_boxes(part.data, *loaded[0].sizes)
                 loaded.append(part)
             except UnusableValue as error:
-                path = value.path if isinstance(value, SourceFile) else sample.key.encode()
+                path = value.path if isinstance(value, (Stored, Held)) else sample.key.encode()
                 self.rejected.append((printable(path), field.name, str(error)))
                 return
         row: list[Any] = [sample.number]
@@ -192,19 +191,21 @@ class _Writer:
             self.by_pillow[part.pillow_reason] += 1
 
 
-def _load(field: Field, value: Value, source: str, recode: Recode) -> _Loaded:
-    if isinstance(value, bytes):
-        return _Loaded(value)
-    if not isinstance(value, SourceFile):
+def _load(field: Field, value: Value | None, source: Bytes, recode: Recode) -> _Loaded:
+    if value is None:
+        raise UnusableValue(f"has no '{field.name}'")
+    if isinstance(value, (int, float)):
         return _Loaded(dump_number(value), columns=(value,))
-    data = _read_source_file(source, value)
+    if isinstance(value, str):
+        return _Loaded(value.encode("utf-8", "surrogateescape"))
+    path, data = (b"", value) if isinstance(value, bytes) else (value.path, source.read(value))
     if field.has_pixels:
-        return _load_pixels(field, value.path, data, recode)
+        return _load_pixels(field, path, data, recode)
     uniform = None
     if field.kind is Kind.ARRAY:
         shape, dtype = inspect_array(data)
         uniform = {"shape": list(shape), "dtype": dtype}
-    return _Loaded(data, value.path, len(data), uniform=uniform)
+    return _Loaded(data, path, len(data) if path else 0, uniform=uniform)
 
 
 def _load_pixels(field: Field, path: bytes, data: bytes, recode: Recode) -> _Loaded:
@@ -227,23 +228,6 @@ def _load_pixels(field: Field, path: bytes, data: bytes, recode: Recode) -> _Loa
     loaded.columns, loaded.uniform = (width, height), {"shape": [height, width]}
     loaded.sizes = before, (width, height)
     return loaded
-
-
-def _read_source_file(source: str, file: SourceFile) -> bytes:
-    path = os.path.join(os.fsencode(source), file.path)
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read(file.size_bytes + 1)
-    except OSError as error:
-        if error.errno in _SOURCE_IS_GONE or not os.path.isdir(source):
-            raise StorageError(
-                f"cannot read {printable(path)}: {error.strerror}",
-                hint="when the source is back, run the same command again: it goes on where it stopped",
-            ) from error
-        raise UnusableValue(f"cannot be read: {error.strerror}") from error
-    if len(data) != file.size_bytes:
-        raise UnusableValue(f"changed while it was packed: {file.size_bytes} bytes when listed")
-    return data
 
 
 def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:

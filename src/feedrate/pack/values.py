@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn values of fields into the bytes of tar members, and refuse, in words, what nobody could load."""
+"""What is in the files of a source: facts about images and arrays, and words for what nobody could load."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel, pillow
-from feedrate.format.fields import Kind
 from feedrate.pack.exif import find_orientation
-
-
-class UnusableValue(Exception):
-    """The reason, in words, why an input cannot be packed."""
+from feedrate.source.values import UnusableValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +41,6 @@ class ImageFacts:
     @property
     def is_deep(self) -> bool:
         return self.mode.startswith(("I", "F"))
-
-
-def dump_value(kind: Kind, value: object) -> bytes:
-    """Return the tar member of a value that stands in a table.
-
-    Raises:
-        UnusableValue: the value is not of this kind.
-    """
-    if kind is Kind.TEXT:
-        if isinstance(value, (list, dict)):
-            raise UnusableValue("is not a text")
-        return str(value).encode("utf-8", "surrogateescape")
-    if kind is Kind.JSON:
-        return json.dumps(_parse_json(value), ensure_ascii=False).encode("utf-8", "surrogatepass")
-    assert kind is Kind.BOXES, kind
-    return dump_boxes(_parse_boxes(_parse_json(value)))
-
-
-def dump_boxes(boxes: npt.NDArray[np.float32]) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, boxes, version=(1, 0), allow_pickle=False)
-    return buffer.getvalue()
 
 
 def dump_number(value: int | float) -> bytes:
@@ -120,22 +93,3 @@ def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
     if array.dtype.fields:
         return array.shape, None
     return array.shape, array.dtype.name if array.dtype.isnative else array.dtype.str
-
-
-def _parse_json(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise UnusableValue(f"is not JSON: {error}") from error
-
-
-def _parse_boxes(rows: object) -> npt.NDArray[np.float32]:
-    try:
-        boxes = np.asarray(rows if rows else np.zeros((0, 4)), np.float32)
-    except (ValueError, TypeError) as error:
-        raise UnusableValue("boxes must be rows of equally many numbers") from error
-    if boxes.ndim != 2 or boxes.shape[1] < 4 or not np.isfinite(boxes).all():
-        raise UnusableValue(f"boxes must be rows of at least 4 finite numbers, got shape {boxes.shape}")
-    return boxes

@@ -22,9 +22,10 @@ from feedrate.format.raw import parse_raw, table_fits
 from feedrate.format.tar import Member, read_members
 from feedrate.pack.packing import REJECTED_NAME
 from feedrate.pack.recode import say_pixels
-from feedrate.pack.values import UnusableValue, dump_number, inspect_image
+from feedrate.pack.values import dump_number, inspect_image
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results import Problem, Tick, VerifyResult
+from feedrate.source.values import UnusableValue
 
 _CHUNK_BYTES = 2**20
 # A shard that is rotten through and through need not be listed sample by sample.

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from feedrate.format.fields import Field
 from feedrate.results import Rejection
+from feedrate.source.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,20 @@ class Record:
 class Reader(Protocol):
     """A source. Iterating streams through it, in the same order every time; nothing grows with its size.
 
+    A sample's number is its place in that stream, so a `Rejection` that stands where a sample would have been
+    counts too. Readers derive from this class and get what they do not need as it stands here.
+
     Attributes:
         root: a folder or an fsspec URL that `Stored.file` and `Held.file` are relative to.
         ignored: suffix -> files that were passed over; whole after the iteration.
+        unlisted: images that no row of a table names; whole after the iteration.
+        table: the table of labels, which becomes part of the pack.
     """
 
     root: str
     ignored: Mapping[str, int]
+    unlisted: int = 0
+    table: Table | None = None
 
     def __iter__(self) -> Iterator[Record | Rejection]: ...
 
