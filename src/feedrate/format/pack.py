@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,15 @@ class Pack:
             PackError: an index part cannot be read there.
         """
         dtype = self.dtype[name]
-        parts = [np.zeros(0, dtype.base).reshape(0, *dtype.shape)]
+        return np.concatenate([np.zeros(0, dtype.base).reshape(0, *dtype.shape), *self.columns(name)])
+
+    def columns(self, name: str) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """Yield such a column shard by shard, so that the whole of it need not be in memory.
+
+        Raises:
+            PackError: an index part cannot be read there.
+        """
+        dtype = self.dtype[name]
         for shard in self.manifest.shards:
             is_pairs = name.endswith(".entries")
             # Entry-point ranges are neighbours of an offsets column: one value more than there are samples.
@@ -147,8 +156,7 @@ class Pack:
                     f"{self.path}: {shard.index.name} cannot be read", hint=f"feedrate verify {self.path}"
                 ) from error
             pairs = np.stack([values[:-1], values[1:]], axis=1) if is_pairs and count else None
-            parts.append(values.reshape(-1, *dtype.shape) if pairs is None else pairs)
-        return np.concatenate(parts)
+            yield values.reshape(-1, *dtype.shape) if pairs is None else pairs
 
     def describe_bad(self, position: int, field: str, row: Rows | None, reason: str) -> BadSample:
         """Return the error that names a sample which cannot be used."""

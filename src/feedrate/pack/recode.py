@@ -255,7 +255,8 @@ class Tally:
 def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object]]) -> Recoded | None:
     """Return what recoding did to a whole pack; None: it was not asked for."""
     words = say_pixels(settings)
-    if not words:
+    has_pixels = any(tally.get("images") or tally.get("masks") for tally in tallies)
+    if not has_pixels and not _say_coding(settings):
         return None
 
     def total(name: str) -> int:

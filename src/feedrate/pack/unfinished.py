@@ -69,6 +69,7 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
     there = read_manifest(folder)
     asked: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     asked |= options.recode.settings()
+    asked |= {} if options.map is None else {"map": options.map.settings()}
     if options.labels is not None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
         asked["labels"] = there.settings.get("labels")
@@ -121,9 +122,10 @@ def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str
 
 _WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "list of fields",
           "path_column": "path column", "label_column": "label column", "resize": "shorter side",
-          "max_side": "longer side", "encoded": "what is encoded anew"}  # fmt: skip
+          "max_side": "longer side", "encoded": "what is encoded anew",
+          "map": "map function, or its code,"}  # fmt: skip
 # Compared also where only the pack that is there has them.
-_COMPARED = frozenset(("labels", "resize", "max_side", "raw", "quality", "encoded"))
+_COMPARED = frozenset(("labels", "resize", "max_side", "raw", "quality", "encoded", "normalise", "map"))
 
 
 def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:

@@ -78,6 +78,23 @@ def inspect_image(data: bytes) -> ImageFacts:
     )  # fmt: skip
 
 
+def inspect_headers(data: bytes) -> ImageFacts:
+    """Look at the headers of an image whose pixels are somebody else's business.
+
+    Raises:
+        UnusableValue: it has none that anybody knows.
+    """
+    try:
+        width, height, mode = pillow.measure(data)
+        format_name, _, frames = pillow.describe(data)
+    except pillow.Undecodable as error:
+        raise UnusableValue(str(error)) from error
+    if format_name == "MPO":
+        format_name, frames = "JPEG", 1
+    orientation = pillow.read_orientation(data)
+    return ImageFacts(width, height, b"", "", False, None, format_name, mode, frames, orientation)
+
+
 def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
     """Return shape and dtype of a .npy file.
 

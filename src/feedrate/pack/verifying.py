@@ -21,6 +21,7 @@ from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
 from feedrate.format.raw import parse_raw, table_fits
 from feedrate.format.tar import Member, read_members
 from feedrate.pack.packing import REJECTED_NAME
+from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.values import dump_number, inspect_image
 from feedrate.pack.workers import advance, run_tasks
@@ -294,7 +295,7 @@ def _check_table(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _find_extra(folder: Path, manifest: Manifest) -> tuple[str, ...]:
-    known = {FILE_NAME, REJECTED_NAME}
+    known = {FILE_NAME, REJECTED_NAME, QUALITY_NAME}
     known |= {name for s in manifest.shards for name in (s.name, s.index.name)}
     table = manifest.settings.get("labels")
     if isinstance(table, dict):
