@@ -299,6 +299,19 @@ class Pack:
         for start in range(0, len(self), chunk):
             yield from self.texts(column, np.arange(start, min(start + chunk, len(self)), dtype=np.int64))
 
+    def columns(self, name: str) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """Yield such a column shard by shard, so that the whole of it need not be in memory.
+
+        Raises:
+            PackError: an index part cannot be read there.
+        """
+        is_laid_over = any(name in (part.dtype.names or ()) for part in self._parts)
+        if is_laid_over or name == "number" or name not in (self._stored.names or ()):
+            yield from np.split(self.column(name), self._starts[1:-1])
+            return
+        for shard in self.manifest.shards:
+            yield self._stored_column(shard, name)
+
     def describe_bad(self, position: int, field: str, row: Rows | None, reason: str) -> BadSample:
         """Return the error that names a sample which cannot be used."""
         at = np.array([position], np.int64)

@@ -21,18 +21,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feedrate.errors import SourceError, StorageError
+from feedrate.errors import FeedrateError, SourceError, StorageError
 from feedrate.format.containers import find_container
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
+from feedrate.format.pack import Pack
 from feedrate.pack import listing
 from feedrate.pack.files import appear, free_bytes, remove_temporaries
 from feedrate.pack.joining import join_parts, read_joined, remove_parts
 from feedrate.pack.listing import Listing, ListingWriter
+from feedrate.pack.mapping import Function, find_map
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_into_shards
+from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
+from feedrate.pack.quality_report import dump_quality, sum_quality
 from feedrate.pack.recode import sum_up
 from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, write_shard
+from feedrate.pack.trial import try_map
 from feedrate.pack.unfinished import (
     PROGRESS_NAME,
     begin,
@@ -44,7 +49,7 @@ from feedrate.pack.unfinished import (
     write_file,
 )
 from feedrate.pack.workers import run_tasks
-from feedrate.results import PackResult, Rejection, Tick
+from feedrate.results import Mapped, PackResult, Quality, Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.place import is_url
 from feedrate.source.record import Reader
@@ -62,6 +67,7 @@ def pack(
     target: str | os.PathLike[str],
     options: PackOptions | None = None,
     *,
+    map: str | Function | None = None,
     watch: Callable[[Tick], None] = lambda _: None,
 ) -> PackResult:
     """Pack a dataset into `target`, or go on with a pack that was interrupted.
@@ -69,6 +75,8 @@ def pack(
     Args:
         source: class folders with images, a folder of images, or any folder with `options.labels`.
         target: a new folder, or that of an unfinished pack of the same source and settings.
+        map: a function for what is the same in every epoch, or its name, `module:function`: takes a dict of
+            a sample's fields and returns one of those that it adds or changes; None leaves the sample out.
         watch: called now and then with how far it is.
 
     Raises:
@@ -78,6 +86,8 @@ def pack(
         StorageError: the disk is full or failed; run the same again to go on.
     """
     options = options or PackOptions()
+    if map is not None:
+        options = dataclasses.replace(options, map=find_map(map))
     begin_s = time.monotonic()
     source, folder = os.fspath(source), Path(target)
     refuse_nesting(source, folder)
@@ -87,6 +97,8 @@ def pack(
         reader = open_reader(source, options.source, scratch=os.fspath(folder))
         remove_temporaries(folder)
         listed = _list(reader, folder, options, watch)
+        if options.map is not None:
+            listed = _try_map(listed, folder, options)
         result = _pack_shards(listed, folder, options, watch)
         finish(folder)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
@@ -101,6 +113,8 @@ class _Listed:
     settings: dict[str, Any]
     plan: str
     rejected: tuple[Rejection, ...]
+    made: tuple[Field, ...] = ()  # by a map
+    scale: float = 1.0
 
 
 def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]) -> _Listed:
@@ -126,6 +140,18 @@ def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[T
     return _Listed(reader, path, settings, plan, tuple(rejected))
 
 
+def _try_map(source: _Listed, folder: Path, options: PackOptions) -> _Listed:
+    """Learn from the first samples what a map makes of them, before anything is packed."""
+    try:
+        made, scale = try_map(source.listing, source.reader.root, options)
+    except FeedrateError:
+        if not any(folder.glob("shard-*")):
+            _remove_all(folder, [], {})
+        raise
+    plan = digest_plan(f"{source.plan} {scale}", made, source.settings)
+    return dataclasses.replace(source, made=made, scale=scale, plan=plan)
+
+
 def _pack_shards(
     source: _Listed, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
 ) -> PackResult:
@@ -144,8 +170,10 @@ def _pack_shards(
             source_bytes=stretch.source_bytes,
             expected_bytes=stretch.expected_bytes,
             container=options.container,
+            map=options.map,
+            made=tuple(dataclasses.replace(field, classes=None) for field in source.made),
         )
-        for number, stretch in enumerate(split_into_shards(listed, options))
+        for number, stretch in enumerate(split_into_shards(listed, options, scale=source.scale))
     ]
     listed.close()
     joined = read_joined(folder, source.plan) if options.container == "hdf5" else None
@@ -153,7 +181,7 @@ def _pack_shards(
     _check_room(folder, missing)
     if source.reader.table is not None:
         write_file(folder / _table_name(source.settings), source.reader.table.data)
-    _run(tasks, missing, options, watch)
+    cost = _run(tasks, missing, options, watch)
     complete = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
     if len(complete) < len(tasks):
         raise StorageError(
@@ -163,21 +191,40 @@ def _pack_shards(
     if not any(shard.shard.samples for shard in complete):
         _remove_all(folder, tasks, source.settings)
         raise _all_rejected(rejected)
-    fields = listed.fields
+    fields = tasks[0].stored_fields(listed.fields)
     if options.container == "hdf5" and joined is None:
         fields, complete = join_parts(folder, fields, complete)
     manifest = read_manifest(folder) if joined else _make_manifest(fields, source, complete, len(rejected))
     if rejected:
         write_file(folder / REJECTED_NAME, dump_rejections(rejected))
     write_file(folder / FILE_NAME, dump_manifest(manifest))
+    quality = _examine(folder, complete, source.rejected)
     if options.container == "hdf5":
         remove_parts(folder, len(tasks))
-    return _summarise(source.reader, folder, manifest, complete, rejected, resumed=len(tasks) - len(missing))
+    result = _summarise(
+        source.reader, folder, manifest, complete, rejected, resumed=len(tasks) - len(missing)
+    )
+    mapped = None
+    if options.map is not None:
+        mapped = Mapped(options.map.name, *cost, packed=manifest.samples, left_out=quality.left_out)
+    return dataclasses.replace(result, mapped=mapped, quality=quality)
+
+
+def _examine(folder: Path, done: list[ShardDone], rejected: tuple[Rejection, ...]) -> Quality:
+    """Write quality.json. The pack is whole by now, and unfinished until this is there, too."""
+    opened = Pack(folder)
+    try:
+        quality = sum_quality(opened, (shard.quality for shard in done), rejected, folder)
+    finally:
+        opened.close()
+    write_file(folder / QUALITY_NAME, dump_quality(quality))
+    return quality
 
 
 def _run(
     tasks: list[ShardTask], missing: list[ShardTask], options: PackOptions, watch: Callable[[Tick], None]
-) -> None:
+) -> tuple[int, float]:
+    """Write the missing shards; return over how many samples a map ran, and for how long."""
     total, total_bytes = sum(task.samples for task in tasks), sum(task.source_bytes for task in tasks)
     left, left_bytes = sum(task.samples for task in missing), sum(task.source_bytes for task in missing)
 
@@ -186,8 +233,10 @@ def _run(
         watch(Tick("packing", done, total, done_bytes, total_bytes))
 
     report(0, 0)
-    for _ in run_tasks(write_shard, missing, workers=options.workers, size_bytes=left_bytes, watch=report):
-        pass
+    samples, seconds = 0, 0.0
+    for cost in run_tasks(write_shard, missing, workers=options.workers, size_bytes=left_bytes, watch=report):
+        samples, seconds = samples + cost[0], seconds + cost[1]
+    return samples, seconds
 
 
 def _make_manifest(

@@ -73,6 +73,7 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
     asked |= options.recode.settings()
     if options.container != "tar":
         asked["format"] = options.container
+    asked |= {} if options.map is None else {"map": options.map.settings()}
     if options.labels is not None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
         asked["labels"] = there.settings.get("labels")
@@ -129,9 +130,12 @@ def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str
 
 _WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "list of fields",
           "path_column": "path column", "label_column": "label column", "resize": "shorter side",
-          "max_side": "longer side", "encoded": "what is encoded anew"}  # fmt: skip
+          "max_side": "longer side", "encoded": "what is encoded anew",
+          "map": "map function, or its code,"}  # fmt: skip
 # Compared also where only the pack that is there has them.
-_COMPARED = frozenset(("labels", "resize", "max_side", "raw", "quality", "encoded", "format"))
+_COMPARED = frozenset(
+    ("labels", "resize", "max_side", "raw", "quality", "encoded", "normalise", "map", "format")
+)
 
 
 def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:

@@ -21,6 +21,7 @@ from feedrate.format.index import Part, locate_columns, parse_part, row_checks
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
 from feedrate.pack.check_values import check_image, check_in_place
 from feedrate.pack.packing import REJECTED_NAME
+from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results import Problem, Tick, VerifyResult
@@ -285,7 +286,7 @@ def _check_table(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 def _find_extra(folder: Path, manifest: Manifest) -> tuple[str, ...]:
     if any(shard.is_in_place for shard in manifest.shards):
         return ()  # it lies among files of its user
-    known = {FILE_NAME, REJECTED_NAME}
+    known = {FILE_NAME, REJECTED_NAME, QUALITY_NAME}
     known |= {name for s in manifest.shards for name in (s.name, s.index.name)}
     table = manifest.settings.get("labels")
     if isinstance(table, dict):
