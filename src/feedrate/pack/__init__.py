@@ -2,6 +2,7 @@
 """Many small files -> a pack, and back. The functions return results and print nothing."""
 
 from feedrate.pack.describing import describe
+from feedrate.pack.indexing import index
 from feedrate.pack.mapping import find_map
 from feedrate.pack.options import PackOptions
 from feedrate.pack.packing import pack
@@ -17,6 +18,7 @@ __all__ = [
     "Recode",
     "describe",
     "find_map",
+    "index",
     "pack",
     "read_quality",
     "unpack",

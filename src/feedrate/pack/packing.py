@@ -36,7 +36,7 @@ from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_
 from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.pack.quality_report import dump_quality, sum_quality
 from feedrate.pack.recode import sum_up
-from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, write_shard
+from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, share_shapes, write_shard
 from feedrate.pack.trial import try_map
 from feedrate.pack.unfinished import (
     PROGRESS_NAME,
@@ -242,21 +242,8 @@ def _run(
 def _make_manifest(
     fields: tuple[Field, ...], source: _Listed, done: list[ShardDone], rejected: int
 ) -> Manifest:
-    uniform: dict[str, Any] = {}
-    for shard in done:
-        for name, value in shard.uniform.items():
-            if uniform.setdefault(name, value) != value:
-                uniform[name] = None
     settings = {**source.settings, "rejected": rejected, "plan": source.plan}
-    fields = tuple(_with_uniform(field, uniform) for field in fields)
-    return Manifest(fields, tuple(d.shard for d in done), settings)
-
-
-def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
-    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
-    return dataclasses.replace(
-        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
-    )
+    return Manifest(share_shapes(fields, done), tuple(d.shard for d in done), settings)
 
 
 def _summarise(

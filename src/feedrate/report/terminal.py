@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from feedrate.report.quality import summarise_quality
 from feedrate.results import (
     FieldSummary,
+    IndexResult,
     Mapped,
     PackDescription,
     PackResult,
@@ -18,7 +19,7 @@ from feedrate.results import (
     UnpackResult,
     VerifyResult,
 )
-from feedrate.units import format_bytes, format_count, format_seconds
+from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
 _FEW = 5
 
@@ -47,6 +48,35 @@ def draw_pack(result: PackResult) -> str:
     lines += _rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
     lines += _rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
     return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
+
+
+def draw_index(result: IndexResult) -> str:
+    classes = "no labels" if "label" not in result.fields else "labels are numbers"
+    if result.classes is not None:
+        classes = format_count(result.classes, "class", "classes")
+    where = "files of their own" if result.files is None else format_count(result.files, "file")
+    resumed = ""
+    if result.resumed_parts:
+        resumed = f", {result.resumed_parts:,} of {result.parts:,} parts done before"
+    rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
+    lines = [
+        f"indexed {format_count(result.samples, 'sample')} ({classes}) of {result.source}",
+        *_table(
+            [
+                ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
+                ("samples", f"{format_bytes(result.source_bytes)} in {where}, where they were"),
+                ("index", f"{format_bytes(result.index_bytes)} in {result.target}"),
+                ("time", f"{format_seconds(result.seconds)}, {rate}{resumed}"),
+                ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+                ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
+                *(("left out", f"field '{name}': {why}") for name, why in result.left_out.items()),
+            ]
+        ),
+    ]
+    lines += _rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
+    lines += _rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    next_line = f"next: feedrate ls {result.target}, or in Python feedrate.Loader('{result.target}')"
+    return "\n".join([*lines, "", next_line, ""])
 
 
 def draw_unpack(result: UnpackResult) -> str:

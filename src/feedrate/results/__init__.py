@@ -33,6 +33,7 @@ from feedrate.results.load import LoaderStats, StageStats
 from feedrate.results.machine import Gpu, GpuProcess, Machine, ReadRate, ScratchRate, Storage
 from feedrate.results.pack import (
     FieldSummary,
+    IndexResult,
     Mapped,
     PackDescription,
     PackResult,
@@ -73,6 +74,7 @@ __all__ = [
     "HotLine",
     "ImageDifference",
     "ImageSize",
+    "IndexResult",
     "KernelResult",
     "KernelSet",
     "KernelStage",
