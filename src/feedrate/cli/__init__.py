@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 from feedrate.errors import FeedrateError
 
 COMMANDS = (
-    "doctor", "demo", "pack", "unpack", "verify", "ls", "split", "add-column", "merge", "append", "fidelity",
-    "bench",
+    "doctor", "demo", "pack", "index", "unpack", "verify", "ls", "quality", "append", "split", "add-column",
+    "merge", "fidelity", "bench",
 )  # fmt: skip
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import NotFound, PackError
+from feedrate.format import containers
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.probe.paths import suggest_path
 
@@ -50,6 +51,9 @@ class Shard:
         prefix: a folder that keys and original paths are in: what stands in the shard is 'cat/1', the key is
             'PREFIX/cat/1'.
         first_number: what is added to the numbers that stand in the index.
+        container: tar, tfrecord or hdf5; "ranges": a file that was there before, and was indexed; "files":
+            a folder that was there before, and a value is the file under it that its path names.
+        mtime_ns: of a file that was there before, when it was indexed.
     """
 
     name: str
@@ -60,10 +64,19 @@ class Shard:
     folder: str = ""
     prefix: str = ""
     first_number: int = 0
+    container: str = "tar"
+    mtime_ns: int = 0
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.container in containers.IN_PLACE
 
     @property
     def is_plain(self) -> bool:
-        return not (self.folder or self.index.folder or self.prefix or self.first_number)
+        return (
+            not (self.folder or self.index.folder or self.prefix or self.first_number)
+            and self.container == "tar"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,8 @@ class Manifest:
     @property
     def version(self) -> int:
         is_plain = not self.added and not self.parts and all(shard.is_plain for shard in self.shards)
-        return 1 if is_plain else 2
+        has_bare = any(f.kind is Kind.ARRAY and f.coding is Coding.RAW for f in self.fields)
+        return 1 if is_plain and not has_bare else 2
 
     @property
     def all_fields(self) -> tuple[Field, ...]:
@@ -201,8 +215,11 @@ def parse_manifest(text: bytes) -> Manifest:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"is damaged: {type(error).__name__} {error}") from error
-    files = [f for shard in manifest.shards for f in (shard, shard.index)]
-    if len({(f.folder, f.name) for f in files}) < len(files):
+    # Several parts of the index may describe one file, each other samples of it.
+    shared = {(s.folder, s.name) for s in manifest.shards if s.container == "hdf5" or s.is_in_place}
+    files = [(s.folder, s.name) for s in manifest.shards if s.container in ("tar", "tfrecord")]
+    files += [*shared, *((s.index.folder, s.index.name) for s in manifest.shards)]
+    if len(set(files)) < len(files):
         raise PackError("is damaged: two of its files have the same name")
     if samples != manifest.samples:
         raise PackError(f"is damaged: it promises {samples} samples, its shards hold {manifest.samples}")
@@ -278,6 +295,8 @@ def _dump_shard(shard: Shard) -> dict[str, Any]:
         "samples": shard.samples,
         **({"prefix": shard.prefix} if shard.prefix else {}),
         **({"first_number": shard.first_number} if shard.first_number else {}),
+        **({} if shard.container == "tar" else {"container": shard.container}),
+        **({"mtime_ns": shard.mtime_ns} if shard.mtime_ns else {}),
         "index": {
             **({"folder": index.folder} if index.folder else {}),
             "name": index.name, "bytes": index.size_bytes, "crc32c": f"{index.crc32c:08x}",
@@ -318,8 +337,9 @@ def _load_part(document: dict[str, Any]) -> ColumnPart:
 
 def _load_shard(document: dict[str, Any]) -> Shard:
     index = document["index"]
+    container = _container(document.get("container", "tar"))
     return Shard(
-        name=plain_name(document["name"]),
+        name=(_any_name if container in containers.IN_PLACE else plain_name)(document["name"]),
         size_bytes=_count(document["bytes"]),
         crc32c=_crc(document["crc32c"]),
         samples=_count(document["samples"]),
@@ -333,7 +353,19 @@ def _load_shard(document: dict[str, Any]) -> Shard:
         folder=_folder(document.get("folder", "")),
         prefix=_prefix(document.get("prefix", "")),
         first_number=_count(document.get("first_number", 0)),
+        container=container,
+        mtime_ns=_count(document.get("mtime_ns", 0), 2**63),
     )
+
+
+def _container(name: object) -> str:
+    known = (*containers.NAMES, *containers.IN_PLACE)
+    if name not in known:
+        raise PackError(
+            f"has shards of format {name!r}; this feedrate reads {', '.join(known)}",
+            hint="update feedrate: pip install --upgrade feedrate",
+        )
+    return str(name)
 
 
 def plain_name(name: object) -> str:
@@ -361,8 +393,15 @@ def _prefix(text: object) -> str:
     return "/".join(plain_name(part) for part in text.split("/")) if text else ""
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
+def _any_name(name: object) -> str:
+    """Files that were there before may be called anything; it is the folder that leads to them."""
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is not the name of a file")
+    return name
+
+
+def _count(value: object, limit: int = 2**48) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
         raise ValueError(f"{value!r} is not a count")
     return value
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import BadSample, PackError
 from feedrate.format.added import part_dtype
+from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype
 from feedrate.format.manifest import ColumnPart, IndexPart, Shard, file_path, read_manifest
 from feedrate.kernel import I32, I64, Ranges, Status
@@ -40,11 +41,18 @@ class Pack:
         self._stored = row_dtype(self.manifest.fields)
         shards = self.manifest.shards
         self._starts = np.cumsum([0, *(s.samples for s in shards)]).astype(np.int64)
-        self._is_plain = self.manifest.version == 1
         self._first_numbers = np.array([s.first_number for s in shards], np.int64)
-        # File 2i is shard i, file 2i + 1 its index part; behind them the parts with added columns.
+        self._is_plain = not (self.manifest.added or self.manifest.parts or self._first_numbers.any())
+        # File 2i is shard i, file 2i + 1 its index part; behind them the parts with added columns. Of shards
+        # in one file the first has its number.
         stored = [self.locate_file(file) for s in shards for file in (s, s.index)]
         self.files = kernel.Files([*stored, *map(self.locate_file, self.manifest.parts)])
+        self._is_loose = np.array([s.container == FILES for s in shards], np.bool_)
+        self._check_in_place()
+        first: dict[Path, int] = {}
+        self._file_of_shard = np.array(
+            [first.setdefault(path, 2 * i) for i, path in enumerate(stored[::2])], np.int32
+        )
         names = self._stored.names or ()
         variable = ["key", *(name for f in self.manifest.fields for name in f.variable_columns())]
         try:
@@ -73,6 +81,22 @@ class Pack:
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
         """Return where a file of the pack lies."""
         return file_path(self.path, file)
+
+    def _check_in_place(self) -> None:
+        """Files that are indexed where they were may change: their sizes are looked at once."""
+        for path, shard in {self.locate_file(s): s for s in self.manifest.shards if s.is_in_place}.items():
+            try:
+                size_bytes = 0 if shard.container == FILES else os.stat(path).st_size
+            except OSError as error:
+                raise PackError(
+                    f"{self.path} is an index of {path}, which cannot be read: {error.strerror}"
+                ) from error
+            if shard.container == RANGES and size_bytes != shard.size_bytes:
+                raise PackError(
+                    f"{path} has changed since it was indexed: {shard.size_bytes:,} bytes then, "
+                    f"{size_bytes:,} now",
+                    hint="index it again: feedrate index",
+                )
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -111,10 +135,41 @@ class Pack:
         rows[statuses != 0] = 0
         return rows, statuses
 
-    def ranges(self, field: str, rows: Rows, positions: I64) -> Ranges:
-        """Return where the bytes of a field lie."""
+    def find_values(
+        self, field: str, rows: Rows, positions: I64, *, with_entries: bool = False
+    ) -> tuple[kernel.Files, Ranges, Ranges | None]:
+        """Return where the bytes of a field lie, and the entry points if asked for, and in which files.
+
+        Where values are files of their own, those are opened for this call alone: there may be millions.
+        """
+        values = self.ranges(field, rows, positions)
+        entries = self.entries(field, rows, positions) if with_entries else None
         shards, _ = self.locate(positions)
-        file, offset = (2 * shards).astype(np.int32), np.array(rows[f"{field}.offset"])
+        # A text that was added later lies in a part of its own, whatever the shard.
+        loose = self._is_loose[shards] & (values.file == self._file_of_shard[shards])
+        if not loose.any():
+            return self.files, values, entries
+        at = np.flatnonzero(loose)
+        others = (
+            values.file[~loose] if entries is None else np.concatenate([values.file[~loose], entries.file])
+        )
+        known = np.unique(others)
+        paths: list[str | os.PathLike[str]] = [self.files.paths[number] for number in known.tolist()]
+        for shard, path in zip(shards[at], self._stored_texts(f"{field}.path", positions[at]), strict=True):
+            if path.startswith(b"/") or b".." in path.split(b"/"):
+                raise PackError(f"{self.path}: the index names a file outside of the folder: {path!r}")
+            paths.append(os.path.join(self.files.paths[2 * shard], os.fsdecode(path)))
+        file = np.searchsorted(known, values.file).astype(np.int32)
+        file[at] = len(known) + np.arange(len(at))
+        values = replace(values, file=file)
+        if entries is not None:
+            entries = replace(entries, file=np.searchsorted(known, entries.file).astype(np.int32))
+        return kernel.Files(paths), values, entries
+
+    def ranges(self, field: str, rows: Rows, positions: I64) -> Ranges:
+        """Return where the bytes of a field lie in `files`; see `find_values` for values that are files."""
+        shards, _ = self.locate(positions)
+        file, offset = self._file_of_shard[shards], np.array(rows[f"{field}.offset"])
         for part in self._parts:
             if field in part.data:
                 inside = part.covers(positions)
@@ -244,6 +299,19 @@ class Pack:
         for start in range(0, len(self), chunk):
             yield from self.texts(column, np.arange(start, min(start + chunk, len(self)), dtype=np.int64))
 
+    def columns(self, name: str) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """Yield such a column shard by shard, so that the whole of it need not be in memory.
+
+        Raises:
+            PackError: an index part cannot be read there.
+        """
+        is_laid_over = any(name in (part.dtype.names or ()) for part in self._parts)
+        if is_laid_over or name == "number" or name not in (self._stored.names or ()):
+            yield from np.split(self.column(name), self._starts[1:-1])
+            return
+        for shard in self.manifest.shards:
+            yield self._stored_column(shard, name)
+
     def describe_bad(self, position: int, field: str, row: Rows | None, reason: str) -> BadSample:
         """Return the error that names a sample which cannot be used."""
         at = np.array([position], np.int64)
@@ -256,9 +324,25 @@ class Pack:
         offset = (
             int(row[offset_column]) if row is not None and offset_column in (row.dtype.names or ()) else 0
         )
-        return BadSample(
-            key=key, shard=self.manifest.shards[int(shard[0])].name, offset=offset, field=field, reason=reason
-        )
+        entry = self.manifest.shards[int(shard[0])]
+        reason += self._say_change(entry, field, at, row)
+        return BadSample(key=key, shard=entry.name, offset=offset, field=field, reason=reason)
+
+    def _say_change(self, shard: Shard, field: str, at: I64, row: Rows | None) -> str:
+        """Return what to add about a file that was there before and is no longer what it was."""
+        if not shard.is_in_place:
+            return ""
+        path, size_bytes = self.locate_file(shard), shard.size_bytes
+        try:
+            if shard.container == FILES:
+                path /= os.fsdecode(self._stored_texts(f"{field}.path", at)[0])
+                size_bytes = -1 if row is None else int(row[f"{field}.length"])
+            found = os.stat(path)
+        except (OSError, PackError, KeyError, ValueError):
+            return "; it cannot be found where it was indexed"
+        if found.st_size != size_bytes or (shard.mtime_ns and found.st_mtime_ns != shard.mtime_ns):
+            return f"; {path} has changed since it was indexed: index it again with 'feedrate index'"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

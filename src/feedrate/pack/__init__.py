@@ -4,9 +4,12 @@
 from feedrate.pack.appending import AppendOptions, append
 from feedrate.pack.columns import ColumnOptions, add_column
 from feedrate.pack.describing import describe
+from feedrate.pack.indexing import index
+from feedrate.pack.mapping import find_map
 from feedrate.pack.merging import MergeOptions, merge
 from feedrate.pack.options import PackOptions
 from feedrate.pack.packing import pack
+from feedrate.pack.quality_report import read_quality
 from feedrate.pack.recode import Recode
 from feedrate.pack.shares import parse_shares
 from feedrate.pack.splitting import SplitOptions, split
@@ -25,9 +28,12 @@ __all__ = [
     "add_column",
     "append",
     "describe",
+    "find_map",
+    "index",
     "merge",
     "pack",
     "parse_shares",
+    "read_quality",
     "split",
     "unpack",
     "verify",

@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from feedrate.report.quality import summarise_quality
 from feedrate.results import (
     FieldSummary,
+    IndexResult,
+    Mapped,
     PackDescription,
     PackResult,
     Problem,
@@ -16,7 +19,7 @@ from feedrate.results import (
     UnpackResult,
     VerifyResult,
 )
-from feedrate.units import format_bytes, format_count, format_seconds
+from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
 _FEW = 5
 
@@ -37,12 +40,43 @@ def draw_pack(result: PackResult) -> str:
                 ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
                 ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
                 ("left out", _if(result.unlisted, "image", "that the table does not name")),
+                *_mapped_rows(result.mapped),
+                *(summarise_quality(result.quality) if result.quality is not None else ()),
             ]
         ),
     ]  # fmt: skip
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
     return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
+
+
+def draw_index(result: IndexResult) -> str:
+    classes = "no labels" if "label" not in result.fields else "labels are numbers"
+    if result.classes is not None:
+        classes = format_count(result.classes, "class", "classes")
+    where = "files of their own" if result.files is None else format_count(result.files, "file")
+    resumed = ""
+    if result.resumed_parts:
+        resumed = f", {result.resumed_parts:,} of {result.parts:,} parts done before"
+    rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
+    lines = [
+        f"indexed {format_count(result.samples, 'sample')} ({classes}) of {result.source}",
+        *table_lines(
+            [
+                ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
+                ("samples", f"{format_bytes(result.source_bytes)} in {where}, where they were"),
+                ("index", f"{format_bytes(result.index_bytes)} in {result.target}"),
+                ("time", f"{format_seconds(result.seconds)}, {rate}{resumed}"),
+                ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+                ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
+                *(("left out", f"field '{name}': {why}") for name, why in result.left_out.items()),
+            ]
+        ),
+    ]
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    next_line = f"next: feedrate ls {result.target}, or in Python feedrate.Loader('{result.target}')"
+    return "\n".join([*lines, "", next_line, ""])
 
 
 def draw_unpack(result: UnpackResult) -> str:
@@ -115,6 +149,8 @@ def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
         return []
     images, resized = format_count(recoded.images, "image"), f"{recoded.resized:,} of them resized"
     kept = f"; {format_count(recoded.kept, 'image')} kept as they were" if recoded.kept else ""
+    if recoded.lossless:
+        resized += f", {recoded.lossless:,} without loss"
     masks = f"; {format_count(recoded.masks, 'mask')} resized" if recoded.masks else ""
     before, after = format_bytes(recoded.before_bytes), format_bytes(recoded.after_bytes)
     rows = [
@@ -126,6 +162,22 @@ def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
         rows.append(
             ("", f"encoding left {recoded.mean_psnr_db:.1f} dB PSNR (mean of {sample}, after the resize)")
         )
+    return rows
+
+
+def _mapped_rows(mapped: Mapped | None) -> list[tuple[str, str]]:
+    if mapped is None:
+        return []
+    rows = [("map", mapped.function)]
+    saved = mapped.seconds_per_epoch
+    if saved is not None:
+        each = format_seconds(mapped.seconds / mapped.samples)
+        rows = [
+            ("map", f"{mapped.function} took {each} per sample: {format_seconds(saved)} of one core that")
+        ]
+        rows.append(("", "every epoch no longer spends, if it did this while training"))
+    if mapped.left_out:
+        rows.append(("", f"it left {format_count(mapped.left_out, 'sample')} out"))
     return rows
 
 
