@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -38,7 +39,8 @@ CODES = (
     "unreadable", "empty", "truncated", "corrupt", "incomplete", "map-failed", "duplicate", "wrong-suffix",
     "rotated", "slow", "deep", "animated", "cmyk", "alpha", "progressive", "gray",
 )  # fmt: skip
-_SLOW_OCTAVES = 3  # eight times the median
+# Eight times the median; and long enough that somebody would notice.
+_SLOW_OCTAVES, _SLOW_US = 3, 2000
 _MOST_NUMBERS = 1000  # a label with more values than this is no class
 
 
@@ -75,7 +77,8 @@ def sum_quality(
         rejected=sum(one.done.get("rejected", 0) for one in odd.values()),
         left_out=whole.left_out,
         formats=tuple(
-            FormatSize(name, *count) for name, count in sorted(whole.formats.items(), key=lambda f: -f[1][0])
+            FormatSize(name, *count)
+            for name, count in sorted(whole.formats.items(), key=lambda f: (-f[1][0], f[0]))
         ),
         short_sides=_name_sides(whole.short_sides),
         long_sides=_name_sides(whole.long_sides),
@@ -144,7 +147,7 @@ def _find_slow(whole: QualityTally) -> tuple[float | None, Oddity | None]:
             median = number
             break
     median_us = 2 ** (median / BINS_PER_OCTAVE)
-    least = median + BINS_PER_OCTAVE * _SLOW_OCTAVES
+    least = max(median + BINS_PER_OCTAVE * _SLOW_OCTAVES, round(BINS_PER_OCTAVE * math.log2(_SLOW_US)))
     slow = sum(n for number, n in whole.costs.items() if number >= least)
     if not slow:
         return round(median_us, 1), None

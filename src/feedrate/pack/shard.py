@@ -162,12 +162,13 @@ class _Writer:
         for name, value in (part.uniform or {}).items():
             if self.uniform.setdefault(f"{field.name}.{name}", value) != value:
                 self.uniform[f"{field.name}.{name}"] = None
-        is_resized = part.sizes is not None and part.sizes[0] != part.sizes[1]
+        is_resized = part.sizes is not None and sorted(part.sizes[0]) != sorted(part.sizes[1])
         if field.kind is not Kind.IMAGE:
             self.tally.masks += is_resized
             return
+        kind = part.facts[0].kind if part.facts is not None else ""
         self.tally.add(
-            part.source_bytes, part.image, is_resized=is_resized, is_raw=field.coding is Coding.RAW
+            part.source_bytes, part.image, kind, is_resized=is_resized, is_raw=field.coding is Coding.RAW
         )
         if part.damage is not None:
             self.damaged.append((printable(part.path), field.name, part.damage))
