@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "coefficients.h"
 #include "crc32c.h"
 #include "jpeg.h"
 #include "level.h"
@@ -188,6 +189,20 @@ nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, 
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), seconds);
 }
 
+// (status, words, file); the file is empty when the image cannot be turned without loss, too.
+nb::tuple to_baseline_door(Array<const uint8_t> data, int orientation) {
+    need(orientation >= 1 && orientation <= 8, "orientation must be 1 to 8");
+    std::string file;
+    Outcome outcome;
+    {
+        nb::gil_scoped_release release;
+        Coefficients image;
+        outcome = read_coefficients(data.data(), data.shape(0), image);
+        if (outcome.ok() && turn(image, orientation)) outcome = write_baseline(image, file);
+    }
+    return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), nb::bytes(file.data(), file.size()));
+}
+
 uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
     nb::gil_scoped_release release;
     return crc32c(data.data(), data.shape(0), value);
@@ -222,6 +237,7 @@ NB_MODULE(_native, m) {
     m.def("crc32c_by_table", [](Array<const uint8_t> data, uint32_t value) { return crc32c_by_table(data.data(), data.shape(0), value); });
     m.def("probe", &probe_door);
     m.def("scan", &scan_door);
+    m.def("to_baseline", &to_baseline_door);
     m.def("decode_one", &decode_one_door);
     m.def("profile_one", &profile_door);
     m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),

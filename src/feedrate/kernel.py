@@ -173,6 +173,19 @@ def scan(data: bytes) -> Scan:
     return Scan(width, height, "", words, False, b"")
 
 
+def to_baseline(data: bytes, orientation: int = 1) -> bytes | None:
+    """Return a Huffman-coded JPEG, progressive or not, as baseline JPEG with the very same coefficients.
+
+    With `orientation` (EXIF, 1 to 8) the image is turned upright. Application data and comments are kept as
+    they are. None: it is none of these, it is damaged, or it cannot be turned without loss, since an edge is
+    not a whole block.
+    """
+    if not 1 <= orientation <= 8:
+        raise ValueError(f"orientation must be 1 to 8, got {orientation}")
+    status, _, file = _native.to_baseline(_as_bytes(data), orientation)
+    return file if status == Status.OK and file else None
+
+
 def gather_rows(files: Files, file: I32, row: I64, bases: I64, strides: I64, dtype: np.dtype[Any]) -> Any:
     """Read rows of a columnar table straight from its file, and check each row's last column.
 
