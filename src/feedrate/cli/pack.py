@@ -4,10 +4,10 @@
 SOURCE is a folder of class folders (cats/1.jpg, dogs/2.jpg, ...), a folder of images, or
 any folder together with a table that says which file has which label (--labels).
 
-PACK becomes a folder of tar shards with an index. When packing is interrupted, the same
-command goes on where it stopped. Files that cannot be read or decoded are left out and
-named in PACK/rejected.jsonl. 'feedrate unpack' gives the files back, bit for bit, unless
---resize, --max-side, --quality, --raw, --normalise or --map made other files of them.
+PACK becomes a folder of tar shards, or what --format says, with an index. When packing is
+interrupted, the same command goes on where it stopped. Files that cannot be read or decoded
+are left out and named in PACK/rejected.jsonl. 'feedrate unpack' gives the files back, bit for
+bit, unless --resize, --max-side, --quality, --raw, --normalise or --map made others of them.
 
 What packing finds out about the dataset (classes, formats, sizes, damaged, rotated, duplicate
 or slow samples, and what was done with each) ends in PACK/quality.json: 'feedrate quality'.
@@ -51,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-size", type=reader(parse_bytes), default=256_000_000, metavar="SIZE", help="(default: 256MB)"
     )
+    parser.add_argument(
+        "--format", choices=("tar", "tfrecord", "hdf5"), default="tar",
+        help="what holds the samples: tar shards, TFRecord shards, or one HDF5 file (default: tar)",
+    )  # fmt: skip
     side = parser.add_mutually_exclusive_group()
     side.add_argument(
         "--resize", type=positive, metavar="N", help="shrink images to N pixels on the shorter side (lossy)"
@@ -76,12 +80,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the quality report as a page, too")
     add_workers(parser)
+    add_engine(parser)
     add_json_arguments(parser, overwritten="the page and the JSON file")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "on many machines, which must all see SOURCE and PACK under these paths"
+    )
+    group.add_argument(
+        "--executor", default="local", metavar="WHERE", help="local (default), slurm, or dask://HOST:PORT"
+    )
+    group.add_argument("--partition", metavar="NAME", help="of Slurm (default: Slurm's)")
+    group.add_argument(
+        "--time",
+        type=positive,
+        metavar="MINUTES",
+        help="limit of a Slurm job; the rest is begun anew (default: 60)",
+    )
+    group.add_argument("--memory", type=reader(parse_bytes), metavar="SIZE", help="of a Slurm job")
+    group.add_argument(
+        "--array-size",
+        type=positive,
+        metavar="N",
+        help="Slurm jobs at a time (default: 16); each uses --workers (1)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.pack import FieldSpec, PackOptions, Recode, find_map, pack
+    from feedrate.pack import Engine, FieldSpec, PackOptions, Recode, find_map, pack
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.report.quality_page import draw_quality_page
@@ -95,10 +123,14 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         shard_bytes=arguments.shard_size,
         workers=arguments.workers,
+        engine=Engine(
+            arguments.executor, arguments.partition, arguments.time, arguments.memory, arguments.array_size
+        ),
         recode=Recode(
             arguments.resize, arguments.max_side, arguments.quality, arguments.raw, arguments.normalise
         ),
         map=None if arguments.map is None else find_map(arguments.map),
+        container=arguments.format,
     )
     check_json_target(arguments)
     if arguments.html is not None:

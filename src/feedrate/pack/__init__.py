@@ -3,7 +3,7 @@
 
 from feedrate.pack.describing import describe
 from feedrate.pack.mapping import find_map
-from feedrate.pack.options import PackOptions
+from feedrate.pack.options import Engine, PackOptions
 from feedrate.pack.packing import pack
 from feedrate.pack.quality_report import read_quality
 from feedrate.pack.recode import Recode
@@ -12,6 +12,7 @@ from feedrate.pack.verifying import verify
 from feedrate.source.options import FieldSpec
 
 __all__ = [
+    "Engine",
     "FieldSpec",
     "PackOptions",
     "Recode",

@@ -22,10 +22,10 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import StorageError
+from feedrate.format.containers.tar import member_bytes
 from feedrate.format.fields import Field
 from feedrate.format.keys import key_of_stem, make_stem
 from feedrate.format.manifest import dump_field, load_field
-from feedrate.format.tar import member_bytes
 from feedrate.kernel import I64, Ranges
 from feedrate.source.record import Held, Record, Stored, Value
 

@@ -18,7 +18,7 @@ from feedrate import pillow
 from feedrate.errors import FeedrateError, SourceError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.pack.mapping import Map
-from feedrate.source.values import UnusableValue, dump_boxes
+from feedrate.source.values import UnusableValue, dump_array
 
 # A sample as it stands in the source: a number, or the bytes of the field.
 Plain = int | float | bytes
@@ -249,7 +249,7 @@ def _take(field: Field, value: Any) -> Plain:
     if field.kind is Kind.BYTES:
         return bytes(value)
     if field.kind is Kind.BOXES:
-        return dump_boxes(np.asarray(value, np.float32))
+        return dump_array(np.asarray(value, np.float32))
     if field.kind is Kind.ARRAY:
         buffer = io.BytesIO()
         np.lib.format.write_array(buffer, np.asarray(value), version=(1, 0), allow_pickle=False)

@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import FeedrateError, SourceError, StorageError
+from feedrate.format.containers import find_container
 from feedrate.format.fields import Field
-from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, index_name, shard_name
+from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack import listing
+from feedrate.pack.engine import run_shards
 from feedrate.pack.files import appear, free_bytes, remove_temporaries
+from feedrate.pack.joining import join_parts, read_joined, remove_parts
 from feedrate.pack.listing import Listing, ListingWriter
 from feedrate.pack.mapping import Function, find_map
 from feedrate.pack.options import PackOptions
@@ -34,7 +37,7 @@ from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_
 from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.pack.quality_report import dump_quality, sum_quality
 from feedrate.pack.recode import sum_up
-from feedrate.pack.shard import ShardDone, dump_rejections, read_done, write_shard
+from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done
 from feedrate.pack.trial import try_map
 from feedrate.pack.unfinished import (
     PROGRESS_NAME,
@@ -46,10 +49,11 @@ from feedrate.pack.unfinished import (
     refuse_nesting,
     write_file,
 )
-from feedrate.pack.workers import run_tasks
 from feedrate.results import Mapped, PackResult, Quality, Rejection, Tick
 from feedrate.source.opening import open_reader
+from feedrate.source.place import is_url
 from feedrate.source.record import Reader
+from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
 REJECTED_NAME = "rejected.jsonl"
@@ -90,14 +94,14 @@ def pack(
     refuse_foreign(folder)
     with own_folder(folder):
         refuse_finished(folder, options)
-        reader = open_reader(source, options.source)
+        reader = open_reader(source, options.source, scratch=os.fspath(folder))
         remove_temporaries(folder)
         listed = _list(reader, folder, options, watch)
         if options.map is not None:
             listed = _try_map(listed, folder, options)
         result = _pack_shards(listed, folder, options, watch)
         finish(folder)
-    return dataclasses.replace(result, seconds=time.monotonic() - begin_s)
+    return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,7 @@ def _try_map(source: _Listed, folder: Path, options: PackOptions) -> _Listed:
         made, scale = try_map(source.listing, source.reader.root, options)
     except FeedrateError:
         if not any(folder.glob("shard-*")):
-            _remove_all(folder, 0, {})
+            _remove_all(folder, [], {})
         raise
     plan = digest_plan(f"{source.plan} {scale}", made, source.settings)
     return dataclasses.replace(source, made=made, scale=scale, plan=plan)
@@ -151,10 +155,10 @@ def _try_map(source: _Listed, folder: Path, options: PackOptions) -> _Listed:
 def _pack_shards(
     source: _Listed, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
 ) -> PackResult:
-    listed = Listing(source.listing)
+    listed, root = Listing(source.listing), source.reader.root
     tasks = [
         ShardTask(
-            source=os.path.abspath(source.reader.root),
+            source=root if is_url(root) else os.path.abspath(root),
             target=os.path.abspath(folder),
             listing=os.path.abspath(source.listing),
             number=number,
@@ -165,33 +169,38 @@ def _pack_shards(
             recode=options.recode,
             source_bytes=stretch.source_bytes,
             expected_bytes=stretch.expected_bytes,
+            container=options.container,
             map=options.map,
             made=tuple(dataclasses.replace(field, classes=None) for field in source.made),
         )
         for number, stretch in enumerate(split_into_shards(listed, options, scale=source.scale))
     ]
     listed.close()
-    missing = [task for task in tasks if read_done(folder, task.number, source.plan) is None]
+    joined = read_joined(folder, source.plan) if options.container == "hdf5" else None
+    missing = [task for task in tasks if joined is None and find_done(task) is None]
     _check_room(folder, missing)
     if source.reader.table is not None:
         write_file(folder / _table_name(source.settings), source.reader.table.data)
     cost = _run(tasks, missing, options, watch)
-    done = [read_done(folder, task.number, source.plan) for task in tasks]
-    complete = [shard for shard in done if shard is not None]
+    complete = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
     if len(complete) < len(tasks):
         raise StorageError(
             f"a shard vanished from {folder} while it was packed", hint="run the same command again"
         )
     rejected = source.rejected + tuple(r for shard in complete for r in shard.rejected)
     if not any(shard.shard.samples for shard in complete):
-        _remove_all(folder, len(tasks), source.settings)
+        _remove_all(folder, tasks, source.settings)
         raise _all_rejected(rejected)
     fields = tasks[0].stored_fields(listed.fields)
-    manifest = _make_manifest(fields, source, complete, len(rejected))
+    if options.container == "hdf5" and joined is None:
+        fields, complete = join_parts(folder, fields, complete)
+    manifest = read_manifest(folder) if joined else _make_manifest(fields, source, complete, len(rejected))
     if rejected:
         write_file(folder / REJECTED_NAME, dump_rejections(rejected))
     write_file(folder / FILE_NAME, dump_manifest(manifest))
     quality = _examine(folder, complete, source.rejected)
+    if options.container == "hdf5":
+        remove_parts(folder, len(tasks))
     result = _summarise(
         source.reader, folder, manifest, complete, rejected, resumed=len(tasks) - len(missing)
     )
@@ -224,10 +233,7 @@ def _run(
         watch(Tick("packing", done, total, done_bytes, total_bytes))
 
     report(0, 0)
-    samples, seconds = 0, 0.0
-    for cost in run_tasks(write_shard, missing, workers=options.workers, size_bytes=left_bytes, watch=report):
-        samples, seconds = samples + cost[0], seconds + cost[1]
-    return samples, seconds
+    return run_shards(missing, options.engine, workers=options.workers, watch=report)
 
 
 def _make_manifest(
@@ -287,6 +293,8 @@ def _summarise(
 def _check_room(folder: Path, missing: list[ShardTask]) -> None:
     tar_bytes, samples = sum(task.expected_bytes for task in missing), sum(task.samples for task in missing)
     needed = int(tar_bytes * (1 + _INDEX_SHARE)) + samples * _INDEX_ROW_BYTES
+    if any(task.container == "hdf5" for task in missing):
+        needed *= 2  # parts, and the file that is made of them
     free = free_bytes(folder)
     if needed > free:
         raise StorageError(
@@ -299,10 +307,11 @@ def _table_name(settings: Mapping[str, Any]) -> str:
     return str(settings["labels"]["name"])
 
 
-def _remove_all(folder: Path, shards: int, settings: Mapping[str, Any]) -> None:
-    names = [name(number) for number in range(shards) for name in (index_name, shard_name)]
+def _remove_all(folder: Path, tasks: list[ShardTask], settings: Mapping[str, Any]) -> None:
+    shards = [find_container(task.container).shard_name(task.number) for task in tasks]
+    names = [*shards, *(str(Path(shard).with_suffix(INDEX_SUFFIX)) for shard in shards)]
     names += [_table_name(settings)] if "labels" in settings else []
-    for name in [*names, listing.NAME, PROGRESS_NAME]:
+    for name in [*names, listing.NAME, SPOOL_NAME, PROGRESS_NAME]:
         (folder / name).unlink(missing_ok=True)
 
 

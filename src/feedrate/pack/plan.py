@@ -14,9 +14,9 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.draws import I64, Purpose, make_key, permute
+from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import dump_field
-from feedrate.format.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.pack.listing import Listing, Rows, Sample, value_bytes
 from feedrate.pack.mapping import Map
 from feedrate.pack.options import PackOptions
@@ -49,6 +49,7 @@ class ShardTask:
     recode: Recode
     source_bytes: int
     expected_bytes: int
+    container: str = "tar"
     map: Map | None = None
     made: tuple[Field, ...] = ()  # what the map makes, without the names of classes
 
@@ -136,6 +137,8 @@ def describe_settings(reader: Reader, options: PackOptions) -> dict[str, object]
     """Return the settings that shape a pack, as they stand in pack.json."""
     settings: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     settings |= options.recode.settings()
+    if options.container != "tar":
+        settings["format"] = options.container
     if options.map is not None:
         settings["map"] = options.map.settings()
     if reader.table is not None:

@@ -8,17 +8,17 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError
+from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
-from feedrate.format.keys import member_name, printable
-from feedrate.format.manifest import IndexPart, Shard, index_name, shard_name
-from feedrate.format.tar import END_OF_ARCHIVE, member_header, padding
+from feedrate.format.keys import printable
+from feedrate.format.manifest import IndexPart, Shard
 from feedrate.pack.files import appear
 from feedrate.pack.listing import Listing, Sample
 from feedrate.pack.loading import Loaded, Rejected, SampleLoader
@@ -29,6 +29,7 @@ from feedrate.pack.workers import advance
 from feedrate.results import Rejection
 from feedrate.source.bytes import Bytes
 
+INDEX_SUFFIX = ".arrow"
 MapCost = tuple[int, float]  # samples and seconds
 
 
@@ -45,6 +46,7 @@ class ShardDone:
     uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
     recoded: dict[str, Any]  # what a Tally counted
     quality: dict[str, Any]  # what a QualityTally counted
+    notes: dict[str, Any]  # of the container
 
 
 def write_shard(task: ShardTask) -> MapCost:
@@ -55,50 +57,60 @@ def write_shard(task: ShardTask) -> MapCost:
     Raises:
         StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
     """
-    target = Path(task.target)
-    shard_path = target / shard_name(task.number)
-    listing, source = Listing(task.listing), Bytes(task.source)
+    container = find_container(task.container)
+    shard_path = Path(task.target) / container.shard_name(task.number)
+    listing, source = Listing(task.listing), Bytes(task.source, task.target)
     mapper = None if task.map is None else Mapper(task.map, listing.fields)
     fields = task.stored_fields(listing.fields)
     loader = SampleLoader(source, listing.fields, fields, task.recode, mapper)
-    writer = _Writer(loader)
     with appear(shard_path, expected_bytes=task.expected_bytes) as out:
+        output = Output(out)
+        writer = _Writer(loader, container.write(output))
         for first in range(task.first, task.last, BLOCK):
             indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
             for sample in listing.samples(indices):
-                writer.add(out, sample)
+                writer.add(sample)
                 advance(1, sample.source_bytes)
-        writer.put(out, END_OF_ARCHIVE)
+        notes = writer.shard.end()
     listing.close()
+    source.close()
     metadata = {
-        "plan": task.plan, "shard": shard_path.name, "bytes": writer.offset, "crc32c": f"{writer.crc32c:08x}",
+        "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
+        "crc32c": f"{output.crc32c:08x}",
         "samples": len(writer.rows), "source_bytes": writer.source_bytes,
         "rejected": writer.rejected, "damaged": writer.damaged,
         "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
         "quality": loader.quality.dump(),
         **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
+        **({"notes": notes} if notes else {}),
     }  # fmt: skip
     rows = np.array(writer.rows, row_dtype(fields))
     fill_derived(rows, writer.variable)
     data = dump_part(fields, Part(rows, writer.variable, metadata))
-    with appear(target / index_name(task.number), expected_bytes=len(data)) as out:
+    with appear(shard_path.with_suffix(INDEX_SUFFIX), expected_bytes=len(data)) as out:
         out.write(data)
     return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
 
 
-def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
+def find_done(task: ShardTask) -> ShardDone | None:
+    """Return what `write_shard` made of a task; None: it has to be done, or done again."""
+    shard = find_container(task.container).shard_name(task.number)
+    index = str(Path(shard).with_suffix(INDEX_SUFFIX))
+    return read_done(Path(task.target), index, shard, task.plan, task.container)
+
+
+def read_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
     """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
-    index_path, shard_path = target / index_name(number), target / shard_name(number)
+    index_path, shard_path = target / index, target / shard
     try:
         metadata = read_metadata(index_path)
         if metadata.get("plan") != plan or os.stat(shard_path).st_size != metadata["bytes"]:
             return None
         data = index_path.read_bytes()
-        index = IndexPart(index_path.name, len(data), kernel.crc32c(data), locate_columns(data))
+        part = IndexPart(index, len(data), kernel.crc32c(data), locate_columns(data))
+        crc32c = int(metadata.get("crc32c", "0"), 16)
         return ShardDone(
-            Shard(
-                shard_path.name, metadata["bytes"], int(metadata["crc32c"], 16), metadata["samples"], index
-            ),
+            Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container),
             metadata["source_bytes"],
             tuple(Rejection(*r) for r in metadata["rejected"]),
             tuple(Rejection(*r) for r in metadata["damaged"]),
@@ -107,6 +119,7 @@ def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
             metadata["uniform"],
             dict(metadata.get("recoded", {})),
             dict(metadata["quality"]),
+            dict(metadata.get("notes", {})),
         )
     except (PackError, OSError, KeyError, TypeError, ValueError):
         return None
@@ -115,9 +128,9 @@ def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
 class _Writer:
     """Counts along while a shard is written; holds rows of the index, never images."""
 
-    def __init__(self, loader: SampleLoader) -> None:
-        self.loader, self.fields, self.tally = loader, loader.stored, Tally()
-        self.offset = self.crc32c = self.source_bytes = self.by_kernel = 0
+    def __init__(self, loader: SampleLoader, shard: ShardWriter) -> None:
+        self.loader, self.shard, self.fields, self.tally = loader, shard, loader.stored, Tally()
+        self.source_bytes = self.by_kernel = 0
         self.rows: list[tuple[Any, ...]] = []
         self.variable: dict[str, list[bytes]] = {"key": []}
         for field in self.fields:
@@ -127,12 +140,7 @@ class _Writer:
         self.by_pillow: Counter[str] = Counter()
         self.uniform: dict[str, Any] = {}
 
-    def put(self, out: BinaryIO, data: bytes) -> None:
-        out.write(data)
-        self.crc32c = kernel.crc32c(data, self.crc32c)
-        self.offset += len(data)
-
-    def add(self, out: BinaryIO, sample: Sample) -> None:
+    def add(self, sample: Sample) -> None:
         try:
             loaded = self.loader.load(sample)
         except Rejected as error:
@@ -140,20 +148,22 @@ class _Writer:
             return
         if loaded is None:
             return
+        contents = [_as_content(field, part) for field, part in zip(self.fields, loaded, strict=True)]
+        try:
+            offsets = self.shard.add(sample.key, contents)
+        except TooLarge as error:
+            self.rejected.append((printable(loaded[0].path), self.fields[0].name, str(error)))
+            return
         row: list[Any] = [sample.number]
         self.variable["key"].append(sample.key.encode("ascii"))
-        for field, part in zip(self.fields, loaded, strict=True):
-            name = member_name(sample.key, field, part.path, part.data)
-            self.put(out, member_header(name, len(part.data)))
+        for field, part, offset in zip(self.fields, loaded, offsets, strict=True):
             if field.kind is not Kind.NUMBER:
-                row += [self.offset, len(part.data), kernel.crc32c(part.data)]
+                row += [offset, len(part.data), kernel.crc32c(part.data)]
                 self.variable[f"{field.name}.path"].append(part.path)
             row += part.columns
             if field.kind is Kind.IMAGE:
                 self.variable[f"{field.name}.entries"].append(part.entries)
                 row.append((0, 0))  # follows from the entries of all rows
-            self.put(out, part.data)
-            self.put(out, padding(len(part.data)))
             self._count(field, part)
         self.rows.append((*row, 0))
 
@@ -176,6 +186,11 @@ class _Writer:
             self.by_kernel += 1
         else:
             self.by_pillow[part.pillow_reason] += 1
+
+
+def _as_content(field: Field, part: Loaded) -> Content:
+    number = part.columns[0] if field.kind is Kind.NUMBER else None
+    return Content(field, part.data, part.path, number)
 
 
 def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:

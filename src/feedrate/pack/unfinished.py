@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ from feedrate.pack.files import (
     explain_write_error,
     is_temporary,
     only_one,
+    remove_temporaries,
     sync_folder,
 )
 from feedrate.pack.options import PackOptions
+from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
 PROGRESS_NAME = "packing.json"
+JOBS_NAME = "packing.jobs"
 
 
 def refuse_nesting(source: str, folder: Path) -> None:
@@ -55,7 +59,8 @@ def refuse_foreign(folder: Path) -> None:
         raise StorageError(f"cannot look into {folder}: {error.strerror}") from error
     if PROGRESS_NAME in names or FILE_NAME in names:
         return
-    foreign = sorted(name for name in names if name != LOCK_NAME and not is_temporary(name))
+    ours = (LOCK_NAME, SPOOL_NAME)
+    foreign = sorted(name for name in names if name not in ours and not is_temporary(name))
     if foreign:
         raise AlreadyExists(
             f"{folder} is not empty and not a pack: it holds '{foreign[0]}'",
@@ -69,6 +74,8 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
     there = read_manifest(folder)
     asked: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     asked |= options.recode.settings()
+    if options.container != "tar":
+        asked["format"] = options.container
     asked |= {} if options.map is None else {"map": options.map.settings()}
     if options.labels is not None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
@@ -90,7 +97,11 @@ def own_folder(folder: Path) -> Iterator[None]:
         raise explain_write_error(error, folder) from error
     try:
         with only_one(folder):
-            yield
+            try:
+                yield
+            finally:
+                if not (folder / PROGRESS_NAME).exists():
+                    (folder / SPOOL_NAME).unlink(missing_ok=True)
     finally:
         if is_new:
             # Nothing was begun: leave nothing behind.
@@ -125,7 +136,9 @@ _WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "l
           "max_side": "longer side", "encoded": "what is encoded anew",
           "map": "map function, or its code,"}  # fmt: skip
 # Compared also where only the pack that is there has them.
-_COMPARED = frozenset(("labels", "resize", "max_side", "raw", "quality", "encoded", "normalise", "map"))
+_COMPARED = frozenset(
+    ("labels", "resize", "max_side", "raw", "quality", "encoded", "normalise", "map", "format")
+)
 
 
 def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
@@ -162,6 +175,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 def finish(folder: Path) -> None:
     """Take away what says that the pack is unfinished; the last step."""
+    remove_temporaries(folder)  # of jobs that were lost
     (folder / listing.NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder / JOBS_NAME, ignore_errors=True)
+    (folder / SPOOL_NAME).unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink()
     sync_folder(folder)

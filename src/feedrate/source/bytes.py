@@ -8,6 +8,8 @@ import os
 
 from feedrate.errors import StorageError
 from feedrate.format.keys import printable
+from feedrate.source.held import Containers
+from feedrate.source.place import Place
 from feedrate.source.record import Held, Stored
 from feedrate.source.values import UnusableValue
 
@@ -19,11 +21,13 @@ _SOURCE_IS_GONE = frozenset(
 
 
 class Bytes:
-    """Reads values of one source. `root` is what the reader's `root` was."""
+    """Reads values of one source: `root` is its reader's, `scratch` the folder of its spool."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, scratch: str | None = None) -> None:
         self.root = root
         self._root = os.fsencode(root)
+        self._place = Place(root)
+        self._containers = Containers(self._place, scratch)
 
     def read(self, value: Stored | Held) -> bytes:
         """Return a value's bytes; never more than it promised.
@@ -33,7 +37,9 @@ class Bytes:
             StorageError: the whole source is out of reach.
         """
         if isinstance(value, Held):
-            raise UnusableValue(f"lies in a {value.container} file, which this feedrate cannot read")
+            return self._containers.read(value)
+        if self._place.is_remote:
+            return self._read_remote(value)
         path = os.path.join(self._root, value.file)
         try:
             with open(path, "rb", buffering=0) as stream:
@@ -51,3 +57,12 @@ class Bytes:
         if len(data) != value.size_bytes:
             raise UnusableValue(f"changed while it was packed: {value.size_bytes} bytes when listed")
         return data
+
+    def _read_remote(self, value: Stored) -> bytes:
+        data = self._place.read(value.file, value.offset, value.size_bytes)
+        if len(data) != value.size_bytes:
+            raise UnusableValue(f"changed while it was packed: {value.size_bytes} bytes when listed")
+        return data
+
+    def close(self) -> None:
+        self._containers.close()

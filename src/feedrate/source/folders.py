@@ -12,7 +12,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.results import Rejection
 from feedrate.source.record import Reader, Record, Stored
-from feedrate.source.walk import Walk
+from feedrate.source.remote import walk
 from feedrate.units import format_count
 
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"))
@@ -30,7 +30,7 @@ class ImageFolders(Reader):
     def __init__(self, root: str) -> None:
         self.root = root
         self.ignored: dict[str, int] = {}
-        self._walk = Walk(root)
+        self._walk = walk(root)
         self._classes: list[bytes] = []
 
     def __iter__(self) -> Iterator[Record | Rejection]:

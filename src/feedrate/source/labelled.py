@@ -15,6 +15,7 @@ from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.results import Rejection
 from feedrate.source.options import FieldSpec, SourceOptions
 from feedrate.source.record import Reader, Record, Stored, Value
+from feedrate.source.remote import walk
 from feedrate.source.table import Table, is_missing, read_numbers, read_table
 from feedrate.source.values import UnusableValue, dump_value
 from feedrate.source.walk import Walk
@@ -37,7 +38,7 @@ class LabelledFolder(Reader):
         self.root = root
         self.table: Table = read_table(options.labels)
         self.ignored: dict[str, int] = {}
-        self._walk = Walk(root)
+        self._walk = walk(root)
         self._columns = _pick_columns(self.table, options)
 
     def fields(self) -> tuple[Field, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +30,13 @@ def dump_value(kind: Kind, value: object) -> bytes:
     if kind is Kind.JSON:
         return json.dumps(_parse_json(value), ensure_ascii=False).encode("utf-8", "surrogatepass")
     assert kind is Kind.BOXES, kind
-    return dump_boxes(_parse_boxes(_parse_json(value)))
+    return dump_array(_parse_boxes(_parse_json(value)))
 
 
-def dump_boxes(boxes: npt.NDArray[np.float32]) -> bytes:
+def dump_array(array: npt.NDArray[Any]) -> bytes:
+    """Return a .npy file."""
     buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, boxes, version=(1, 0), allow_pickle=False)
+    np.lib.format.write_array(buffer, array, version=(1, 0), allow_pickle=False)
     return buffer.getvalue()
 
 

@@ -26,8 +26,8 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Inside:
-    files: list[tuple[bytes, os.stat_result | str]]  # name, and what it is or why nobody knows
+class Inside:
+    files: list[tuple[bytes, os.stat_result | Found | str]]  # name, and what it is or why nobody knows
     folders: list[tuple[bytes, frozenset[tuple[int, int]]]]  # path, with those above it
 
 
@@ -71,8 +71,8 @@ class Walk:
         for at in sorted(deeper, key=lambda one: one[0]):
             yield from _found(at[0], self._look(*at))
 
-    def _look(self, folder: bytes, above: frozenset[tuple[int, int]]) -> _Inside:
-        inside = _Inside([], [])
+    def _look(self, folder: bytes, above: frozenset[tuple[int, int]]) -> Inside:
+        inside = Inside([], [])
         try:
             with os.scandir(os.path.join(os.fsencode(self.root), folder)) as scan:
                 entries = [entry for entry in scan if not entry.name.startswith(b".")]
@@ -97,11 +97,13 @@ class Walk:
         return inside
 
 
-def _found(folder: bytes, inside: _Inside) -> Iterator[Found]:
+def _found(folder: bytes, inside: Inside) -> Iterator[Found]:
     start = folder + b"/" if folder else b""
     for name, info in inside.files:
         if isinstance(info, str):
             yield Found(start + name, odd=info)
+        elif isinstance(info, Found):
+            yield info
         elif stat.S_ISREG(info.st_mode):
             yield Found(start + name, info.st_size, info.st_mtime_ns)
         else:
