@@ -400,3 +400,22 @@ def test_a_mapped_mask_keeps_its_values(tmp_path: Path, write_map: WriteMap) -> 
     unpack(tmp_path / "p", tmp_path / "back")
     with Image.open(io.BytesIO((tmp_path / "back" / "m.png").read_bytes())) as image:
         np.testing.assert_array_equal(np.asarray(image), mask[:, ::-1])
+
+
+def test_the_maps_of_the_documentation_do_what_it_says(write_map: WriteMap) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "preprocess.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    module = write_map(code, "documented_maps").partition(":")[0]
+    shrink, spectrogram, tokenise = (
+        find_map(f"{module}:{name}").load() for name in ("shrink", "spectrogram", "tokenise")
+    )
+    small = shrink({"image": Image.new("I;16", (1024, 1024))})
+    assert small is not None
+    assert (small["image"].size, small["image"].mode) == ((256, 256), "L")
+    made = spectrogram({"sound": np.zeros(4096, np.float32)})
+    assert made is not None
+    assert (made["sound"], made["spectrum"].shape) == (None, (8, 257))
+    tokens = tokenise({"caption": "two words"})
+    assert tokens is not None
+    assert (tokens["tokens"].dtype, tokens["length"]) == (np.int32, 2)
+    assert tokenise({"caption": " "}) is None
