@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -250,3 +252,47 @@ def test_tallies_of_parts_add_up_to_the_tally_of_the_whole(
         n: w * h for n, (_, w, h) in whole.extremes.items()
     }
     assert {c: f["done"] for c, f in merged.odd.items()} == {c: f["done"] for c, f in whole.odd.items()}
+
+
+@pytest.mark.parametrize("container", ["tar", "tfrecord", "hdf5"])
+def test_the_report_is_the_same_in_every_container(odd_folder: Path, tmp_path: Path, container: str) -> None:
+    if container == "hdf5":
+        pytest.importorskip("h5py")
+    pack(odd_folder, tmp_path / "plain", PackOptions(workers=1, shard_bytes=20_000))
+    options = PackOptions(workers=1, shard_bytes=20_000, container=container)
+    pack(odd_folder, tmp_path / "p", options)
+    assert done(read_quality(tmp_path / "p")) == done(read_quality(tmp_path / "plain"))
+    assert read_quality(tmp_path / "p").duplicates == read_quality(tmp_path / "plain").duplicates
+
+
+def test_memory_for_duplicates_does_not_grow_with_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "_BUCKET_SAMPLES", 10_000)
+
+    class Columns:
+        """As much of a pack as is asked when no two samples are equal."""
+
+        def __init__(self, shards: int) -> None:
+            self.shards = shards
+            self.manifest = self
+
+        def __len__(self) -> int:
+            return 1000 * self.shards
+
+        def field(self, _: str) -> None:
+            return None
+
+        def columns(self, name: str) -> Iterator[np.ndarray]:
+            for shard in range(self.shards):
+                numbers = np.arange(1000, dtype=np.uint64) + 1000 * shard
+                yield (numbers * 2654435761 % 2**32).astype(np.uint32) if "crc" in name else numbers + 1
+
+    peaks = []
+    for shards in (10, 400):
+        tracemalloc.start()
+        found, _ = duplicates.find_duplicates(Columns(shards), "image", tmp_path)  # type: ignore[arg-type]
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert found == Duplicates()
+    assert peaks[1] < 1.5 * peaks[0]

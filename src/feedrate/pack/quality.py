@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from feedrate.format.keys import printable
@@ -146,7 +146,7 @@ def estimate_cost_us(facts: ImageFacts, size_bytes: int) -> float:
     return (pixels * rate + (size_bytes * _KERNEL_NS_PER_BYTE if is_by_kernel else 0)) / 1000
 
 
-def merge(tallies: list[Mapping[str, Any]]) -> QualityTally:
+def merge(tallies: Iterable[Mapping[str, Any]]) -> QualityTally:
     """Add up what shards found, in their order."""
     whole = QualityTally()
     for one in tallies:

@@ -45,7 +45,6 @@ class ShardDone:
     by_pillow: dict[str, int]
     uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
     recoded: dict[str, Any]  # what a Tally counted
-    quality: dict[str, Any]  # what a QualityTally counted
     notes: dict[str, Any]  # of the container
 
 
@@ -118,7 +117,6 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
             metadata["by_pillow"],
             metadata["uniform"],
             dict(metadata.get("recoded", {})),
-            dict(metadata["quality"]),
             dict(metadata.get("notes", {})),
         )
     except (PackError, OSError, KeyError, TypeError, ValueError):
