@@ -7,7 +7,7 @@ from feedrate.pack.describing import describe
 from feedrate.pack.indexing import index
 from feedrate.pack.mapping import find_map
 from feedrate.pack.merging import MergeOptions, merge
-from feedrate.pack.options import PackOptions
+from feedrate.pack.options import Engine, PackOptions
 from feedrate.pack.packing import pack
 from feedrate.pack.quality_report import read_quality
 from feedrate.pack.recode import Recode
@@ -20,6 +20,7 @@ from feedrate.source.options import FieldSpec
 __all__ = [
     "AppendOptions",
     "ColumnOptions",
+    "Engine",
     "FieldSpec",
     "MergeOptions",
     "PackOptions",

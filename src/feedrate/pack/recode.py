@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -240,9 +241,14 @@ class Tally:
     def __init__(self) -> None:
         self.images = self.resized = self.masks = self.kept = self.before_bytes = self.after_bytes = 0
         self.lossless = 0
+        # Of those that were normalised: kind of image -> how many, without loss and encoded anew.
+        self.rewritten: Counter[str] = Counter()
+        self.encoded: Counter[str] = Counter()
         self.psnr_db: list[float] = []
 
-    def add(self, before_bytes: int, image: NewImage | None, *, is_resized: bool, is_raw: bool) -> None:
+    def add(
+        self, before_bytes: int, image: NewImage | None, kind: str = "", *, is_resized: bool, is_raw: bool
+    ) -> None:
         """Count an image; of every fiftieth that was encoded anew the loss is measured."""
         if image is None:
             self.kept += 1
@@ -251,6 +257,8 @@ class Tally:
             self.lossless += 1
         elif not is_raw and (self.images - self.lossless) % PSNR_EVERY == 0:
             self.psnr_db.append(measure_psnr(image))
+        if image.normalised:
+            (self.rewritten if image.pixels is None or is_raw else self.encoded)[kind] += 1
         self.images += 1
         self.resized += is_resized
         self.before_bytes += before_bytes
@@ -270,6 +278,13 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
     def total(name: str) -> int:
         return sum(count for tally in tallies if isinstance(count := tally.get(name, 0), int))
 
+    def total_by_kind(name: str) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for tally in tallies:
+            if isinstance(here := tally.get(name), dict):
+                counts.update(here)
+        return dict(counts.most_common())
+
     psnr = [db for tally in tallies if isinstance(values := tally.get("psnr_db"), list) for db in values]
     return Recoded(
         words=words,
@@ -277,6 +292,8 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
         resized=total("resized"),
         masks=total("masks"),
         lossless=total("lossless"),
+        rewritten=total_by_kind("rewritten"),
+        encoded=total_by_kind("encoded"),
         kept=total("kept"),
         before_bytes=total("before_bytes"),
         after_bytes=total("after_bytes"),

@@ -157,6 +157,10 @@ def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
         ("pixels", f"{recoded.words}; 'feedrate unpack' cannot give the original files back"),
         ("", f"{images} stored anew ({resized}), {before} became {after}{kept}{masks}"),
     ]
+    if recoded.rewritten:
+        rows.append(("", f"normalised without loss: {_count_words(recoded.rewritten, None)}"))
+    if recoded.encoded:
+        rows.append(("", f"normalised by encoding anew: {_count_words(recoded.encoded, None)}"))
     if recoded.mean_psnr_db is not None:
         sample = format_count(recoded.psnr_images, "image")
         rows.append(

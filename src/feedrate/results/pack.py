@@ -51,6 +51,8 @@ class Recoded:
     mean_psnr_db: float | None
     psnr_images: int
     lossless: int = 0  # of `images`: the same coefficients, only written in another way
+    rewritten: Mapping[str, int] = field(default_factory=dict)  # normalised without loss: kind -> images
+    encoded: Mapping[str, int] = field(default_factory=dict)  # normalised by encoding anew: kind -> images
 
 
 @dataclass(frozen=True, slots=True)
