@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from feedrate import Dataset, Loader
-from feedrate.errors import AlreadyExists, NotFound, SourceError, StorageError
+from feedrate.errors import AlreadyExists, NotFound, SourceError, StorageError, UsageError
 from feedrate.format.manifest import read_manifest
 from feedrate.pack import (
     AppendOptions,
@@ -23,7 +24,9 @@ from feedrate.pack import (
     append,
     appending,
     describe,
+    find_map,
     pack,
+    read_quality,
     split,
     unpack,
     verify,
@@ -51,7 +54,7 @@ def labels_of(packed: Path, **options: Any) -> dict[str, str]:
 
 def test_new_samples_come_behind_the_old_ones_which_stay_as_they_were(packed: Path, tmp_path: Path) -> None:
     before, old = read_tree(packed), labels_of(packed)
-    del before["pack.json"]
+    del before["pack.json"], before["quality.json"]
     result = append(tmp_path / "new", packed, ONE)
     assert (result.samples, result.added, result.new_classes) == (16, 8, ("ape",))
     assert before.items() <= read_tree(packed).items()
@@ -67,13 +70,6 @@ def test_new_samples_come_behind_the_old_ones_which_stay_as_they_were(packed: Pa
     assert names == [f"shard-{number:05d}.tar" for number in range(len(names))]
     unpack(packed, tmp_path / "out", workers=1)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "old") | read_tree(tmp_path / "new")
-
-
-def test_shards_do_not_depend_on_the_number_of_workers(packed: Path, tmp_path: Path) -> None:
-    shutil.copytree(packed, tmp_path / "q")
-    append(tmp_path / "new", packed, ONE)
-    append(tmp_path / "new", tmp_path / "q", AppendOptions(workers=2))
-    assert read_tree(packed) == read_tree(tmp_path / "q")
 
 
 def test_a_reader_that_has_the_pack_open_is_not_disturbed(packed: Path, tmp_path: Path) -> None:
@@ -118,6 +114,61 @@ def test_a_pack_grows_again_and_again(packed: Path, tmp_path: Path) -> None:
         append(tmp_path / f"more{number}", packed, ONE)
     assert Dataset(packed).classes == ["cat", "dog", "class0", "class1", "class2"]
     assert verify(packed, workers=1).problems == ()
+
+
+@pytest.mark.parametrize("container", ["tfrecord", "hdf5"])
+@pytest.mark.usefixtures("packed")
+def test_packs_of_other_containers_grow_too(tmp_path: Path, container: str) -> None:
+    if container == "hdf5":
+        pytest.importorskip("h5py")
+    target = tmp_path / container
+    pack(tmp_path / "old", target, dataclasses.replace(SMALL, container=container))
+    old = labels_of(target)
+    append(tmp_path / "new", target, ONE)
+    assert {shard.container for shard in read_manifest(target).shards} == {container}
+    check = verify(target, workers=1)
+    assert (check.problems, check.extra_files) == ((), ())
+    assert old.items() <= labels_of(target).items()
+    assert len(labels_of(target)) == 16
+    unpack(target, tmp_path / "out", workers=1)
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "old") | read_tree(tmp_path / "new")
+
+
+def test_the_quality_of_the_whole_is_known_afterwards(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "new" / "dog" / "bad.jpg").write_text("no image")
+    append(tmp_path / "new", packed, ONE)
+    quality = read_quality(packed)
+    assert (quality.samples, quality.rejected) == (16, 1)
+    assert {one.name: one.samples for one in quality.classes} == {"cat": 4, "dog": 8, "ape": 4}
+
+
+def test_what_comes_from_an_archive_can_be_appended(packed: Path, tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "new"), "zip", tmp_path / "new")
+    append(archive, packed, ONE)
+    assert len(labels_of(packed)) == 16
+    assert Dataset(packed).classes == ["cat", "dog", "ape"]
+    assert verify(packed, workers=1).problems == ()
+
+
+MAPS = """
+def smaller(sample):
+    return {"image": sample["image"].reduce(2), "label": sample["label"]}
+"""
+
+
+@pytest.mark.usefixtures("packed")
+def test_new_samples_go_through_the_map_of_the_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "append_maps.py").write_text(MAPS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    mapped = tmp_path / "mapped"
+    pack(tmp_path / "old", mapped, dataclasses.replace(SMALL, map=find_map("append_maps:smaller")))
+    append(tmp_path / "new", mapped, ONE)
+    assert len(labels_of(mapped)) == 16
+    assert {Dataset(mapped, fields=("image",))[i].size for i in range(16)} == {(32, 24)}
+    assert verify(mapped, workers=1).problems == ()
+    with pytest.raises(UsageError, match="the pack was made without a map"):
+        append(tmp_path / "new", tmp_path / "p", AppendOptions(workers=1, map="append_maps:smaller"))
 
 
 @pytest.mark.usefixtures("packed")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -24,8 +25,10 @@ from feedrate.pack import (
     Recode,
     add_column,
     describe,
+    index,
     merge,
     pack,
+    read_quality,
     split,
     unpack,
     verify,
@@ -179,6 +182,55 @@ def test_added_columns_and_splits_come_along(two: tuple[Path, Path], tmp_path: P
         "split": {"train": 3, "test": 3},
     }
     assert verify(tmp_path / "m.pack", workers=1).problems == ()
+
+
+@pytest.mark.parametrize("refer", [False, True])
+def test_packs_of_several_containers_merge(two: tuple[Path, Path], tmp_path: Path, refer: bool) -> None:
+    pytest.importorskip("h5py")
+    packs = [two[0]]
+    for container in ("tfrecord", "hdf5"):
+        source = (tmp_path / "b").rename(tmp_path / container) if container == "tfrecord" else tmp_path / "c"
+        if container == "hdf5":
+            for number in range(6):
+                save_image(source / "cat" / f"c{number}.jpg", 40 + number)
+        packs.append(tmp_path / f"{container}.pack")
+        pack(source, packs[-1], dataclasses.replace(SMALL, container=container))
+    merge(packs, tmp_path / "m.pack", MergeOptions(refer=refer))
+    assert [s.container for s in read_manifest(tmp_path / "m.pack").shards][-1] == "hdf5"
+    check = verify(tmp_path / "m.pack", workers=1)
+    assert (check.problems, check.extra_files) == ((), ())
+    assert named_labels(tmp_path / "m.pack") == [pair for one in packs for pair in named_labels(one)]
+    with Loader(tmp_path / "m.pack", 18, fields=("image", "key"), output="numpy", shuffle=False) as loader:
+        images, keys = next(iter(loader))
+    for one in packs:
+        for key, image in samples_of(one, "image"):
+            assert (images[keys.index(key)] == image).all()
+
+
+def test_files_that_were_indexed_where_they_lie_are_referred_to(
+    two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    index(tmp_path / "b", tmp_path / "b.index")
+    result = merge([two[0], tmp_path / "b.index"], tmp_path / "m.pack", MergeOptions(prefix=True))
+    assert result.samples == 12
+    assert verify(tmp_path / "m.pack", workers=1).problems == ()
+    assert named_labels(tmp_path / "m.pack")[6:] == [
+        (f"b.index/{key}", name) for key, name in named_labels(tmp_path / "b.index")
+    ]
+    whole = samples_of(tmp_path / "m.pack", "image")[6:]
+    assert all(
+        (a[1] == b[1]).all() for a, b in zip(whole, samples_of(tmp_path / "b.index", "image"), strict=True)
+    )
+    split(tmp_path / "b.index", {"train": 0.5, "test": 0.5})
+    assert len(Dataset(tmp_path / "b.index", split="test")) == 3
+
+
+def test_rejected_inputs_and_quality_are_those_of_all(two: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "a" / "cat" / "bad.jpg").write_text("no image")
+    pack(tmp_path / "a", tmp_path / "again.pack", SMALL)
+    merge([tmp_path / "again.pack", two[1]], tmp_path / "m.pack")
+    assert read_quality(tmp_path / "m.pack").rejected == describe(tmp_path / "m.pack").rejected == 1
+    assert "bad.jpg" in (tmp_path / "m.pack" / "rejected.jsonl").read_text()
 
 
 def test_tables_of_labels_come_back_from_a_merged_pack(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import add_workers
+from feedrate.cli.engine import add_engine, read_engine
 from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
 from feedrate.errors import UsageError
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the value of an added column for the new samples",
     )  # fmt: skip
     add_workers(parser)
+    add_engine(parser)
     add_json_arguments(parser)
 
 
@@ -59,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         skip_existing=arguments.skip_existing,
         defaults=_parse_defaults(arguments.defaults),
         workers=arguments.workers,
+        engine=read_engine(arguments),
     )
     say(f"appending {arguments.source} to {arguments.pack}")
     try:

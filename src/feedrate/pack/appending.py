@@ -13,27 +13,31 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feedrate.errors import FeedrateError, NotFound, SourceError
+from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
+from feedrate.format import containers
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack.arrivals import Arrivals
 from feedrate.pack.changing import changing, write_manifest
 from feedrate.pack.files import explain_write_error, remove_folder, sync_folder
+from feedrate.pack.mapping import Function, Map, find_map
 from feedrate.pack.merging import refuse_equal_keys
-from feedrate.pack.options import DEFAULT_SHARD_BYTES, PackOptions
+from feedrate.pack.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
 from feedrate.pack.packing import REJECTED_NAME, pack_reader
+from feedrate.pack.quality_report import write_quality
 from feedrate.pack.recode import Recode
 from feedrate.pack.tables import bring_tables, find_tables
-from feedrate.pack.unfinished import refuse_nesting, write_file
+from feedrate.pack.unfinished import PROGRESS_NAME, refuse_nesting, write_file
 from feedrate.pack.uniting import Joined, check_default, find_splits, join, link_into
 from feedrate.results import AppendResult, PackResult, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec
+from feedrate.source.spool import SPOOL_NAME
 
 FOLDER_NAME = "appending"
 
@@ -44,6 +48,7 @@ class AppendOptions:
 
     Attributes:
         fields: further columns of the table; None: those that the pack was made with.
+        map: the function that the pack was made with, where it cannot be found by its name.
         skip_existing: pass over files that the pack has already, by their paths.
         defaults: values of added columns for the new samples.
     """
@@ -52,9 +57,11 @@ class AppendOptions:
     path_column: str | None = None
     label_column: str | None = None
     fields: tuple[FieldSpec, ...] | None = None
+    map: str | Function | None = None
     skip_existing: bool = False
     defaults: Mapping[str, str] = field(default_factory=dict)
     workers: int | None = None
+    engine: Engine = field(default_factory=Engine)
 
 
 def append(
@@ -78,36 +85,48 @@ def append(
     refuse_nesting(source, Path(pack))
     with changing(pack) as opened:
         was_done = _clean_up(opened)
-        reader = open_reader(source, _pack_options(opened.manifest, options).source)
-        arrivals = Arrivals(reader, opened, skip=options.skip_existing or was_done)
-        result = _append(arrivals, opened, options, watch)
-    return dataclasses.replace(result, seconds=time.monotonic() - begin)
+        _check_defaults(opened, options.defaults)
+        chosen = _pack_options(opened.manifest, options)
+        with _own_folder(opened.path / FOLDER_NAME) as folder:
+            reader = open_reader(source, chosen.source, scratch=os.fspath(folder))
+            arrivals = Arrivals(reader, opened, skip=options.skip_existing or was_done)
+            result = _append(arrivals, opened, chosen, options.defaults, watch)
+    return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin)
 
 
-def _append(
-    arrivals: Arrivals, pack: Pack, options: AppendOptions, watch: Callable[[Tick], None]
-) -> AppendResult:
-    _check_defaults(pack, options.defaults)
-    folder = pack.path / FOLDER_NAME
+@contextlib.contextmanager
+def _own_folder(folder: Path) -> Iterator[Path]:
+    """Make the folder that new shards are packed into; nothing is left of it when nothing was begun."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise explain_write_error(error, folder) from error
     try:
-        packed = pack_reader(arrivals, folder, _pack_options(pack.manifest, options), watch)
+        yield folder
+    finally:
+        if not (folder / PROGRESS_NAME).exists():
+            with contextlib.suppress(OSError):
+                (folder / SPOOL_NAME).unlink(missing_ok=True)
+                folder.rmdir()
+
+
+def _append(
+    arrivals: Arrivals,
+    pack: Pack,
+    options: PackOptions,
+    defaults: Mapping[str, str],
+    watch: Callable[[Tick], None],
+) -> AppendResult:
+    folder = pack.path / FOLDER_NAME
+    try:
+        packed = pack_reader(arrivals, folder, options, watch)
     except SourceError:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        if arrivals.skipped:
+        if arrivals.skipped and not arrivals.given:
             return _nothing_new(arrivals, pack)
-        raise
-    except FeedrateError:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
         raise
     with contextlib.closing(Pack(folder)) as new:
         refuse_equal_keys([pack, new], ["", ""])
-        joined = [Joined(pack), Joined(new, "", link_into(pack.path, or_move=True), options.defaults)]
+        joined = [Joined(pack), Joined(new, "", link_into(pack.path, or_move=True), defaults)]
         try:
             manifest, unassigned = join(pack.path, joined, _settings(pack, new))
         except OSError as error:
@@ -118,6 +137,7 @@ def _append(
             _add_rejections(pack, folder)
     sync_folder(pack.path)
     write_manifest(pack.path, manifest)
+    write_quality(pack.path)
     remove_folder(folder)
     return _summarise(arrivals, pack, manifest, packed, unassigned)
 
@@ -127,6 +147,7 @@ def _pack_options(manifest: Manifest, options: AppendOptions) -> PackOptions:
     specs = options.fields
     if specs is None:
         specs = tuple(FieldSpec.parse(text) for text in settings.get("fields", ())) if options.labels else ()
+    container = manifest.shards[0].container if manifest.shards else "tar"
     return PackOptions(
         labels=options.labels,
         path_column=options.path_column,
@@ -135,8 +156,25 @@ def _pack_options(manifest: Manifest, options: AppendOptions) -> PackOptions:
         seed=settings.get("seed", 0),
         shard_bytes=settings.get("shard_bytes", DEFAULT_SHARD_BYTES),
         workers=options.workers,
+        engine=options.engine,
         recode=Recode.from_settings(settings),
+        container=container if container in containers.NAMES else "tar",
+        map=_find_map(settings.get("map"), options.map),
     )
+
+
+def _find_map(made_with: Any, wanted: str | Function | None) -> Map | None:
+    if not isinstance(made_with, dict):
+        if wanted is not None:
+            raise UsageError("the pack was made without a map, and new samples cannot be made with one")
+        return None
+    found = find_map(wanted or str(made_with.get("function")))
+    if found.digest != made_with.get("source"):
+        raise UsageError(
+            f"the code of {found.name} is no longer what the pack was made with",
+            hint="new samples must be made by the same code: undo the change, or pack all of them anew",
+        )
+    return found
 
 
 def _check_defaults(pack: Pack, defaults: Mapping[str, str]) -> None:
@@ -168,6 +206,7 @@ def _clean_up(pack: Pack) -> bool:
     known = [one.get("plan") for one in pack.manifest.settings.get("appended", ())]
     if left.settings.get("plan") not in known:
         return False
+    write_quality(pack.path)
     remove_folder(folder)
     return True
 

@@ -24,12 +24,13 @@ class Arrivals(Reader):
     """A reader of what is new. Holds 16 bytes per sample of the pack.
 
     Attributes:
+        given: samples that are new.
         skipped: files that were passed over since the pack has them.
     """
 
     def __init__(self, reader: Reader, pack: Pack, *, skip: bool) -> None:
         self.root, self.table = reader.root, reader.table
-        self.skipped = 0
+        self.given = self.skipped = 0
         self._reader, self._pack, self._skip = reader, pack, skip
         column = path_column(pack)
         self._path_field = column.removesuffix(".path") if column else None
@@ -46,7 +47,7 @@ class Arrivals(Reader):
         return self._reader.unlisted
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        self.skipped = 0
+        self.given = self.skipped = 0
         for record in self._reader:
             if isinstance(record, Rejection):
                 yield record
@@ -60,6 +61,7 @@ class Arrivals(Reader):
                     )
                 self.skipped += 1
                 continue
+            self.given += 1
             values = {name: self._translate(name, value) for name, value in record.values.items()}
             yield Record(self._free_name(record.name), values)
 
@@ -71,6 +73,10 @@ class Arrivals(Reader):
         """
         given = {field.name: field for field in self._reader.fields()}
         stored = self._pack.manifest.fields
+        if "map" in self._pack.manifest.settings:
+            # What the map makes of the source's fields is known when it has run.
+            known = {field.name: field for field in stored if field.classes is not None}
+            return tuple(self._fit(known.get(name, field), field) for name, field in given.items())
         missing = next((field for field in stored if field.name not in given), None)
         if missing is not None:
             raise SourceError(

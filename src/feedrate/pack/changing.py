@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedrate import kernel
 from feedrate.errors import AlreadyExists
 from feedrate.format.added import Values, dump_columns, make_part
 from feedrate.format.fields import Field
@@ -52,7 +52,8 @@ def changing(path: str | os.PathLike[str]) -> Iterator[Pack]:
 def write_column(folder: Path, field: Field, values: Values, *, first: int, samples: int) -> ColumnPart:
     """Write the values of a field for some samples; return the entry for pack.json."""
     data = dump_columns((field,), values, samples)
-    name = f"column-{field.name}-{kernel.crc32c(data):08x}-{len(data)}.arrow"
+    # Not the CRC-32C, which rows that end in their own can make the same for different values.
+    name = f"column-{field.name}-{hashlib.sha256(data).hexdigest()[:16]}.arrow"
     if not (folder / name).exists() or (folder / name).read_bytes() != data:
         with appear(folder / name, expected_bytes=len(data)) as file:
             file.write(data)

@@ -22,6 +22,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.pack.changing import write_manifest
 from feedrate.pack.files import explain_write_error, remove_temporaries, sync_folder
+from feedrate.pack.quality_report import REJECTED_NAME, write_quality
 from feedrate.pack.recode import RECODE_SETTINGS
 from feedrate.pack.tables import Table, bring_tables
 from feedrate.pack.unfinished import PROGRESS_NAME, own_folder, refuse_foreign, write_file
@@ -99,8 +100,10 @@ def _merge(folder: Path, packs: list[Pack], prefixes: list[str], options: MergeO
         if isinstance(error, AlreadyExists):
             raise
         raise explain_write_error(error, folder) from error
+    _join_rejections(folder, packs)
     sync_folder(folder)
     write_manifest(folder, manifest)
+    write_quality(folder)
     label = manifest.field("label")
     written = [part for part in manifest.parts if not part.folder]
     return MergeResult(
@@ -116,6 +119,13 @@ def _merge(folder: Path, packs: list[Pack], prefixes: list[str], options: MergeO
         new_bytes=sum(part.size_bytes for part in written) + len(dump_manifest(manifest)),
         unassigned=unassigned,
     )
+
+
+def _join_rejections(folder: Path, packs: Sequence[Pack]) -> None:
+    files = [pack.path / REJECTED_NAME for pack in packs]
+    data = b"".join(file.read_bytes() for file in files if file.exists())
+    if data:
+        write_file(folder / REJECTED_NAME, data)
 
 
 def _name_packs(packs: Sequence[Pack]) -> list[str]:
@@ -172,7 +182,7 @@ def _can_link(pack: Pack, folder: Path) -> bool:
         return True
     probe = folder / f".link.{os.getpid()}-{0:08x}.tmp"
     try:
-        os.link(file_path(pack.path, pack.manifest.shards[0]), probe)
+        os.link(file_path(pack.path, pack.manifest.shards[0].index), probe)
     except OSError:
         return False
     probe.unlink()
@@ -214,7 +224,7 @@ def _settings(folder: Path, packs: Sequence[Pack], prefixes: Sequence[str]) -> d
     every = [pack.manifest.settings for pack in packs]
     settings: dict[str, Any] = {
         name: every[0][name]
-        for name in ("seed", "shard_bytes", *RECODE_SETTINGS)
+        for name in ("seed", "shard_bytes", "format", "map", *RECODE_SETTINGS)
         if name in every[0] and all(other.get(name) == every[0][name] for other in every)
     }
     settings["rejected"] = sum(s.get("rejected", 0) for s in every)
@@ -238,4 +248,5 @@ def _settings(folder: Path, packs: Sequence[Pack], prefixes: Sequence[str]) -> d
 
 
 def _pixel_settings(manifest: Manifest) -> dict[str, Any]:
-    return {name: manifest.settings[name] for name in RECODE_SETTINGS if name in manifest.settings}
+    names = ("map", *RECODE_SETTINGS)
+    return {name: manifest.settings[name] for name in names if name in manifest.settings}

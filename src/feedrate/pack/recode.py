@@ -28,7 +28,7 @@ from feedrate.results import Recoded
 from feedrate.source.values import UnusableValue, dump_array
 
 DEFAULT_QUALITY = 90
-RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded")  # what `Recode.settings` may say
+RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded", "normalise")  # of `Recode.settings`
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
@@ -93,7 +93,8 @@ class Recode:
     def from_settings(cls, settings: Mapping[str, Any]) -> Recode:
         """Return the choice that a pack's settings tell of."""
         quality = settings.get("quality") if settings.get("encoded") == "all images" else None
-        return cls(settings.get("resize"), settings.get("max_side"), quality, bool(settings.get("raw")))
+        sides = settings.get("resize"), settings.get("max_side")
+        return cls(*sides, quality, bool(settings.get("raw")), "normalise" in settings)
 
     def mark(self, fields: Sequence[Field]) -> tuple[Field, ...]:
         """Return the fields with the coding that they will have."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, StorageError
 from feedrate.format.added import Values
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import ColumnPart, Manifest, Shard, file_path
 from feedrate.format.pack import Pack
 from feedrate.pack.changing import write_column
@@ -87,6 +87,12 @@ def _unite(having: Sequence[tuple[Pack, Field]]) -> Field:
             raise SourceError(f"field '{one.name}' is stored as '{one.coding}' {where.format(other.coding)}")
         if one.kind is Kind.NUMBER and one.dtype != other.dtype:
             raise SourceError(f"field '{one.name}' is {one.dtype} {where.format(other.dtype)}")
+        is_bare = one.kind is Kind.ARRAY and one.coding is Coding.RAW
+        if is_bare and (one.dtype, one.shape) != (other.dtype, other.shape):
+            raise SourceError(
+                f"field '{one.name}' is stored without headers, as {one.dtype} of shape {one.shape} "
+                + where.format(f"{other.dtype} of shape {other.shape}")
+            )
         if (one.classes is None) != (other.classes is None):
             named, numbered = (first, pack) if one.classes is not None else (pack, first)
             raise SourceError(
@@ -123,8 +129,9 @@ def join(
         above = next_number(pack)
         # Last, since files may be moved: from now on the pack itself cannot be read.
         names = range(free, free + len(pack.manifest.shards))
+        placed: dict[Path, tuple[str, str]] = {}
         shards += [
-            _place_shard(joined, shard, name, number)
+            _place_shard(folder, joined, shard, name, number, placed)
             for shard, name in zip(pack.manifest.shards, names, strict=True)
         ]
         free = next_shard(pack.manifest) if joined.place is None else names.stop
@@ -139,17 +146,27 @@ def next_number(pack: Pack) -> int:
     return int(pack.column("number").max()) + 1 if len(pack) else 0
 
 
-def _place_shard(joined: Joined, shard: Shard, number: int, first_number: int) -> Shard:
+def _place_shard(
+    folder: Path,
+    joined: Joined,
+    shard: Shard,
+    name: int,
+    first_number: int,
+    placed: dict[Path, tuple[str, str]],
+) -> Shard:
     prefix = "/".join(part for part in (joined.prefix, shard.prefix) if part)
     moved = dataclasses.replace(shard, prefix=prefix, first_number=shard.first_number + first_number)
     if joined.place is None:
         return moved
-    stem = f"shard-{number:05d}"
+    stem = f"shard-{name:05d}"
     path, index_path = file_path(joined.pack.path, shard), file_path(joined.pack.path, shard.index)
-    folder, name = joined.place(path, stem + path.suffix)
+    if path not in placed:  # several shards may lie in one file
+        # Files that were indexed where they lie are their user's, and stay there.
+        place = refer_from(folder) if shard.is_in_place else joined.place
+        placed[path] = place(path, stem + path.suffix)
     index_folder, index_name = joined.place(index_path, stem + index_path.suffix)
     index = dataclasses.replace(shard.index, folder=index_folder, name=index_name)
-    return dataclasses.replace(moved, folder=folder, name=name, index=index)
+    return dataclasses.replace(moved, folder=placed[path][0], name=placed[path][1], index=index)
 
 
 def _place_column(
@@ -297,5 +314,6 @@ def refer_from(folder: Path) -> Callable[[Path, str], tuple[str, str]]:
 
 def next_shard(manifest: Manifest) -> int:
     """Return a number above those of all shards, by their names."""
-    matches = [_SHARD.fullmatch(shard.name) for shard in manifest.shards if not shard.folder]
+    files = [file for shard in manifest.shards for file in (shard, shard.index) if not file.folder]
+    matches = [_SHARD.fullmatch(file.name) for file in files]
     return max([len(manifest.shards), *(int(m[1]) + 1 for m in matches if m)])
