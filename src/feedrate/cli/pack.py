@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import add_workers, positive, quality, reader, whole_number
+from feedrate.cli.engine import add_engine, read_engine
 from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
@@ -80,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the quality report as a page, too")
     add_workers(parser)
+    add_engine(parser)
     add_json_arguments(parser, overwritten="the page and the JSON file")
 
 
@@ -99,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         shard_bytes=arguments.shard_size,
         workers=arguments.workers,
+        engine=read_engine(arguments),
         recode=Recode(
             arguments.resize, arguments.max_side, arguments.quality, arguments.raw, arguments.normalise
         ),

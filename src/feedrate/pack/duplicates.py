@@ -26,7 +26,10 @@ _BUCKET_SAMPLES, _MOST_BUCKETS = 1 << 18, 200
 # Equal in length, in checksum and in so many bytes from the middle: nothing but a forger makes them differ.
 _LOOK_AT_BYTES, _TOGETHER = 4096, 1024
 
+_OTHER_LABEL = ", and another label"
+
 Entries = np.ndarray[Any, np.dtype[Any]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def find_duplicates(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, tuple[OddSample, ...]]:
@@ -40,26 +43,31 @@ def find_duplicates(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, t
     has_label = pack.manifest.field("label") is not None and field != "label"
     for group in _find_groups(pack, field, folder):
         positions = np.sort(group["position"])
-        labels = pack.rows(positions)[0]["label"] if has_label else np.zeros(1)
-        differs = bool((labels != labels[0]).any())
+        labels = pack.rows(positions)[0]["label"] if has_label else np.zeros(len(positions))
+        differs = labels != labels[0]
         groups += 1
         copies += len(group) - 1
         size_bytes += int(group["length"][1:].sum())
-        conflicting += differs
-        # Those with two labels come first.
-        if len(examples) < EXAMPLES or differs:
-            where = len([e for e in examples if e.detail.endswith("label")]) if differs else len(examples)
-            examples[where:where] = _name(pack, field, positions, differs)
+        conflicting += bool(differs.any())
+        if len(examples) < EXAMPLES or differs.any():
+            examples += _name(pack, field, positions, differs)
+            # Those with another label come first.
+            examples.sort(key=lambda one: not one.detail.endswith(_OTHER_LABEL))
             del examples[EXAMPLES:]
     return Duplicates(groups, copies, size_bytes, conflicting), tuple(examples)
 
 
-def _name(pack: Pack, field: str, positions: I64, differs: bool) -> list[OddSample]:
-    few = positions[: EXAMPLES + 1]
+def _name(pack: Pack, field: str, positions: I64, differs: Flags) -> list[OddSample]:
+    # The first, those with another label, and others.
+    few = np.concatenate((positions[:1], positions[differs], positions[1:][~differs[1:]]))[: EXAMPLES + 1]
+    others = 1 + int(differs.sum())
     paths, keys = pack.texts(f"{field}.path", few), pack.texts("key", few)
     names = [printable(path or key) for path, key in zip(paths, keys, strict=True)]
-    detail = f"has the bytes of {names[0]}" + (", and another label" if differs else "")
-    return [OddSample(name, detail, KEPT) for name in names[1:]]
+    detail = f"has the bytes of {names[0]}"
+    return [
+        OddSample(name, detail + (_OTHER_LABEL if number < others else ""), KEPT)
+        for number, name in enumerate(names[1:], 1)
+    ]
 
 
 def _find_groups(pack: Pack, field: str, folder: Path) -> Iterator[Entries]:

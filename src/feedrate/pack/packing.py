@@ -25,18 +25,18 @@ from feedrate.errors import FeedrateError, SourceError, StorageError
 from feedrate.format.containers import find_container
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
-from feedrate.format.pack import Pack
 from feedrate.pack import listing
+from feedrate.pack.engine import run_shards
 from feedrate.pack.files import appear, free_bytes, remove_temporaries
 from feedrate.pack.joining import join_parts, read_joined, remove_parts
 from feedrate.pack.listing import Listing, ListingWriter
 from feedrate.pack.mapping import Function, find_map
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_into_shards
-from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
-from feedrate.pack.quality_report import dump_quality, sum_quality
+from feedrate.pack.quality_report import REJECTED_NAME as REJECTED_NAME
+from feedrate.pack.quality_report import write_quality
 from feedrate.pack.recode import sum_up
-from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, share_shapes, write_shard
+from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, share_shapes
 from feedrate.pack.trial import try_map
 from feedrate.pack.unfinished import (
     PROGRESS_NAME,
@@ -48,15 +48,13 @@ from feedrate.pack.unfinished import (
     refuse_nesting,
     write_file,
 )
-from feedrate.pack.workers import run_tasks
-from feedrate.results import Mapped, PackResult, Quality, Rejection, Tick
+from feedrate.results import Mapped, PackResult, Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.place import is_url
 from feedrate.source.record import Reader
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
-REJECTED_NAME = "rejected.jsonl"
 # What the index adds: entry points (0.8 % of photographs of 106 KB, measured), and a row per sample.
 _INDEX_SHARE, _INDEX_ROW_BYTES = 0.01, 200
 _TELL_EVERY = 1000
@@ -95,13 +93,20 @@ def pack(
     with own_folder(folder):
         refuse_finished(folder, options)
         reader = open_reader(source, options.source, scratch=os.fspath(folder))
-        remove_temporaries(folder)
-        listed = _list(reader, folder, options, watch)
-        if options.map is not None:
-            listed = _try_map(listed, folder, options)
-        result = _pack_shards(listed, folder, options, watch)
+        result = pack_reader(reader, folder, options, watch)
         finish(folder)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
+
+
+def pack_reader(
+    reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
+) -> PackResult:
+    """Pack what a reader gives into a folder that is ours; all that is left is to call it finished."""
+    remove_temporaries(folder)
+    listed = _list(reader, folder, options, watch)
+    if options.map is not None:
+        listed = _try_map(listed, folder, options)
+    return _pack_shards(listed, folder, options, watch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +203,8 @@ def _pack_shards(
     if rejected:
         write_file(folder / REJECTED_NAME, dump_rejections(rejected))
     write_file(folder / FILE_NAME, dump_manifest(manifest))
-    quality = _examine(folder, complete, source.rejected)
+    # The pack is whole by now, and unfinished until this is there, too.
+    quality = write_quality(folder)
     if options.container == "hdf5":
         remove_parts(folder, len(tasks))
     result = _summarise(
@@ -208,17 +214,6 @@ def _pack_shards(
     if options.map is not None:
         mapped = Mapped(options.map.name, *cost, packed=manifest.samples, left_out=quality.left_out)
     return dataclasses.replace(result, mapped=mapped, quality=quality)
-
-
-def _examine(folder: Path, done: list[ShardDone], rejected: tuple[Rejection, ...]) -> Quality:
-    """Write quality.json. The pack is whole by now, and unfinished until this is there, too."""
-    opened = Pack(folder)
-    try:
-        quality = sum_quality(opened, (shard.quality for shard in done), rejected, folder)
-    finally:
-        opened.close()
-    write_file(folder / QUALITY_NAME, dump_quality(quality))
-    return quality
 
 
 def _run(
@@ -233,10 +228,7 @@ def _run(
         watch(Tick("packing", done, total, done_bytes, total_bytes))
 
     report(0, 0)
-    samples, seconds = 0, 0.0
-    for cost in run_tasks(write_shard, missing, workers=options.workers, size_bytes=left_bytes, watch=report):
-        samples, seconds = samples + cost[0], seconds + cost[1]
-    return samples, seconds
+    return run_shards(missing, options.engine, workers=options.workers, watch=report)
 
 
 def _make_manifest(

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from feedrate.format.keys import file_suffix, printable
+from feedrate.format.keys import printable
 from feedrate.pack.values import ImageFacts
 
 KEPT, REJECTED, NORMALISED, MAPPED = "kept", "rejected", "normalised", "mapped"
@@ -17,9 +17,10 @@ EXAMPLES, SLOWEST = 10, 10
 BINS_PER_OCTAVE = 4
 SIDES = (32, 64, 128, 224, 256, 384, 512, 768, 1024, 2048, 4096)
 
+_BIN_OF_SIDE = tuple(sum(side >= edge for edge in SIDES) for side in range(SIDES[-1]))
 _FORMAT_OF_SUFFIX = {
-    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP", ".tif": "TIFF",
-    ".tiff": "TIFF", ".gif": "GIF", ".ppm": "PPM", ".pgm": "PPM", ".avif": "AVIF",
+    b"jpg": "JPEG", b"jpeg": "JPEG", b"png": "PNG", b"webp": "WEBP", b"bmp": "BMP", b"tif": "TIFF",
+    b"tiff": "TIFF", b"gif": "GIF", b"ppm": "PPM", b"pgm": "PPM", b"avif": "AVIF",
 }  # fmt: skip
 # Nanoseconds per pixel, decoding photographs on one core: relations matter here, not the machine. What the
 # kernel takes costs by bytes, too.
@@ -48,24 +49,24 @@ class QualityTally:
         self.slowest: list[list[Any]] = []  # microseconds, path, words
         self.odd: dict[str, dict[str, Any]] = {}
         self.left_out = 0
+        self._least, self._most = math.inf, 0
 
     def add_image(self, path: bytes, size_bytes: int, facts: ImageFacts, *, done: str, turned: bool) -> None:
         """Count an image as the source has it. `done`: what became of the file; `turned`: set upright."""
-        name = printable(path)
         count = self.formats.setdefault(facts.format, [0, 0])
         count[0] += 1
         count[1] += size_bytes
-        self._count_sides(name, facts.width, facts.height)
+        self._count_sides(path, facts.width, facts.height)
         if facts.orientation != 1:
-            self.add("rotated", name, f"EXIF orientation {facts.orientation}", _turned(done, turned))
+            self.add("rotated", path, f"EXIF orientation {facts.orientation}", _turned(done, turned))
         if facts.pillow_reason is None and facts.format == "JPEG":
             if facts.is_gray:
-                self.add("gray", name, "JPEG", done)
+                self.add("gray", path, "JPEG", done)
         else:
-            self._count_kind(name, facts, done)
-        expected = _FORMAT_OF_SUFFIX.get(file_suffix(path))
+            self._count_kind(path, facts, done)
+        expected = _FORMAT_OF_SUFFIX.get(path.rpartition(b".")[2].lower())
         if expected is not None and expected not in facts.format:
-            self.add("wrong-suffix", name, f"is {facts.format}", done)
+            self.add("wrong-suffix", path, f"is {facts.format}", done)
 
     def add_cost(self, path: bytes, facts: ImageFacts, size_bytes: int) -> None:
         """Count what decoding an image will cost, as it is stored."""
@@ -80,39 +81,44 @@ class QualityTally:
     def add_rejected(self, path: str, reason: str) -> None:
         self.add(classify(reason), path, reason, REJECTED)
 
-    def add(self, code: str, path: str, detail: str, done: str) -> None:
+    def add(self, code: str, path: bytes | str, detail: str, done: str) -> None:
         found = self.odd.setdefault(code, {"done": {}, "examples": []})
         found["done"][done] = found["done"].get(done, 0) + 1
         if len(found["examples"]) < EXAMPLES:
-            found["examples"].append([path, detail, done])
+            name = printable(path) if isinstance(path, bytes) else path
+            found["examples"].append([name, detail, done])
 
     def dump(self) -> dict[str, Any]:
         """Return what the index part's metadata says."""
-        return {name: value for name, value in vars(self).items() if value}
+        return {name: value for name, value in vars(self).items() if value and name[0] != "_"}
 
-    def _count_sides(self, name: str, width: int, height: int) -> None:
-        self.short_sides[_bin(min(width, height))] += 1
-        self.long_sides[_bin(max(width, height))] += 1
-        here = [name, width, height]
-        for which, is_better in (("smallest", _is_smaller), ("largest", _is_larger)):
-            if which not in self.extremes or is_better(here, self.extremes[which]):
-                self.extremes[which] = here
+    def _count_sides(self, path: bytes, width: int, height: int) -> None:
+        short, long = (width, height) if width < height else (height, width)
+        self.short_sides[_bin(short)] += 1
+        self.long_sides[_bin(long)] += 1
+        if self._least <= (pixels := width * height) <= self._most and self.extremes:
+            return
+        here = [printable(path), width, height]
+        if pixels < self._least:
+            self._least, self.extremes["smallest"] = pixels, here
+        if pixels > self._most:
+            self._most, self.extremes["largest"] = pixels, here
 
-    def _count_kind(self, name: str, facts: ImageFacts, done: str) -> None:
+    def _count_kind(self, path: bytes, facts: ImageFacts, done: str) -> None:
         if facts.is_damaged:
-            self.add(classify(facts.pillow_reason or ""), name, facts.pillow_reason or "", done)
+            self.add(classify(facts.pillow_reason or ""), path, facts.pillow_reason or "", done)
         if "progressive" in facts.format:
-            self.add("progressive", name, facts.format, done)
+            self.add("progressive", path, facts.format, done)
         if facts.mode == "CMYK":
-            self.add("cmyk", name, facts.format, done)
+            self.add("cmyk", path, facts.format, done)
         if facts.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
-            self.add("alpha", name, f"{facts.format} of mode {facts.mode}", done)
+            self.add("alpha", path, f"{facts.format} of mode {facts.mode}", done)
         if facts.mode in ("1", "L", "LA"):
-            self.add("gray", name, facts.format, done)
+            self.add("gray", path, facts.format, done)
         if facts.is_deep:
-            self.add("deep", name, f"{facts.format} of mode {facts.mode}", done)
+            self.add("deep", path, f"{facts.format} of mode {facts.mode}", done)
         if facts.frames > 1:
-            self.add("animated", name, f"{facts.format} of {facts.frames} frames", done)
+            self.add("animated", path, f"{facts.format} of {facts.frames} frames", done)
 
 
 def classify(reason: str) -> str:
@@ -140,7 +146,7 @@ def estimate_cost_us(facts: ImageFacts, size_bytes: int) -> float:
     return (pixels * rate + (size_bytes * _KERNEL_NS_PER_BYTE if is_by_kernel else 0)) / 1000
 
 
-def merge(tallies: list[Mapping[str, Any]]) -> QualityTally:
+def merge(tallies: Iterable[Mapping[str, Any]]) -> QualityTally:
     """Add up what shards found, in their order."""
     whole = QualityTally()
     for one in tallies:
@@ -167,16 +173,15 @@ def merge(tallies: list[Mapping[str, Any]]) -> QualityTally:
 
 
 def _bin(side: int) -> int:
-    return next((i for i, edge in enumerate(SIDES) if side < edge), len(SIDES))
+    return _BIN_OF_SIDE[side] if side < SIDES[-1] else len(SIDES)
 
 
-# By pixels, then by name, so that the order of samples does not matter.
 def _is_smaller(here: list[Any], there: list[Any]) -> bool:
-    return (here[1] * here[2], here[0]) < (there[1] * there[2], there[0])
+    return bool(here[1] * here[2] < there[1] * there[2])
 
 
 def _is_larger(here: list[Any], there: list[Any]) -> bool:
-    return (-here[1] * here[2], here[0]) < (-there[1] * there[2], there[0])
+    return bool(here[1] * here[2] > there[1] * there[2])
 
 
 def _turned(done: str, turned: bool) -> str:

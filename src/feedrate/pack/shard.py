@@ -46,7 +46,6 @@ class ShardDone:
     by_pillow: dict[str, int]
     uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
     recoded: dict[str, Any]  # what a Tally counted
-    quality: dict[str, Any]  # what a QualityTally counted
     notes: dict[str, Any]  # of the container
 
 
@@ -111,7 +110,6 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
             metadata["by_pillow"],
             metadata["uniform"],
             dict(metadata.get("recoded", {})),
-            dict(metadata["quality"]),
             dict(metadata.get("notes", {})),
         )
     except (PackError, OSError, KeyError, TypeError, ValueError):
@@ -178,12 +176,13 @@ class SampleWriter:
         for name, value in (part.uniform or {}).items():
             if self.uniform.setdefault(f"{field.name}.{name}", value) != value:
                 self.uniform[f"{field.name}.{name}"] = None
-        is_resized = part.sizes is not None and part.sizes[0] != part.sizes[1]
+        is_resized = part.sizes is not None and sorted(part.sizes[0]) != sorted(part.sizes[1])
         if field.kind is not Kind.IMAGE:
             self.tally.masks += is_resized
             return
+        kind = part.facts[0].kind if part.facts is not None else ""
         self.tally.add(
-            part.source_bytes, part.image, is_resized=is_resized, is_raw=field.coding is Coding.RAW
+            part.source_bytes, part.image, kind, is_resized=is_resized, is_raw=field.coding is Coding.RAW
         )
         if part.damage is not None:
             self.damaged.append((printable(part.path), field.name, part.damage))

@@ -30,7 +30,7 @@ def draw_pack(result: PackResult) -> str:
         classes = format_count(result.classes, "class", "classes")
     lines = [
         f"packed {format_count(result.samples, 'sample')} ({classes}) into {result.target}",
-        *_table(
+        *table_lines(
             [
                 ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
                 ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
@@ -45,8 +45,8 @@ def draw_pack(result: PackResult) -> str:
             ]
         ),
     ]  # fmt: skip
-    lines += _rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
-    lines += _rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
     return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
 
 
@@ -61,7 +61,7 @@ def draw_index(result: IndexResult) -> str:
     rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
     lines = [
         f"indexed {format_count(result.samples, 'sample')} ({classes}) of {result.source}",
-        *_table(
+        *table_lines(
             [
                 ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
                 ("samples", f"{format_bytes(result.source_bytes)} in {where}, where they were"),
@@ -73,8 +73,8 @@ def draw_index(result: IndexResult) -> str:
             ]
         ),
     ]
-    lines += _rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
-    lines += _rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
     next_line = f"next: feedrate ls {result.target}, or in Python feedrate.Loader('{result.target}')"
     return "\n".join([*lines, "", next_line, ""])
 
@@ -109,11 +109,12 @@ def draw_description(description: PackDescription) -> str:
     classes = description.class_counts
     lines = [
         f"{description.pack}: {format_count(description.samples, 'sample')}",
-        *_table(
+        *table_lines(
             [
                 *(("field", _summary_words(field)) for field in description.fields),
                 ("pixels", description.pixels),
-                ("classes", f"{len(classes):,}: {_most(classes)}" if classes else ""),
+                ("classes", f"{len(classes):,}: {most(classes)}" if classes else ""),
+                *(("parts", f"{name}: {most(c)}") for name, c in description.column_counts.items()),
                 ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
                            f"and {format_bytes(description.index_bytes)} of index"),
                 ("rejected", _if(description.rejected, "input", "(named in rejected.jsonl)")),
@@ -131,7 +132,7 @@ def draw_description(description: PackDescription) -> str:
     return "\n".join([*lines, ""])
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
+def table_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {name:<9}{text}" for name, text in rows if text]
 
 
@@ -156,6 +157,10 @@ def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
         ("pixels", f"{recoded.words}; 'feedrate unpack' cannot give the original files back"),
         ("", f"{images} stored anew ({resized}), {before} became {after}{kept}{masks}"),
     ]
+    if recoded.rewritten:
+        rows.append(("", f"normalised without loss: {_count_words(recoded.rewritten, None)}"))
+    if recoded.encoded:
+        rows.append(("", f"normalised by encoding anew: {_count_words(recoded.encoded, None)}"))
     if recoded.mean_psnr_db is not None:
         sample = format_count(recoded.psnr_images, "image")
         rows.append(
@@ -205,7 +210,7 @@ def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
     return ", ".join(words) + (f" {noun}" if noun else "")
 
 
-def _rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
+def rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
     if not rejections:
         return []
     lines = ["", f"{title}: {len(rejections):,}"]
@@ -248,7 +253,7 @@ def _summary_words(field: FieldSummary) -> str:
     return ", ".join(words)
 
 
-def _most(counts: Mapping[str, int]) -> str:
+def most(counts: Mapping[str, int]) -> str:
     most = Counter(counts).most_common(_FEW)
     return ", ".join(f"{name} {count:,}" for name, count in most) + (
         ", ..." if len(counts) > len(most) else ""

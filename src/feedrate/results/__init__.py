@@ -12,6 +12,7 @@ from feedrate.results.bench import (
     PixelCheck,
     Standing,
 )
+from feedrate.results.change import AppendResult, ColumnResult, MergedPack, MergeResult, SplitResult
 from feedrate.results.doctor import (
     Curve,
     Diagnosis,
@@ -56,9 +57,11 @@ from feedrate.results.quality import (
 )
 
 __all__ = [
+    "AppendResult",
     "BenchResult",
     "BenchRun",
     "ClassSize",
+    "ColumnResult",
     "Comparison",
     "Curve",
     "DemoResult",
@@ -82,6 +85,8 @@ __all__ = [
     "LoaderStats",
     "Machine",
     "Mapped",
+    "MergeResult",
+    "MergedPack",
     "OddSample",
     "Oddity",
     "Overhead",
@@ -102,6 +107,7 @@ __all__ = [
     "SampleLine",
     "SamplePart",
     "ScratchRate",
+    "SplitResult",
     "StageStats",
     "Standing",
     "StepRow",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from feedrate.results.quality import Quality
 
@@ -51,6 +51,8 @@ class Recoded:
     mean_psnr_db: float | None
     psnr_images: int
     lossless: int = 0  # of `images`: the same coefficients, only written in another way
+    rewritten: Mapping[str, int] = field(default_factory=dict)  # normalised without loss: kind -> images
+    encoded: Mapping[str, int] = field(default_factory=dict)  # normalised by encoding anew: kind -> images
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,4 +221,7 @@ class PackDescription:
     rejected: int
     settings: Mapping[str, object]
     first_samples: tuple[SampleLine, ...]
+    column_counts: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # of added columns of classes
     pixels: str = ""  # what packing did to them
