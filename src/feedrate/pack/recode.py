@@ -245,9 +245,8 @@ class Tally:
         if image is None:
             self.kept += 1
             return
-        if image.pixels is None:
-            self.lossless += 1
-        elif not is_raw and (self.images - self.lossless) % PSNR_EVERY == 0:
+        self.lossless += image.normalised and image.pixels is None
+        if image.pixels is not None and not is_raw and (self.images - self.lossless) % PSNR_EVERY == 0:
             self.psnr_db.append(measure_psnr(image))
         if image.normalised:
             (self.rewritten if image.pixels is None or is_raw else self.encoded)[kind] += 1
@@ -297,7 +296,7 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
 def say_pixels(settings: Mapping[str, object]) -> str:
     """Say what a pack's settings did to pixels: "lossy: shorter side 256, quality 90"; "": nothing."""
     function = settings.get("map")
-    mapped = [f"made by {function.get('function')}"] if isinstance(function, dict) else []
+    mapped = [f"mapped by {function.get('function')}"] if isinstance(function, dict) else []
     return "; ".join([*mapped, *([pixels] if (pixels := _say_coding(settings)) else [])])
 
 
