@@ -96,9 +96,13 @@ class QualityTally:
         short, long = (width, height) if width < height else (height, width)
         self.short_sides[_bin(short)] += 1
         self.long_sides[_bin(long)] += 1
-        if self._least <= (pixels := width * height) <= self._most and self.extremes:
+        self._compare(path, width, height)
+
+    def _compare(self, path: bytes | str, width: int, height: int) -> None:
+        pixels = width * height
+        if self.extremes and self._least <= pixels <= self._most:
             return
-        here = [printable(path), width, height]
+        here = [printable(path) if isinstance(path, bytes) else path, width, height]
         if pixels < self._least:
             self._least, self.extremes["smallest"] = pixels, here
         if pixels > self._most:
