@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
 from feedrate.format.keys import printable
 from feedrate.format.manifest import IndexPart, Shard
+from feedrate.pack.bulk import NOT_JPEG, Bulk, Written, is_plain
 from feedrate.pack.files import appear
-from feedrate.pack.listing import Listing, Sample
+from feedrate.pack.listing import Listing, Rows, Sample
 from feedrate.pack.loading import Loaded, Rejected, SampleLoader
 from feedrate.pack.mapped import Mapper
 from feedrate.pack.plan import BLOCK, ShardTask, order_samples
 from feedrate.pack.recode import Tally
-from feedrate.pack.workers import advance
+from feedrate.pack.workers import advance, count_threads
 from feedrate.results import Rejection
 from feedrate.source.bytes import Bytes
 
@@ -66,30 +68,43 @@ def write_shard(task: ShardTask) -> MapCost:
     with appear(shard_path, expected_bytes=task.expected_bytes) as out:
         output = Output(out)
         writer = _Writer(loader, container.write(output))
-        for first in range(task.first, task.last, BLOCK):
-            indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
-            for sample in listing.samples(indices):
-                writer.add(sample)
-                advance(1, sample.source_bytes)
+        for one in _samples(task, listing, fields, output, loader):
+            if isinstance(one, Written):
+                writer.add_written(one)
+                advance(len(one.rows), one.source_bytes)
+            else:
+                writer.add(one)
+                advance(1, one.source_bytes)
         notes = writer.shard.end()
     listing.close()
     source.close()
     metadata = {
         "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
         "crc32c": f"{output.crc32c:08x}",
-        "samples": len(writer.rows), "source_bytes": writer.source_bytes,
+        "samples": writer.samples, "source_bytes": writer.source_bytes,
         "rejected": writer.rejected, "damaged": writer.damaged,
         "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
         "quality": loader.quality.dump(),
         **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
         **({"notes": notes} if notes else {}),
     }  # fmt: skip
-    rows = np.array(writer.rows, row_dtype(fields))
+    rows = writer.rows()
     fill_derived(rows, writer.variable)
     data = dump_part(fields, Part(rows, writer.variable, metadata))
     with appear(shard_path.with_suffix(INDEX_SUFFIX), expected_bytes=len(data)) as out:
         out.write(data)
     return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
+
+
+def _samples(
+    task: ShardTask, listing: Listing, fields: tuple[Field, ...], output: Output, loader: SampleLoader
+) -> Iterator[Sample | Written]:
+    if is_plain(task, fields):
+        yield from Bulk(task, listing, fields, output, count_threads()).run(loader.quality)
+        return
+    for first in range(task.first, task.last, BLOCK):
+        indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
+        yield from listing.samples(indices)
 
 
 def find_done(task: ShardTask) -> ShardDone | None:
@@ -131,7 +146,9 @@ class _Writer:
     def __init__(self, loader: SampleLoader, shard: ShardWriter) -> None:
         self.loader, self.shard, self.fields, self.tally = loader, shard, loader.stored, Tally()
         self.source_bytes = self.by_kernel = 0
-        self.rows: list[tuple[Any, ...]] = []
+        self.samples = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._pieces: list[Rows] = []
         self.variable: dict[str, list[bytes]] = {"key": []}
         for field in self.fields:
             self.variable |= {name: [] for name in field.variable_columns()}
@@ -165,7 +182,33 @@ class _Writer:
                 self.variable[f"{field.name}.entries"].append(part.entries)
                 row.append((0, 0))  # follows from the entries of all rows
             self._count(field, part)
-        self.rows.append((*row, 0))
+        self._rows.append((*row, 0))
+        self.samples += 1
+
+    def add_written(self, written: Written) -> None:
+        """Note samples that lie in the shard already."""
+        self._end_piece()
+        self._pieces.append(written.rows)
+        self.samples += len(written.rows)
+        self.variable["key"] += written.keys
+        self.variable["image.path"] += written.paths
+        self.variable["image.entries"] += written.entries
+        self.source_bytes += written.source_bytes
+        self.by_kernel += written.by_kernel
+        if written.by_kernel < len(written.rows):
+            self.by_pillow[NOT_JPEG] += len(written.rows) - written.by_kernel
+        shapes = [list(shape) for shape in written.shapes]
+        if len(shapes) > 1 or self.uniform.setdefault("image.shape", shapes[0]) != shapes[0]:
+            self.uniform["image.shape"] = None
+
+    def rows(self) -> Rows:
+        self._end_piece()
+        return np.concatenate(self._pieces) if self._pieces else np.zeros(0, row_dtype(self.fields))
+
+    def _end_piece(self) -> None:
+        if self._rows:
+            self._pieces.append(np.array(self._rows, row_dtype(self.fields)))
+            self._rows = []
 
     def _count(self, field: Field, part: Loaded) -> None:
         self.source_bytes += part.source_bytes
