@@ -60,6 +60,10 @@ _INDEX_SHARE, _INDEX_ROW_BYTES = 0.01, 200
 _TELL_EVERY = 1000
 
 
+class NothingToPack(SourceError):
+    """A source without a single sample that can be packed."""
+
+
 def pack(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -302,10 +306,10 @@ def _remove_all(folder: Path, tasks: list[ShardTask], settings: Mapping[str, Any
         (folder / name).unlink(missing_ok=True)
 
 
-def _all_rejected(rejected: tuple[Rejection, ...]) -> SourceError:
+def _all_rejected(rejected: tuple[Rejection, ...]) -> NothingToPack:
     if not rejected:
-        return SourceError("there is nothing to pack")
+        return NothingToPack("there is nothing to pack")
     first = rejected[0]
-    return SourceError(
+    return NothingToPack(
         f"not one sample can be packed, all {len(rejected):,} were rejected: '{first.path}': {first.reason}"
     )
