@@ -236,3 +236,10 @@ def test_any_bytes_have_an_orientation(tail: bytes) -> None:
     data = b"\xff\xd8\xff\xe1" + (len(tail) + 8).to_bytes(2, "big") + b"Exif\0\0" + tail
     assert 1 <= find_orientation(data) <= 8
     assert len(set_upright(data)) == len(data)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_png_is_turned_by_its_tag_too(orientation: int) -> None:
+    data = encode(picture(20, 10), "PNG", exif=exif(orientation))
+    made = normalise(data)
+    assert (made.width, made.height) == ((20, 10) if orientation == 1 else (10, 20))

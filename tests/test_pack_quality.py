@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import tracemalloc
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from feedrate.errors import NotFound, PackError
+from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.pack import Pack
 from feedrate.pack import FieldSpec, PackOptions, Recode, duplicates, pack, read_quality, verify
 from feedrate.pack.quality import QualityTally, classify, merge
@@ -296,3 +297,21 @@ def test_memory_for_duplicates_does_not_grow_with_the_samples(
         tracemalloc.stop()
         assert found == Duplicates()
     assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_a_pack_that_lacks_only_its_report_is_unfinished_and_goes_on(
+    odd_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(odd_folder, tmp_path / "undisturbed", ONE)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(duplicates, "_BUCKET_SAMPLES", 3)
+    monkeypatch.setattr(duplicates.tempfile, "TemporaryFile", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        pack(odd_folder, tmp_path / "p", ONE)
+    assert (tmp_path / "p" / "packing.json").exists()
+    monkeypatch.undo()
+    assert pack(odd_folder, tmp_path / "p", ONE).resumed_shards == 1
+    assert read_tree(tmp_path / "p") == read_tree(tmp_path / "undisturbed")

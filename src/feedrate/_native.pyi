@@ -64,3 +64,19 @@ def read_ranges(
 def gather_rows(
     files: Files, file: _I32, row: _I64, bases: _I64, strides: _I64, sizes: _I64, out: _U8, details: _I64, /
 ) -> None: ...
+def list_folder(path: bytes, suffixes: list[bytes], /) -> tuple[int, bytes, bytes, bytes, bytes, bytes]: ...
+def hash_stems(paths: _U8, starts: _I64, out: npt.NDArray[np.uint64], /) -> None: ...
+def crc32c_rows(rows: _U8, width: int, out: _U32, /) -> None: ...
+def make_members(
+    root: bytes,
+    paths: _U8,
+    path_starts: _I64,
+    sizes: _I64,
+    labels: _I64 | None,
+    header: _U8,
+    scan: bool,
+    starts: _I64,
+    out: _U8,
+    pool: Pool | None,
+    facts: _I64,
+) -> tuple[bytes, bytes]: ...

@@ -10,14 +10,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from feedrate import kernel
+from feedrate.errors import FeedrateError
 from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, Ranges
+from feedrate.pack.files import explain_write_error
 from feedrate.pack.quality import EXAMPLES, KEPT
 from feedrate.results import Duplicates, OddSample
 
@@ -37,7 +39,17 @@ def find_duplicates(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, t
 
     Raises:
         PackError: the index cannot be read.
+        StorageError: there is no room for the buckets.
     """
+    try:
+        return _find(pack, field, folder)
+    except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
+        raise explain_write_error(error, folder / "duplicates") from error
+
+
+def _find(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, tuple[OddSample, ...]]:
     groups = copies = size_bytes = conflicting = 0
     examples: list[OddSample] = []
     has_label = pack.manifest.field("label") is not None and field != "label"
@@ -85,25 +97,29 @@ def _find_groups(pack: Pack, field: str, folder: Path) -> Iterator[Entries]:
 
 def _bucket(pack: Pack, field: str, folder: Path) -> Iterator[Entries]:
     count = min(_MOST_BUCKETS, -(-len(pack) // _BUCKET_SAMPLES))
+    if count <= 1:
+        yield np.concatenate([np.zeros(0, _ENTRY), *_list_entries(pack, field)])
+        return
     with ExitStack() as stack:
         # Files without a name: nothing is left of them, however this ends.
-        files: list[IO[bytes]] = [
-            stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(count if count > 1 else 0)
-        ]
-        position = 0
-        crcs, lengths = pack.columns(f"{field}.crc32c"), pack.columns(f"{field}.length")
-        for crc, length in zip(crcs, lengths, strict=True):
-            entries = np.zeros(len(crc), _ENTRY)
-            entries["crc32c"], entries["length"] = crc, length
-            entries["position"] = np.arange(position, position + len(crc))
-            position += len(crc)
-            if not files:
-                files = [stack.enter_context(tempfile.TemporaryFile(dir=folder))]
+        files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(count)]
+        for entries in _list_entries(pack, field):
             for number, file in enumerate(files):
-                file.write(entries[entries["crc32c"] % len(files) == number].tobytes())
+                file.write(entries[entries["crc32c"] % count == number].tobytes())
         for file in files:
             file.seek(0)
             yield np.frombuffer(file.read(), _ENTRY)
+
+
+def _list_entries(pack: Pack, field: str) -> Iterator[Entries]:
+    position = 0
+    crcs, lengths = pack.columns(f"{field}.crc32c"), pack.columns(f"{field}.length")
+    for crc, length in zip(crcs, lengths, strict=True):
+        entries = np.zeros(len(crc), _ENTRY)
+        entries["crc32c"], entries["length"] = crc, length
+        entries["position"] = np.arange(position, position + len(crc))
+        position += len(crc)
+        yield entries
 
 
 def _confirm(pack: Pack, field: str, entries: Entries) -> Iterator[Entries]:

@@ -66,6 +66,8 @@ class SampleLoader:
         self.fields, self.stored = tuple(fields), tuple(stored)
         self.mapper, self.quality = mapper, QualityTally()
         self._source, self._recode = source, recode
+        if mapper is not None:
+            mapper.is_recoded = recode.raw or recode.quality is not None or recode.normalise
         # Masks and boxes follow an image's pixels as they lie in its file.
         self._may_turn = not any(field.kind in (Kind.MASK, Kind.BOXES) for field in stored)
 

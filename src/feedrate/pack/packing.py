@@ -51,7 +51,7 @@ from feedrate.pack.unfinished import (
 from feedrate.results import Mapped, PackResult, Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.place import is_url
-from feedrate.source.record import Reader
+from feedrate.source.record import ImageFiles, Reader
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
@@ -131,12 +131,17 @@ def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[T
     rejected: list[Rejection] = []
     with appear(path, is_durable=False) as out:
         writer = ListingWriter(out)
-        for number, record in enumerate(reader):
-            if isinstance(record, Rejection):
-                rejected.append(record)
-                continue
-            writer.add(number, record)
-            if writer.count % _TELL_EVERY == 0:
+        number = told = 0
+        for block in reader.blocks():
+            if isinstance(block, ImageFiles):
+                writer.add_files(number, block)
+            elif isinstance(block, Rejection):
+                rejected.append(block)
+            else:
+                writer.add(number, block)
+            number += len(block) if isinstance(block, ImageFiles) else 1
+            if writer.count >= told + _TELL_EVERY:
+                told = writer.count
                 watch(Tick("listing", writer.count, 0))
         if not writer.count:
             raise _all_rejected(tuple(rejected))

@@ -254,9 +254,8 @@ class Tally:
         if image is None:
             self.kept += 1
             return
-        if image.pixels is None:
-            self.lossless += 1
-        elif not is_raw and (self.images - self.lossless) % PSNR_EVERY == 0:
+        self.lossless += image.normalised and image.pixels is None
+        if image.pixels is not None and not is_raw and (self.images - self.lossless) % PSNR_EVERY == 0:
             self.psnr_db.append(measure_psnr(image))
         if image.normalised:
             (self.rewritten if image.pixels is None or is_raw else self.encoded)[kind] += 1
@@ -310,7 +309,7 @@ def say_pixels(settings: Mapping[str, object]) -> str:
         words = [say_pixels(one["settings"]) for one in merged]
         return "; or ".join(dict.fromkeys(word for word in words if word))
     function = settings.get("map")
-    mapped = [f"made by {function.get('function')}"] if isinstance(function, dict) else []
+    mapped = [f"mapped by {function.get('function')}"] if isinstance(function, dict) else []
     return "; ".join([*mapped, *([pixels] if (pixels := _say_coding(settings)) else [])])
 
 

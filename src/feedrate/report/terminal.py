@@ -84,7 +84,8 @@ def draw_unpack(result: UnpackResult) -> str:
     files, time = format_count(result.files, "file"), format_seconds(result.seconds)
     text = f"restored {files} ({format_bytes(result.size_bytes)}) in {result.target}{kept}, in {time}\n"
     if result.pixels:
-        text += f"these are not all the original files; packing changed images ({result.pixels})\n"
+        what = "samples" if _is_mapped(result.pixels) else "images"
+        text += f"these are not all the original files; packing changed {what} ({result.pixels})\n"
     return text
 
 
@@ -92,7 +93,11 @@ def draw_verify(result: VerifyResult) -> str:
     samples, shards = format_count(result.samples, "sample"), format_count(result.shards, "shard")
     size, time = format_bytes(result.size_bytes), format_seconds(result.seconds)
     lines = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
-    lines += [f"pixels are {result.pixels}"] if result.pixels else []
+    lines += (
+        [f"{'samples' if _is_mapped(result.pixels) else 'pixels'} are {result.pixels}"]
+        if result.pixels
+        else []
+    )
     lines += [f"extra file, no part of the pack: {name}" for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
     lines.append(
@@ -112,7 +117,7 @@ def draw_description(description: PackDescription) -> str:
         *table_lines(
             [
                 *(("field", _summary_words(field)) for field in description.fields),
-                ("pixels", description.pixels),
+                ("samples" if _is_mapped(description.pixels) else "pixels", description.pixels),
                 ("classes", f"{len(classes):,}: {most(classes)}" if classes else ""),
                 *(("parts", f"{name}: {most(c)}") for name, c in description.column_counts.items()),
                 ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
@@ -132,6 +137,10 @@ def draw_description(description: PackDescription) -> str:
     return "\n".join([*lines, ""])
 
 
+def _is_mapped(words: str) -> bool:
+    return words.startswith("mapped")
+
+
 def table_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {name:<9}{text}" for name, text in rows if text]
 
@@ -147,15 +156,19 @@ def _field_words(name: str, kind: str) -> str:
 def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
     if recoded is None:
         return []
-    images, resized = format_count(recoded.images, "image"), f"{recoded.resized:,} of them resized"
+    images = format_count(recoded.images, "image")
+    changes = [f"{recoded.resized:,} of them resized"] if recoded.resized else []
+    changes += [f"{recoded.lossless:,} without loss"] if recoded.lossless else []
+    how = f" ({', '.join(changes)})" if changes else ""
     kept = f"; {format_count(recoded.kept, 'image')} kept as they were" if recoded.kept else ""
-    if recoded.lossless:
-        resized += f", {recoded.lossless:,} without loss"
     masks = f"; {format_count(recoded.masks, 'mask')} resized" if recoded.masks else ""
     before, after = format_bytes(recoded.before_bytes), format_bytes(recoded.after_bytes)
     rows = [
-        ("pixels", f"{recoded.words}; 'feedrate unpack' cannot give the original files back"),
-        ("", f"{images} stored anew ({resized}), {before} became {after}{kept}{masks}"),
+        (
+            "samples" if _is_mapped(recoded.words) else "pixels",
+            f"{recoded.words}; 'feedrate unpack' cannot give the original files back",
+        ),
+        ("", f"{images} stored anew{how}, {before} became {after}{kept}{masks}"),
     ]
     if recoded.rewritten:
         rows.append(("", f"normalised without loss: {_count_words(recoded.rewritten, None)}"))
