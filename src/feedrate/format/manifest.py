@@ -100,6 +100,11 @@ class ColumnPart:
         return self.first + self.samples
 
 
+def file_path(pack: str | os.PathLike[str], file: Shard | IndexPart | ColumnPart) -> Path:
+    """Return where a file of a pack lies."""
+    return Path(pack) / file.folder / file.name
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a pack holds.

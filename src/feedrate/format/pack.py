@@ -21,7 +21,7 @@ from feedrate.errors import BadSample, PackError
 from feedrate.format.added import part_dtype
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype
-from feedrate.format.manifest import ColumnPart, IndexPart, Shard, read_manifest
+from feedrate.format.manifest import ColumnPart, IndexPart, Shard, file_path, read_manifest
 from feedrate.kernel import I32, I64, Ranges, Status
 
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -80,7 +80,7 @@ class Pack:
 
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
         """Return where a file of the pack lies."""
-        return self.path / file.folder / file.name
+        return file_path(self.path, file)
 
     def _check_in_place(self) -> None:
         """Files that are indexed where they were may change: their sizes are looked at once."""

@@ -36,7 +36,7 @@ from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_
 from feedrate.pack.quality_report import REJECTED_NAME as REJECTED_NAME
 from feedrate.pack.quality_report import write_quality
 from feedrate.pack.recode import sum_up
-from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done
+from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, share_shapes
 from feedrate.pack.trial import try_map
 from feedrate.pack.unfinished import (
     PROGRESS_NAME,
@@ -93,13 +93,20 @@ def pack(
     with own_folder(folder):
         refuse_finished(folder, options)
         reader = open_reader(source, options.source, scratch=os.fspath(folder))
-        remove_temporaries(folder)
-        listed = _list(reader, folder, options, watch)
-        if options.map is not None:
-            listed = _try_map(listed, folder, options)
-        result = _pack_shards(listed, folder, options, watch)
+        result = pack_reader(reader, folder, options, watch)
         finish(folder)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
+
+
+def pack_reader(
+    reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
+) -> PackResult:
+    """Pack what a reader gives into a folder that is ours; all that is left is to call it finished."""
+    remove_temporaries(folder)
+    listed = _list(reader, folder, options, watch)
+    if options.map is not None:
+        listed = _try_map(listed, folder, options)
+    return _pack_shards(listed, folder, options, watch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,21 +234,8 @@ def _run(
 def _make_manifest(
     fields: tuple[Field, ...], source: _Listed, done: list[ShardDone], rejected: int
 ) -> Manifest:
-    uniform: dict[str, Any] = {}
-    for shard in done:
-        for name, value in shard.uniform.items():
-            if uniform.setdefault(name, value) != value:
-                uniform[name] = None
     settings = {**source.settings, "rejected": rejected, "plan": source.plan}
-    fields = tuple(_with_uniform(field, uniform) for field in fields)
-    return Manifest(fields, tuple(d.shard for d in done), settings)
-
-
-def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
-    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
-    return dataclasses.replace(
-        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
-    )
+    return Manifest(share_shapes(fields, done), tuple(d.shard for d in done), settings)
 
 
 def _summarise(

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from feedrate.results import Recoded
 from feedrate.source.values import UnusableValue, dump_array
 
 DEFAULT_QUALITY = 90
+RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded", "normalise")  # of `Recode.settings`
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
@@ -86,6 +88,13 @@ class Recode:
         if self.normalise:
             settings["normalise"] = "upright" if self.raw else f"quality {self.quality or NORMAL_QUALITY}"
         return settings
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Recode:
+        """Return the choice that a pack's settings tell of."""
+        quality = settings.get("quality") if settings.get("encoded") == "all images" else None
+        sides = settings.get("resize"), settings.get("max_side")
+        return cls(*sides, quality, bool(settings.get("raw")), "normalise" in settings)
 
     def mark(self, fields: Sequence[Field]) -> tuple[Field, ...]:
         """Return the fields with the coding that they will have."""
@@ -295,6 +304,10 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
 
 def say_pixels(settings: Mapping[str, object]) -> str:
     """Say what a pack's settings did to pixels: "lossy: shorter side 256, quality 90"; "": nothing."""
+    merged = settings.get("merged")
+    if isinstance(merged, list):
+        words = [say_pixels(one["settings"]) for one in merged]
+        return "; or ".join(dict.fromkeys(word for word in words if word))
     function = settings.get("map")
     mapped = [f"mapped by {function.get('function')}"] if isinstance(function, dict) else []
     return "; ".join([*mapped, *([pixels] if (pixels := _say_coding(settings)) else [])])

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def write_shard(task: ShardTask) -> MapCost:
     loader = SampleLoader(source, listing.fields, fields, task.recode, mapper)
     with appear(shard_path, expected_bytes=task.expected_bytes) as out:
         output = Output(out)
-        writer = _Writer(loader, container.write(output))
+        writer = SampleWriter(loader, container.write(output))
         for first in range(task.first, task.last, BLOCK):
             indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
             for sample in listing.samples(indices):
@@ -76,18 +77,10 @@ def write_shard(task: ShardTask) -> MapCost:
     metadata = {
         "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
         "crc32c": f"{output.crc32c:08x}",
-        "samples": len(writer.rows), "source_bytes": writer.source_bytes,
-        "rejected": writer.rejected, "damaged": writer.damaged,
-        "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
-        "quality": loader.quality.dump(),
         **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
         **({"notes": notes} if notes else {}),
     }  # fmt: skip
-    rows = np.array(writer.rows, row_dtype(fields))
-    fill_derived(rows, writer.variable)
-    data = dump_part(fields, Part(rows, writer.variable, metadata))
-    with appear(shard_path.with_suffix(INDEX_SUFFIX), expected_bytes=len(data)) as out:
-        out.write(data)
+    writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
     return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
 
 
@@ -103,7 +96,7 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
     index_path, shard_path = target / index, target / shard
     try:
         metadata = read_metadata(index_path)
-        if metadata.get("plan") != plan or os.stat(shard_path).st_size != metadata["bytes"]:
+        if metadata.get("plan") != plan or _size_of(shard_path) != metadata["bytes"]:
             return None
         data = index_path.read_bytes()
         part = IndexPart(index, len(data), kernel.crc32c(data), locate_columns(data))
@@ -123,7 +116,7 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
         return None
 
 
-class _Writer:
+class SampleWriter:
     """Counts along while a shard is written; holds rows of the index, never images."""
 
     def __init__(self, loader: SampleLoader, shard: ShardWriter) -> None:
@@ -165,6 +158,19 @@ class _Writer:
             self._count(field, part)
         self.rows.append((*row, 0))
 
+    def write_index(self, path: Path, metadata: Mapping[str, object]) -> None:
+        """Write the shard's part of the index, with what was found and what `metadata` adds."""
+        found = {
+            "samples": len(self.rows), "source_bytes": self.source_bytes, "rejected": self.rejected,
+            "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
+            "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
+        }  # fmt: skip
+        rows = np.array(self.rows, row_dtype(self.fields))
+        fill_derived(rows, self.variable)
+        data = dump_part(self.fields, Part(rows, self.variable, found))
+        with appear(path, expected_bytes=len(data)) as out:
+            out.write(data)
+
     def _count(self, field: Field, part: Loaded) -> None:
         self.source_bytes += part.source_bytes
         for name, value in (part.uniform or {}).items():
@@ -184,6 +190,28 @@ class _Writer:
             self.by_kernel += 1
         else:
             self.by_pillow[part.pillow_reason] += 1
+
+
+def _size_of(shard: Path) -> int:
+    """Return a shard's size; a folder of files that were there before has none."""
+    return 0 if shard.is_dir() else os.stat(shard).st_size
+
+
+def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Field, ...]:
+    """Return the fields with the shapes and types that all samples of all shards share."""
+    uniform: dict[str, Any] = {}
+    for shard in done:
+        for name, value in shard.uniform.items():
+            if uniform.setdefault(name, value) != value:
+                uniform[name] = None
+    return tuple(_with_uniform(field, uniform) for field in fields)
+
+
+def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
+    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
+    return replace(
+        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
+    )
 
 
 def _as_content(field: Field, part: Loaded) -> Content:

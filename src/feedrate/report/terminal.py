@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from feedrate.report.quality import summarise_quality
 from feedrate.results import (
     FieldSummary,
+    IndexResult,
     Mapped,
     PackDescription,
     PackResult,
@@ -18,7 +19,7 @@ from feedrate.results import (
     UnpackResult,
     VerifyResult,
 )
-from feedrate.units import format_bytes, format_count, format_seconds
+from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
 _FEW = 5
 
@@ -29,7 +30,7 @@ def draw_pack(result: PackResult) -> str:
         classes = format_count(result.classes, "class", "classes")
     lines = [
         f"packed {format_count(result.samples, 'sample')} ({classes}) into {result.target}",
-        *_table(
+        *table_lines(
             [
                 ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
                 ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
@@ -44,9 +45,38 @@ def draw_pack(result: PackResult) -> str:
             ]
         ),
     ]  # fmt: skip
-    lines += _rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
-    lines += _rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
     return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
+
+
+def draw_index(result: IndexResult) -> str:
+    classes = "no labels" if "label" not in result.fields else "labels are numbers"
+    if result.classes is not None:
+        classes = format_count(result.classes, "class", "classes")
+    where = "files of their own" if result.files is None else format_count(result.files, "file")
+    resumed = ""
+    if result.resumed_parts:
+        resumed = f", {result.resumed_parts:,} of {result.parts:,} parts done before"
+    rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
+    lines = [
+        f"indexed {format_count(result.samples, 'sample')} ({classes}) of {result.source}",
+        *table_lines(
+            [
+                ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
+                ("samples", f"{format_bytes(result.source_bytes)} in {where}, where they were"),
+                ("index", f"{format_bytes(result.index_bytes)} in {result.target}"),
+                ("time", f"{format_seconds(result.seconds)}, {rate}{resumed}"),
+                ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+                ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
+                *(("left out", f"field '{name}': {why}") for name, why in result.left_out.items()),
+            ]
+        ),
+    ]
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    next_line = f"next: feedrate ls {result.target}, or in Python feedrate.Loader('{result.target}')"
+    return "\n".join([*lines, "", next_line, ""])
 
 
 def draw_unpack(result: UnpackResult) -> str:
@@ -84,11 +114,12 @@ def draw_description(description: PackDescription) -> str:
     classes = description.class_counts
     lines = [
         f"{description.pack}: {format_count(description.samples, 'sample')}",
-        *_table(
+        *table_lines(
             [
                 *(("field", _summary_words(field)) for field in description.fields),
                 ("samples" if _is_mapped(description.pixels) else "pixels", description.pixels),
-                ("classes", f"{len(classes):,}: {_most(classes)}" if classes else ""),
+                ("classes", f"{len(classes):,}: {most(classes)}" if classes else ""),
+                *(("parts", f"{name}: {most(c)}") for name, c in description.column_counts.items()),
                 ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
                            f"and {format_bytes(description.index_bytes)} of index"),
                 ("rejected", _if(description.rejected, "input", "(named in rejected.jsonl)")),
@@ -110,7 +141,7 @@ def _is_mapped(words: str) -> bool:
     return words.startswith("mapped")
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
+def table_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {name:<9}{text}" for name, text in rows if text]
 
 
@@ -192,7 +223,7 @@ def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
     return ", ".join(words) + (f" {noun}" if noun else "")
 
 
-def _rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
+def rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
     if not rejections:
         return []
     lines = ["", f"{title}: {len(rejections):,}"]
@@ -235,7 +266,7 @@ def _summary_words(field: FieldSummary) -> str:
     return ", ".join(words)
 
 
-def _most(counts: Mapping[str, int]) -> str:
+def most(counts: Mapping[str, int]) -> str:
     most = Counter(counts).most_common(_FEW)
     return ", ".join(f"{name} {count:,}" for name, count in most) + (
         ", ..." if len(counts) > len(most) else ""

@@ -113,6 +113,36 @@ class PackResult:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexResult:
+    """`feedrate index`.
+
+    Attributes:
+        files: that hold the samples; None: each value is a file of its own.
+        resumed_parts: how many of the index's `parts` an earlier, unfinished run had already made.
+        rejected: not in the index, each with its reason; also in rejected.jsonl.
+        left_out: fields that cannot be indexed -> why.
+    """
+
+    source: str
+    target: str
+    samples: int
+    classes: int | None
+    fields: Mapping[str, str]
+    files: int | None
+    parts: int
+    resumed_parts: int
+    index_bytes: int
+    source_bytes: int
+    seconds: float
+    rejected: tuple[Rejection, ...]
+    damaged: tuple[Rejection, ...]
+    by_kernel: int
+    by_pillow: Mapping[str, int]
+    left_out: Mapping[str, str]
+    ignored: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class UnpackResult:
     """`feedrate unpack`: `kept` files were already there with the same bytes."""
 
@@ -191,4 +221,7 @@ class PackDescription:
     rejected: int
     settings: Mapping[str, object]
     first_samples: tuple[SampleLine, ...]
+    column_counts: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # of added columns of classes
     pixels: str = ""  # what packing did to them
