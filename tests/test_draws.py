@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feedrate.load.draws import Purpose, draw_uniforms, make_key, mix, mix_array
+from feedrate.draws import Purpose, draw_uniforms, make_key, mix, mix_array
 
 FROZEN_KEY = 16721519486847500709
 FROZEN_DRAWS = [0.8400904367930775, 0.402796966929445]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
+from feedrate.draws import draw_uniforms
 from feedrate.errors import UsageError
-from feedrate.load.draws import draw_uniforms
 from feedrate.load.image import scale_boxes
 
 OPERATIONS = [

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedrate.draws import mix_array
 from feedrate.errors import UsageError
-from feedrate.load.draws import mix_array
 from feedrate.load.order import (
     Given,
     Sequential,

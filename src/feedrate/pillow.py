@@ -25,6 +25,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "GIF", "PPM")
 
 
 _ORIENTATION = 0x0112  # EXIF
+_PNG_EXIF = (b"eXIf", b"rofile type exif", b"rientation")  # a chunk, ImageMagick's, XMP's
 
 
 class Undecodable(ValueError):
@@ -35,6 +36,12 @@ def measure(data: bytes) -> tuple[int, int, str]:
     """Return width, height and mode of an image; looks at its headers only."""
     with _open(data) as image:
         return (*image.size, image.mode)
+
+
+def describe(data: bytes) -> tuple[str, str, int]:
+    """Return format, mode and number of frames of an image; looks at its headers only."""
+    with _open(data) as image:
+        return image.format or "", image.mode, getattr(image, "n_frames", 1)
 
 
 def check(data: bytes) -> tuple[int, int]:
@@ -75,6 +82,36 @@ def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
     return values
 
 
+def open_image(data: bytes) -> Image.Image:
+    """Return an image that has not been decoded yet; it is when its pixels are first asked for."""
+    return _open(data)
+
+
+def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
+    """Return a Pillow image, or uint8 rows, as PNG: pixels as loading would give them, or a mask's values.
+
+    `is_brief`: it will be decoded again at once, so that its size does not matter.
+
+    Raises:
+        Undecodable: it holds more than 8 bits a channel, or is no image.
+    """
+    from PIL import Image
+
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(np.ascontiguousarray(image))
+    _load(image)
+    if not is_mask and image.mode not in ("L", "RGB"):
+        if image.mode.startswith(("I", "F")):
+            raise Undecodable(f"an image of mode {image.mode} has more than 8 bits per channel")
+        image = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
+    buffer = io.BytesIO()
+    try:
+        image.save(buffer, "PNG", compress_level=1 if is_brief else 6)
+    except Exception as error:
+        raise Undecodable(f"mode {image.mode} does not go into PNG: {_words(error)}") from error
+    return buffer.getvalue()
+
+
 def is_gray(data: bytes) -> bool:
     """Say whether an image holds no colours by its kind; looks at its headers only."""
     return measure(data)[2] in ("1", "L", "LA")
@@ -98,6 +135,9 @@ def encode_jpeg(pixels: U8, *, quality: int, full_chroma: bool, orientation: int
 
 def read_orientation(data: bytes) -> int:
     """Return an image's EXIF orientation, 1 to 8; 1 when it has none that makes sense."""
+    # A PNG may say it after its pixels, so that Pillow decodes all of them to know.
+    if data.startswith(b"\x89PNG") and not any(word in data for word in _PNG_EXIF):
+        return 1
     try:
         with _open(data) as image:
             value = image.getexif().get(_ORIENTATION, 1)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable
 from urllib.parse import quote
 
 from feedrate.format.fields import Coding, Field, Kind
@@ -24,32 +24,29 @@ _SUFFIX_OF_KIND = {
 _BEGINNINGS = {b"\xff\xd8\xff": (".jpg", ".jpeg"), b"\x89PNG\r\n\x1a\n": (".png",)}
 
 
-def make_keys(paths: Iterable[bytes]) -> list[str]:
-    """Return a key per path: ASCII, unique, no dot in its last part; the same paths give the same keys."""
-    used: set[str] = set()
-    last_number: dict[str, int] = {}
-    keys = []
-    for path in paths:
-        key = wanted = make_key(path)
-        number = last_number.get(wanted, 1)
-        while key in used:
-            number += 1
-            key = f"{wanted}~{number}"
-        last_number[wanted] = number
-        used.add(key)
-        keys.append(key)
-    return keys
-
-
 def make_key(path: bytes) -> str:
     """Return the key that a path would like to have; another path may have the same wish."""
-    *folders, base = path.split(b"/")
+    return key_of_stem(make_stem(path))
+
+
+def make_stem(path: bytes) -> bytes:
+    """Return a path without its suffix, and without dots in its last part: equal stems want equal keys."""
+    folder, slash, base = path.rpartition(b"/")
     stem, dot, _ = base.rpartition(b".")
     # '.hidden' has no suffix, it only begins with a dot.
-    stem = stem if dot and stem else base
-    key = "/".join([*(_safe_part(f) for f in folders), _safe_part(stem.replace(b".", b"_"))])
+    return folder + slash + (stem if dot and stem else base).replace(b".", b"_")
+
+
+def key_of_stem(stem: bytes) -> str:
+    folder, slash, base = stem.rpartition(b"/")
+    key = f"{_safe_folder(folder)}/{_safe_part(base)}" if slash else _safe_part(base)
     # WebDataset skips members that begin like '__this__'.
     return "%5F" + key[1:] if key.startswith("__") else key
+
+
+@functools.lru_cache(1024)
+def _safe_folder(folder: bytes) -> str:
+    return "/".join(map(_safe_part, folder.split(b"/")))
 
 
 def member_name(key: str, field: Field, path: bytes, content: bytes = b"") -> str:
@@ -65,7 +62,7 @@ def member_name(key: str, field: Field, path: bytes, content: bytes = b"") -> st
 
 def new_suffix(field: Field, path: bytes, content: bytes) -> str | None:
     """Return the suffix of what is stored now; None: the original file's still says what it is."""
-    if field.coding is Coding.RAW:
+    if field.coding is Coding.RAW and field.has_pixels:
         return "npy"
     if field.coding is Coding.RECODED:
         for beginning, suffixes in _BEGINNINGS.items():

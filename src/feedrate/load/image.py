@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.draws import F64, I64
 from feedrate.errors import UsageError
-from feedrate.load.draws import F64, I64
 
 I32 = npt.NDArray[np.int32]
 Size = tuple[int, int]  # height, width

@@ -14,46 +14,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from feedrate.draws import F64, I64, Purpose, draw_uniforms, make_key, mix_array, permute
 from feedrate.errors import UsageError
-from feedrate.load.draws import F64, I64, U64, Purpose, draw_uniforms, make_key, mix, mix_array
 
-# By counting permutations and pairs: 8 rounds are even from a few hundred values on, 24 for the smallest.
-ROUNDS, SMALL_ROUNDS, SMALL = 8, 24, 1024
 # 256 samples of 110 KB are one sequential read of 28 MB; 16 of them mix 4096 samples.
 BLOCK = 256
 WINDOW_BLOCKS = 16
-
-
-def permute(indices: I64, n: int, key: int | U64) -> I64:
-    """Return where a keyed bijection of 0 .. n-1 sends `indices`; `key` may differ from index to index.
-
-    A Feistel network over Z_a x Z_b with a*b just above n: the few values that fall outside are sent round
-    again (about one in sqrt(n)), which keeps it a bijection of exactly 0 .. n-1.
-    """
-    if n < 2:
-        return indices.astype(np.int64)
-    a = math.isqrt(n - 1) + 1
-    b = -(-n // a)
-    out = _feistel(indices.astype(np.uint64), a, b, key)
-    outside = np.flatnonzero(out >= n)
-    while outside.size:
-        out[outside] = _feistel(out[outside], a, b, key if isinstance(key, int) else key[outside])
-        outside = outside[out[outside] >= n]
-    return out.astype(np.int64)
-
-
-def _feistel(values: U64, a: int, b: int, key: int | U64) -> U64:
-    left, right = np.divmod(values, np.uint64(b))
-    for r in range(ROUNDS if a * b >= SMALL else SMALL_ROUNDS):
-        round_key = np.uint64(mix(key + r)) if isinstance(key, int) else mix_array(key + np.uint64(r))
-        # One bit is given up so that the sum cannot wrap at 2**64: a wrap would break the bijection.
-        if r % 2 == 0:
-            left = (left + (mix_array(right + round_key) >> np.uint64(1))) % np.uint64(a)
-        else:
-            right = (right + (mix_array(left + round_key) >> np.uint64(1))) % np.uint64(b)
-    joined: U64 = left * np.uint64(b) + right
-    return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +181,14 @@ class Subset:
     n: int
     start: int
     stop: int
+    fractions: tuple[float, float] | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    def identity(self) -> list[float] | None:
+        """Return the fractions it was cut with, for the saved state."""
+        return None if self.fractions is None else [float(edge) for edge in self.fractions]
 
     def positions(self, indices: I64) -> I64:
         if len(self) == self.n:
@@ -223,10 +196,28 @@ class Subset:
         return permute(indices + self.start, self.n, make_key(self.n, Purpose.SPLIT))
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Positions of a split that is stored in the pack: `chosen` are its samples, in stored order."""
+
+    name: str
+    chosen: npt.NDArray[np.int32] | I64
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def positions(self, indices: I64) -> I64:
+        return self.chosen[indices].astype(np.int64)
+
+    def identity(self) -> str:
+        """Return what distinguishes it from another split of the same name, for the saved state."""
+        return f"{self.name} {_digest(self.chosen.astype(np.int64))}"
+
+
 def cut(n: int, fractions: tuple[float, float] | None) -> Subset:
     """Return the samples of a split `(start, stop)`; None: all of them."""
     start, stop = fractions or (0.0, 1.0)
-    return Subset(n, round(start * n), round(stop * n))
+    return Subset(n, round(start * n), round(stop * n), fractions)
 
 
 @dataclass(frozen=True, slots=True)

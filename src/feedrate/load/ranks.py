@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from feedrate.draws import I64
 from feedrate.errors import UsageError
-from feedrate.load.draws import I64
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from feedrate.errors import UsageError
 from feedrate.format.manifest import Manifest
 from feedrate.load.options import Options
 from feedrate.load.order import Order
+from feedrate.load.splits import Split
 
 VERSION = 1
 _WORDS = {
@@ -24,11 +25,16 @@ _WORDS = {
 
 def fingerprint(manifest: Manifest) -> str:
     """Return what tells packs apart: the checksums of their shards, in order."""
-    checks = ",".join(f"{s.samples}:{s.size_bytes}:{s.crc32c:08x}" for s in manifest.shards)
+    # Files that were indexed where they are have no checksum as a whole; their part of the index has.
+    crcs = [s.index.crc32c if s.is_in_place else s.crc32c for s in manifest.shards]
+    shards = zip(manifest.shards, crcs, strict=True)
+    checks = ",".join(f"{s.samples}:{s.size_bytes}:{crc32c:08x}" for s, crc32c in shards)
     return f"{manifest.samples}-{kernel.crc32c(checks.encode()):08x}"
 
 
-def dump_state(pack: str, options: Options, order: Order, place: tuple[int, int]) -> dict[str, Any]:
+def dump_state(
+    pack: str, options: Options, split: Split, order: Order, place: tuple[int, int]
+) -> dict[str, Any]:
     """Return the state at `place`: epoch, and samples given in it on all ranks together."""
     epoch, samples = place
     return {
@@ -37,7 +43,7 @@ def dump_state(pack: str, options: Options, order: Order, place: tuple[int, int]
         "seed": int(options.seed),
         "order": order.kind,
         "detail": order.identity(),
-        "split": None if options.split is None else [float(edge) for edge in options.split],
+        "split": split.identity(),
         "epoch": epoch,
         "samples": samples,
     }

@@ -1,86 +1,352 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a source folder: every file with its size and time, found by one walk."""
+"""The samples of a source, listed on disk: any of them is one `pread` away, for any process, and memory does
+not grow with their number.
+
+    chunk, chunk, ...     of a few thousand samples: a row of fixed size each, then what the rows point at
+    end                   JSON: where chunks begin, how many samples they have, the fields
+    16 bytes              where the end begins; MAGIC
+
+A row points at JSON, or, where a sample is one image file and perhaps a number, at the file's path.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import stat
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, BinaryIO
 
-from feedrate.errors import NotFound, StorageError
-from feedrate.probe.paths import suggest_path
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import StorageError
+from feedrate.format.containers.tar import BLOCK_BYTES, member_bytes
+from feedrate.format.fields import Field
+from feedrate.format.keys import key_of_stem, make_stem
+from feedrate.format.manifest import dump_field, load_field
+from feedrate.kernel import I64, Ranges
+from feedrate.source.record import Held, ImageFiles, Record, Stored, Value
+
+NAME = "packing.listing"
+_CHUNK = 4096
+# Fewer files than this are not worth a chunk of their own.
+_BLOCK_FILES = 64
+_MAGIC = b"feedrls1"
+_END = struct.Struct("<q8s")
+_ROW = np.dtype(
+    [("offset", "<i8"), ("length", "<i4"), ("again", "<u4"), ("number", "<i8"), ("tar_bytes", "<i8"),
+     ("source_bytes", "<i8"), ("label", "<i8"), ("kind", "<i8")]
+)  # fmt: skip
+# Rows are read whole, in order, where that is not much more than what is asked for.
+_READ_ALL = 8
+RECORD, FILE, LABELLED = 0, 1, 2  # kinds of rows
+NUMBER_BYTES = 8  # what a number counts as
+_encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
+
+Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFile:
-    path: bytes  # relative to the source
-    size_bytes: int
-    mtime_ns: int
+class Sample:
+    """One sample to pack; `values` has one per field, None where it has none."""
+
+    number: int
+    key: str
+    values: tuple[Value | None, ...]
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(value_bytes(value) for value in self.values)
 
 
-@dataclass(slots=True)
-class Listing:
-    """Hidden files and folders are left out.
+def value_bytes(value: Value | None) -> int:
+    """Return what a value takes in the source; in a tar too, unless its pixels are changed."""
+    if isinstance(value, (Stored, Held)):
+        return value.size_bytes
+    return len(value) if isinstance(value, bytes) else NUMBER_BYTES
+
+
+class ListingWriter:
+    """Writes samples as they come. Holds a chunk of them, and 8 bytes of each for telling keys apart.
 
     Attributes:
-        files: regular files, also behind symbolic links.
-        odd: path -> why it cannot be read: dangling links, pipes, folders that may not be listed.
+        count: samples so far; `files` and `source_bytes` of them.
     """
 
-    root: str
-    files: list[SourceFile] = field(default_factory=list)
-    odd: dict[bytes, str] = field(default_factory=dict)
+    def __init__(self, out: BinaryIO) -> None:
+        self.count = self.files = self.source_bytes = 0
+        self._out, self._offset = out, 0
+        self._chunks: list[tuple[int, int]] = []  # where each begins, and its samples
+        self._names: list[bytes] = []
+        self._texts: list[bytes] = []
+        self._facts: list[tuple[int, int, int, int, int]] = []  # as in a row, from its number on
+        self._times: list[int] = []
+        self._hashes = array("Q")
+        self._contents, self._changes = hashlib.sha256(), hashlib.sha256()
+
+    def add(self, number: int, record: Record) -> None:
+        tar_bytes = source_bytes = 0
+        for value in record.values.values():
+            size_bytes = value_bytes(value)
+            source_bytes += size_bytes
+            tar_bytes += member_bytes(size_bytes)
+            if isinstance(value, (Stored, Held)):
+                self._times.append(value.mtime_ns)
+                self.files += 1
+        kind, label = _kind_of(record)
+        if kind == RECORD:
+            values = {name: _dump_value(value) for name, value in record.values.items()}
+            self._texts.append(_encode([record.name.decode("latin-1"), values]).encode("ascii"))
+        else:
+            self._texts.append(record.name)
+        self._names.append(record.name)
+        self._facts.append((number, tar_bytes, source_bytes, label, kind))
+        self.count += 1
+        if len(self._texts) == _CHUNK:
+            self._flush()
+
+    def add_files(self, first_number: int, files: ImageFiles) -> None:
+        """Add many samples, numbered from `first_number` on."""
+        if len(files) < _BLOCK_FILES:
+            for number, record in enumerate(files.records(), first_number):
+                self.add(number, record)
+            return
+        self._flush()
+        rows = np.zeros(len(files), _ROW)
+        has_label = files.label is not None
+        rows["number"] = np.arange(first_number, first_number + len(files))
+        rows["kind"], rows["label"] = (LABELLED, files.label) if has_label else (FILE, 0)
+        rows["source_bytes"] = files.sizes + (NUMBER_BYTES if has_label else 0)
+        rows["tar_bytes"] = BLOCK_BYTES + files.sizes + -files.sizes % BLOCK_BYTES
+        rows["tar_bytes"] += member_bytes(NUMBER_BYTES) if has_label else 0
+        self.count += len(files)
+        self.files += len(files)
+        self._changes.update(np.ascontiguousarray(files.times_ns).tobytes())
+        for start in range(0, len(files), _CHUNK):
+            paths = files.paths[start : start + _CHUNK]
+            self._write(rows[start : start + _CHUNK], paths, paths)
+
+    def finish(self, fields: Sequence[Field]) -> None:
+        """Write the end, and number the samples whose keys would be the same."""
+        self._flush()
+        end = {
+            "chunks": self._chunks, "samples": self.count,
+            "fields": {field.name: dump_field(field) for field in fields},
+        }  # fmt: skip
+        data = json.dumps(end).encode()
+        self._out.write(data + _END.pack(self._offset, _MAGIC))
+        self._out.flush()
+        self._tell_apart()
+
+    def digest(self) -> str:
+        """Return a digest of all samples: names, paths, sizes, values; times of files are no part of it."""
+        return self._contents.hexdigest()
+
+    def fingerprint(self) -> dict[str, object]:
+        """Return what an unfinished pack remembers of its source: enough to see that it has changed."""
+        changes = self._changes.copy()
+        changes.update(self._contents.digest())
+        return {"files": self.files, "bytes": self.source_bytes, "digest": changes.hexdigest()}
+
+    def _flush(self) -> None:
+        if not self._texts:
+            return
+        rows = np.zeros(len(self._texts), _ROW)
+        columns = zip(*self._facts, strict=True)
+        for name in ("number", "tar_bytes", "source_bytes", "label", "kind"):
+            rows[name] = next(columns)
+        self._changes.update(array("q", self._times).tobytes())
+        self._write(rows, self._texts, self._names)
+        self._names, self._texts, self._facts, self._times = [], [], [], []
+
+    def _write(self, rows: Rows, texts: list[bytes], names: list[bytes]) -> None:
+        rows["length"] = np.fromiter(map(len, texts), np.int32, len(texts))
+        start = self._offset + rows.nbytes
+        rows["offset"] = start + np.cumsum(rows["length"], dtype=np.int64) - rows["length"]
+        blob = b"".join(texts)
+        for column in ("number", "source_bytes", "label", "kind"):
+            self._contents.update(np.ascontiguousarray(rows[column]).tobytes())
+        self._contents.update(blob)
+        self._hashes.frombytes(kernel.hash_stems(*_join(names)).tobytes())
+        self._out.write(rows.tobytes())
+        self._out.write(blob)
+        self._chunks.append((self._offset, len(rows)))
+        self._offset = start + len(blob)
+        self.source_bytes += int(rows["source_bytes"].sum())
+
+    def _tell_apart(self) -> None:
+        hashes = np.frombuffer(self._hashes, np.uint64)
+        in_order = np.sort(hashes)
+        repeated = in_order[1:][in_order[1:] == in_order[:-1]]
+        if not repeated.size:
+            return
+        fd = self._out.fileno()
+        firsts = np.cumsum([0, *(count for _, count in self._chunks)])
+        given: dict[bytes, int] = {}
+        for index in np.flatnonzero(np.isin(hashes, repeated)).tolist():
+            chunk = int(np.searchsorted(firsts, index, side="right")) - 1
+            at = self._chunks[chunk][0] + (index - int(firsts[chunk])) * _ROW.itemsize
+            row = np.frombuffer(os.pread(fd, _ROW.itemsize, at), _ROW)[0]
+            stem = make_stem(_name(row, os.pread(fd, int(row["length"]), int(row["offset"]))))
+            again = given.get(stem, 0)
+            if again or stem in given:
+                again = max(again, 1) + 1
+                while _contains(in_order, _hash(stem + b"~%d" % again)):
+                    again += 1
+                at += _ROW.fields["again"][1]  # type: ignore[index]
+                os.pwrite(fd, struct.pack("<I", again), at)
+            given[stem] = again
 
 
-def list_source(root: str, count: Callable[[int], None] = lambda _: None) -> Listing:
-    """Walk a folder. Symbolic links are followed, except where they lead back to a folder above them."""
-    try:
-        top = os.stat(root)
-    except OSError as error:
-        raise NotFound(f"no dataset at {root} ({error.strerror})", hint=suggest_path(root)) from None
-    if not stat.S_ISDIR(top.st_mode):
-        raise NotFound(
-            f"{root} is a file; a dataset is a folder",
-            hint="is it a table? feedrate pack FOLDER PACK --labels TABLE",
-        )
-    listing = Listing(root)
-    # Each folder that waits, with the identities of itself and of those above it.
-    waiting: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset({(top.st_dev, top.st_ino)}))]
-    while waiting:
-        folder, above = waiting.pop()
-        for path, info in _entries(listing, folder):
-            if stat.S_ISREG(info.st_mode):
-                listing.files.append(SourceFile(path, info.st_size, info.st_mtime_ns))
-                if len(listing.files) % 1000 == 0:
-                    count(len(listing.files))
-            elif not stat.S_ISDIR(info.st_mode):
-                listing.odd[path] = "is not a regular file"
-            elif (info.st_dev, info.st_ino) not in above:
-                waiting.append((path, above | {(info.st_dev, info.st_ino)}))
-    listing.files.sort(key=lambda file: _as_torchvision(file.path))
-    return listing
+class Listing:
+    """A finished listing, open for reading. Indices count samples in the source's order."""
 
-
-def _entries(listing: Listing, folder: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
-    try:
-        with os.scandir(os.path.join(os.fsencode(listing.root), folder)) as scan:
-            entries = [entry for entry in scan if not entry.name.startswith(b".")]
-    except OSError as error:
-        if not folder:
-            raise StorageError(f"cannot list {listing.root}: {error.strerror}") from error
-        listing.odd[folder] = f"folder cannot be listed: {error.strerror}"
-        return
-    for entry in entries:
-        path = os.path.join(folder, entry.name)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
-            yield path, entry.stat()
-        except OSError as error:
-            is_link = entry.is_symlink()
-            listing.odd[path] = "is a link to nothing" if is_link else f"cannot be read: {error.strerror}"
+            with open(path, "rb") as file:
+                size_bytes = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size_bytes - _END.size))
+                start, magic = _END.unpack(file.read(_END.size))
+                file.seek(start if magic == _MAGIC else size_bytes)
+                end = json.loads(file.read(size_bytes - _END.size - start))
+        except (OSError, ValueError, struct.error) as error:
+            raise StorageError(
+                f"cannot read {path}: {error}", hint="run the same 'feedrate pack' command again"
+            ) from error
+        chunks = np.array(end["chunks"], np.int64).reshape(-1, 2)
+        self._chunks, self._firsts = chunks[:, 0], np.cumsum(chunks[:, 1]) - chunks[:, 1]
+        self._counts = chunks[:, 1]
+        self.fields = tuple(load_field(name, field) for name, field in end["fields"].items())
+        self._classes = {
+            field.name: {name: number for number, name in enumerate(field.classes)}
+            for field in self.fields
+            if field.classes is not None
+        }
+        self._count: int = end["samples"]
+        self._path = path
+        self._files = kernel.Files([path])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def close(self) -> None:
+        self._files.close()
+
+    def rows(self, indices: I64) -> Rows:
+        if len(indices) * _READ_ALL > self._count:
+            return self._read_rows(self._chunks, self._counts * _ROW.itemsize)[indices]
+        chunks = np.searchsorted(self._firsts, indices, side="right") - 1
+        starts = self._chunks[chunks] + (indices - self._firsts[chunks]) * _ROW.itemsize
+        return self._read_rows(starts, np.full(len(indices), _ROW.itemsize, np.int64))
+
+    def texts(self, rows: Rows) -> list[bytes]:
+        """Return what rows point at: the path of a file, or JSON."""
+        data, starts = self._read(np.ascontiguousarray(rows["offset"]), rows["length"].astype(np.int64))
+        whole = data.tobytes()
+        return [whole[start:stop] for start, stop in pairwise(starts.tolist())]
+
+    def samples(self, indices: I64, rows: Rows | None = None) -> Iterator[Sample]:
+        """Yield samples in the order that is asked for."""
+        rows = self.rows(indices) if rows is None else rows
+        for row, text in zip(rows, self.texts(rows), strict=True):
+            yield self.sample(row, text)
+
+    def sample(self, row: Any, text: bytes) -> Sample:
+        """Return the sample of a row and what it points at."""
+        if row["kind"] == RECORD:
+            decoded, values = json.loads(text)
+            name = decoded.encode("latin-1")
+            loaded = {key: _load_value(value) for key, value in values.items()}
+        else:
+            name, has_label = text, row["kind"] == LABELLED
+            size_bytes = int(row["source_bytes"]) - (NUMBER_BYTES if has_label else 0)
+            loaded = {"image": Stored(name, size_bytes, name)}
+            loaded |= {"label": int(row["label"])} if has_label else {}
+        again = int(row["again"])
+        key = key_of_stem(make_stem(name)) + (f"~{again}" if again else "")
+        return Sample(int(row["number"]), key, tuple(self._value(field, loaded) for field in self.fields))
+
+    def _value(self, field: Field, values: dict[str, Value | None]) -> Value | None:
+        value = values.get(field.name)
+        classes = self._classes.get(field.name)
+        return classes[value] if classes is not None and isinstance(value, str) else value
+
+    def _read_rows(self, offsets: I64, lengths: I64) -> Rows:
+        rows: Rows = self._read(np.ascontiguousarray(offsets), np.ascontiguousarray(lengths))[0].view(_ROW)
+        return rows
+
+    def _read(self, offsets: I64, lengths: I64) -> tuple[Any, I64]:
+        data, starts, bad = kernel.read_ranges(
+            self._files, Ranges(np.zeros(len(offsets), np.int32), offsets, lengths)
+        )
+        if bad.any():
+            raise StorageError(
+                f"cannot read {self._path}: it was changed while it was used",
+                hint="run the same 'feedrate pack' command again",
+            )
+        return data, starts
 
 
-def _as_torchvision(path: bytes) -> tuple[bytes, bytes, bytes]:
-    # ImageFolder's order, so that sample numbers are its indices: by class, then by folder, then by name.
-    folder, _, name = path.rpartition(b"/")
-    return path.partition(b"/")[0] if folder else b"", folder, name
+def _dump_value(value: Value) -> object:
+    if isinstance(value, Stored):
+        path = value.path.decode("latin-1")
+        if value.file == value.path and not value.offset:
+            return [value.size_bytes, path]
+        return [value.size_bytes, path, value.file.decode("latin-1"), value.offset]
+    if isinstance(value, Held):
+        path, file = value.path.decode("latin-1"), value.file.decode("latin-1")
+        return [value.size_bytes, path, file, value.container, list(value.place)]
+    return {"bytes": value.decode("latin-1")} if isinstance(value, bytes) else value
+
+
+def _load_value(value: Any) -> Value | None:
+    if isinstance(value, dict):
+        return bytes(value["bytes"], "latin-1")
+    if not isinstance(value, list):
+        return value  # type: ignore[no-any-return]
+    size_bytes, path, *more = value
+    path = path.encode("latin-1")
+    if not more:
+        return Stored(path, size_bytes, path)
+    if len(more) == 2:
+        return Stored(path, size_bytes, more[0].encode("latin-1"), more[1])
+    return Held(path, size_bytes, more[0].encode("latin-1"), more[1], tuple(more[2]))
+
+
+def _kind_of(record: Record) -> tuple[int, int]:
+    """Return the kind of row that will do for a record, and its label."""
+    values = record.values
+    image, label = values.get("image"), values.get("label")
+    is_file = isinstance(image, Stored) and image.file == image.path == record.name and not image.offset
+    if is_file and len(values) == 1:
+        return FILE, 0
+    if is_file and len(values) == 2 and type(label) is int and -(2**63) <= label < 2**63:
+        return LABELLED, label
+    return RECORD, 0
+
+
+def _join(names: list[bytes]) -> tuple[bytes, I64]:
+    starts = np.zeros(len(names) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, names), np.int64, len(names)), out=starts[1:])
+    return b"".join(names), starts
+
+
+def _name(row: Any, text: bytes) -> bytes:
+    if row["kind"] != RECORD:
+        return text
+    name: str = json.loads(text)[0]
+    return name.encode("latin-1")
+
+
+def _hash(stem: bytes) -> int:
+    return int(kernel.hash_stems(*_join([stem]))[0])
+
+
+def _contains(in_order: np.ndarray[Any, np.dtype[np.uint64]], wanted: int) -> bool:
+    at = int(np.searchsorted(in_order, np.uint64(wanted)))
+    return at < len(in_order) and int(in_order[at]) == wanted

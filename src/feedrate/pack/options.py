@@ -3,52 +3,57 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from feedrate.errors import UsageError
-from feedrate.format.fields import Field, Kind
+from feedrate.format import containers
+from feedrate.pack.mapping import Map, refuse_unfindable
 from feedrate.pack.recode import Recode
+from feedrate.source.options import FieldSpec, SourceOptions
 
 # About 2,000 photographs: few enough files for any file system, small enough to be fetched one by one.
 DEFAULT_SHARD_BYTES = 256_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class FieldSpec:
-    """A further column of the table that becomes a field: `mask:mask=mask_file`."""
+_DASK = re.compile(r"dask://[^/\s:]+:[0-9]{1,5}")
 
-    name: str
-    kind: Kind
-    column: str
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where shards are made. All but `name` is for Slurm.
+
+    Attributes:
+        name: `local`, `slurm` or `dask://HOST:PORT`.
+        minutes: the time limit of a job; what it has not done by then, another one does.
+        array_size: jobs at a time.
+    """
+
+    name: str = "local"
+    partition: str | None = None
+    minutes: int | None = None
+    memory_bytes: int | None = None
+    array_size: int | None = None
 
     def __post_init__(self) -> None:
-        # Field knows which names are possible.
-        Field(self.name, self.kind, dtype="float64" if self.kind is Kind.NUMBER else None)
-        if self.name in ("image", "label"):
-            raise UsageError(
-                f"--field cannot make '{self.name}' again", hint="use --path-column or --label-column for it"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> FieldSpec:
-        """Read `NAME:KIND` or `NAME:KIND=COLUMN`; without COLUMN it is called like the field."""
-        head, _, column = text.partition("=")
-        name, colon, kind = head.partition(":")
-        if not colon or kind not in list(Kind):
-            kinds = ", ".join(Kind)
-            raise UsageError(
-                f"'{text}' is not a field", hint=f"write it like mask:mask=mask_file; kinds: {kinds}"
-            )
-        return cls(name, Kind(kind), column or name)
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.kind}={self.column}"
+        if self.name not in ("local", "slurm") and not _DASK.fullmatch(self.name):
+            raise UsageError(f"executor must be local, slurm or dask://HOST:PORT, got '{self.name}'")
+        for option, value in (
+            ("partition", self.partition),
+            ("time", self.minutes),
+            ("memory", self.memory_bytes),
+            ("array-size", self.array_size),
+        ):
+            if value is not None and self.name != "slurm":
+                raise UsageError(f"--{option} is for --executor slurm, not for '{self.name}'")
+            if isinstance(value, int) and value < 1:
+                raise UsageError(f"--{option} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
 class PackOptions:
-    """Settings of `pack`. All but `workers` shape the pack and must stay the same when it is resumed."""
+    """Settings of `pack`. All but `workers` and `engine` shape the pack: they stay when it is resumed."""
 
     labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
     path_column: str | None = None  # None: guessed
@@ -57,7 +62,10 @@ class PackOptions:
     seed: int = 0
     shard_bytes: int = DEFAULT_SHARD_BYTES
     workers: int | None = None  # None: as many as usable cores
+    engine: Engine = field(default_factory=Engine)  # who makes the shards
     recode: Recode = field(default_factory=Recode)  # to store fewer pixels, or other ones
+    container: str = "tar"  # or "tfrecord" or "hdf5"
+    map: Map | None = None  # a function for what is the same in every epoch; see find_map
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -66,12 +74,13 @@ class PackOptions:
             raise UsageError(f"shard_bytes must be at least 1, got {self.shard_bytes}")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers must be at least 1, got {self.workers}")
-        names = [spec.name for spec in self.fields]
-        twice = next((n for n in names if names.count(n) > 1), None)
-        if twice:
-            raise UsageError(f"field '{twice}' is given twice")
-        if self.labels is None and (self.fields or self.path_column or self.label_column):
-            raise UsageError(
-                "--field, --path-column and --label-column name columns of a table, and there is none",
-                hint="give the table: --labels FILE",
-            )
+        if self.container not in containers.NAMES:
+            raise UsageError(f"format must be one of {', '.join(containers.NAMES)}, got {self.container!r}")
+        if self.map is not None:
+            refuse_unfindable(self.map, workers=self.workers)
+        # It knows which of them fit together.
+        _ = self.source
+
+    @property
+    def source(self) -> SourceOptions:
+        return SourceOptions(self.labels, self.path_column, self.label_column, self.fields)

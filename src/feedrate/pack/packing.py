@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate pack`: source folder -> pack.
+"""`feedrate pack`: a source -> pack.
 
     (nothing) --packing.json--> unfinished --all shards--> unfinished --pack.json--> finished
                                   ^    |
@@ -7,47 +7,61 @@
 
 packing.json says what is being packed. It is written first and removed last, so a folder that has it is
 unfinished, whatever else lies there. All else is decided by the source's listing and the settings: shards
-that are complete stay as they are.
+that are complete stay as they are. The listing lies beside them until the pack is finished.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feedrate.errors import AlreadyExists, SourceError, StorageError, UsageError
+from feedrate.errors import FeedrateError, SourceError, StorageError
+from feedrate.format.containers import find_container
 from feedrate.format.fields import Field
-from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, index_name, read_manifest, shard_name
-from feedrate.pack.files import (
-    LOCK_NAME,
-    appear,
-    explain_write_error,
-    free_bytes,
-    is_temporary,
-    only_one,
-    remove_temporaries,
-    sync_folder,
-)
+from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
+from feedrate.pack import listing
+from feedrate.pack.engine import run_shards
+from feedrate.pack.files import appear, free_bytes, remove_temporaries
+from feedrate.pack.joining import join_parts, read_joined, remove_parts
+from feedrate.pack.listing import Listing, ListingWriter
+from feedrate.pack.mapping import Function, find_map
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_into_shards
+from feedrate.pack.quality_report import REJECTED_NAME as REJECTED_NAME
+from feedrate.pack.quality_report import write_quality
 from feedrate.pack.recode import sum_up
-from feedrate.pack.shard import ShardDone, dump_rejections, read_done, write_shard
-from feedrate.pack.source import Source, read_source
-from feedrate.pack.workers import run_tasks
-from feedrate.results import PackResult, Rejection, Tick
+from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, share_shapes
+from feedrate.pack.trial import try_map
+from feedrate.pack.unfinished import (
+    PROGRESS_NAME,
+    begin,
+    finish,
+    own_folder,
+    refuse_finished,
+    refuse_foreign,
+    refuse_nesting,
+    write_file,
+)
+from feedrate.results import Mapped, PackResult, Rejection, Tick
+from feedrate.source.opening import open_reader
+from feedrate.source.place import is_url
+from feedrate.source.record import ImageFiles, Reader
+from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
-PROGRESS_NAME = "packing.json"
-REJECTED_NAME = "rejected.jsonl"
 # What the index adds: entry points (0.8 % of photographs of 106 KB, measured), and a row per sample.
 _INDEX_SHARE, _INDEX_ROW_BYTES = 0.01, 200
+_TELL_EVERY = 1000
+
+
+class NothingToPack(SourceError):
+    """A source without a single sample that can be packed."""
 
 
 def pack(
@@ -55,13 +69,16 @@ def pack(
     target: str | os.PathLike[str],
     options: PackOptions | None = None,
     *,
+    map: str | Function | None = None,
     watch: Callable[[Tick], None] = lambda _: None,
 ) -> PackResult:
-    """Pack a folder of images into `target`, or go on with a pack that was interrupted.
+    """Pack a dataset into `target`, or go on with a pack that was interrupted.
 
     Args:
         source: class folders with images, a folder of images, or any folder with `options.labels`.
         target: a new folder, or that of an unfinished pack of the same source and settings.
+        map: a function for what is the same in every epoch, or its name, `module:function`: takes a dict of
+            a sample's fields and returns one of those that it adds or changes; None leaves the sample out.
         watch: called now and then with how far it is.
 
     Raises:
@@ -71,97 +88,167 @@ def pack(
         StorageError: the disk is full or failed; run the same again to go on.
     """
     options = options or PackOptions()
-    begin = time.monotonic()
+    if map is not None:
+        options = dataclasses.replace(options, map=find_map(map))
+    begin_s = time.monotonic()
     source, folder = os.fspath(source), Path(target)
-    _refuse_nesting(source, folder)
-    _refuse_foreign(folder)
-    with _own_folder(folder):
-        _refuse_finished(folder, options)
-        listed = read_source(source, options, lambda files: watch(Tick("listing", files, 0)))
-        listed = dataclasses.replace(listed, fields=options.recode.mark(listed.fields))
-        if not listed.samples:
-            raise _all_rejected(listed.rejected)
-        settings = describe_settings(listed, options)
-        _begin(folder, settings, listed)
-        result = _pack_shards(listed, folder, options, settings, watch)
-        _finish(folder)
-    return dataclasses.replace(result, seconds=time.monotonic() - begin)
+    refuse_nesting(source, folder)
+    refuse_foreign(folder)
+    with own_folder(folder):
+        refuse_finished(folder, options)
+        reader = open_reader(source, options.source, scratch=os.fspath(folder))
+        result = pack_reader(reader, folder, options, watch)
+        finish(folder)
+    return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
+
+
+def pack_reader(
+    reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
+) -> PackResult:
+    """Pack what a reader gives into a folder that is ours; all that is left is to call it finished."""
+    remove_temporaries(folder)
+    listed = _list(reader, folder, options, watch)
+    if options.map is not None:
+        listed = _try_map(listed, folder, options)
+    return _pack_shards(listed, folder, options, watch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A source whose listing is on disk; `settings` and `plan` say what becomes of it."""
+
+    reader: Reader
+    listing: Path
+    settings: dict[str, Any]
+    plan: str
+    rejected: tuple[Rejection, ...]
+    made: tuple[Field, ...] = ()  # by a map
+    scale: float = 1.0
+
+
+def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]) -> _Listed:
+    path = folder / listing.NAME
+    rejected: list[Rejection] = []
+    with appear(path, is_durable=False) as out:
+        writer = ListingWriter(out)
+        number = told = 0
+        for block in reader.blocks():
+            if isinstance(block, ImageFiles):
+                writer.add_files(number, block)
+            elif isinstance(block, Rejection):
+                rejected.append(block)
+            else:
+                writer.add(number, block)
+            number += len(block) if isinstance(block, ImageFiles) else 1
+            if writer.count >= told + _TELL_EVERY:
+                told = writer.count
+                watch(Tick("listing", writer.count, 0))
+        if not writer.count:
+            raise _all_rejected(tuple(rejected))
+        fields = options.recode.mark(reader.fields())
+        writer.finish(fields)
+        settings = describe_settings(reader, options)
+        # The listing gets its name after this: it is no sign of a pack that was begun.
+        begin(folder, settings, writer.fingerprint())
+    plan = digest_plan(writer.digest(), fields, settings)
+    return _Listed(reader, path, settings, plan, tuple(rejected))
+
+
+def _try_map(source: _Listed, folder: Path, options: PackOptions) -> _Listed:
+    """Learn from the first samples what a map makes of them, before anything is packed."""
+    try:
+        made, scale = try_map(source.listing, source.reader.root, options)
+    except FeedrateError:
+        if not any(folder.glob("shard-*")):
+            _remove_all(folder, [], {})
+        raise
+    plan = digest_plan(f"{source.plan} {scale}", made, source.settings)
+    return dataclasses.replace(source, made=made, scale=scale, plan=plan)
 
 
 def _pack_shards(
-    source: Source,
-    folder: Path,
-    options: PackOptions,
-    settings: dict[str, object],
-    watch: Callable[[Tick], None],
+    source: _Listed, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
 ) -> PackResult:
-    plan = digest_plan(source, settings)
+    listed, root = Listing(source.listing), source.reader.root
     tasks = [
         ShardTask(
-            os.path.abspath(source.root),
-            os.path.abspath(folder),
-            number,
-            plan,
-            source.fields,
-            options.recode,
-            samples,
+            source=root if is_url(root) else os.path.abspath(root),
+            target=os.path.abspath(folder),
+            listing=os.path.abspath(source.listing),
+            number=number,
+            first=stretch.first,
+            last=stretch.last,
+            plan=source.plan,
+            seed=options.seed,
+            recode=options.recode,
+            source_bytes=stretch.source_bytes,
+            expected_bytes=stretch.expected_bytes,
+            container=options.container,
+            map=options.map,
+            made=tuple(dataclasses.replace(field, classes=None) for field in source.made),
         )
-        for number, samples in enumerate(split_into_shards(source, options))
+        for number, stretch in enumerate(split_into_shards(listed, options, scale=source.scale))
     ]
-    missing = [task for task in tasks if read_done(folder, task.number, plan) is None]
+    listed.close()
+    joined = read_joined(folder, source.plan) if options.container == "hdf5" else None
+    missing = [task for task in tasks if joined is None and find_done(task) is None]
     _check_room(folder, missing)
-    if source.table is not None:
-        _write(folder / _table_name(settings), source.table.data)
-
-    total, total_bytes = len(source.samples), sum(s.source_bytes for s in source.samples)
-    before = total - sum(len(task.samples) for task in missing)
-    before_bytes = total_bytes - sum(s.source_bytes for task in missing for s in task.samples)
-
-    def report(samples: int, size_bytes: int) -> None:
-        watch(Tick("packing", before + samples, total, before_bytes + size_bytes, total_bytes))
-
-    report(0, 0)
-    left_bytes = total_bytes - before_bytes
-    for _ in run_tasks(write_shard, missing, workers=options.workers, size_bytes=left_bytes, watch=report):
-        pass
-    done = [read_done(folder, task.number, plan) for task in tasks]
-    complete = [shard for shard in done if shard is not None]
+    if source.reader.table is not None:
+        write_file(folder / _table_name(source.settings), source.reader.table.data)
+    cost = _run(tasks, missing, options, watch)
+    complete = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
     if len(complete) < len(tasks):
         raise StorageError(
             f"a shard vanished from {folder} while it was packed", hint="run the same command again"
         )
     rejected = source.rejected + tuple(r for shard in complete for r in shard.rejected)
     if not any(shard.shard.samples for shard in complete):
-        _remove_all(folder, len(tasks), settings)
+        _remove_all(folder, tasks, source.settings)
         raise _all_rejected(rejected)
-    manifest = _make_manifest(source, settings, plan, complete, len(rejected))
+    fields = tasks[0].stored_fields(listed.fields)
+    if options.container == "hdf5" and joined is None:
+        fields, complete = join_parts(folder, fields, complete)
+    manifest = read_manifest(folder) if joined else _make_manifest(fields, source, complete, len(rejected))
     if rejected:
-        _write(folder / REJECTED_NAME, dump_rejections(rejected))
-    _write(folder / FILE_NAME, dump_manifest(manifest))
-    return _summarise(source, folder, manifest, complete, rejected, resumed=len(tasks) - len(missing))
+        write_file(folder / REJECTED_NAME, dump_rejections(rejected))
+    write_file(folder / FILE_NAME, dump_manifest(manifest))
+    # The pack is whole by now, and unfinished until this is there, too.
+    quality = write_quality(folder)
+    if options.container == "hdf5":
+        remove_parts(folder, len(tasks))
+    result = _summarise(
+        source.reader, folder, manifest, complete, rejected, resumed=len(tasks) - len(missing)
+    )
+    mapped = None
+    if options.map is not None:
+        mapped = Mapped(options.map.name, *cost, packed=manifest.samples, left_out=quality.left_out)
+    return dataclasses.replace(result, mapped=mapped, quality=quality)
+
+
+def _run(
+    tasks: list[ShardTask], missing: list[ShardTask], options: PackOptions, watch: Callable[[Tick], None]
+) -> tuple[int, float]:
+    """Write the missing shards; return over how many samples a map ran, and for how long."""
+    total, total_bytes = sum(task.samples for task in tasks), sum(task.source_bytes for task in tasks)
+    left, left_bytes = sum(task.samples for task in missing), sum(task.source_bytes for task in missing)
+
+    def report(samples: int, size_bytes: int) -> None:
+        done, done_bytes = total - left + samples, total_bytes - left_bytes + size_bytes
+        watch(Tick("packing", done, total, done_bytes, total_bytes))
+
+    report(0, 0)
+    return run_shards(missing, options.engine, workers=options.workers, watch=report)
 
 
 def _make_manifest(
-    source: Source, settings: Mapping[str, object], plan: str, done: list[ShardDone], rejected: int
+    fields: tuple[Field, ...], source: _Listed, done: list[ShardDone], rejected: int
 ) -> Manifest:
-    uniform: dict[str, Any] = {}
-    for shard in done:
-        for name, value in shard.uniform.items():
-            if uniform.setdefault(name, value) != value:
-                uniform[name] = None
-    fields = tuple(_with_uniform(field, uniform) for field in source.fields)
-    return Manifest(fields, tuple(d.shard for d in done), {**settings, "rejected": rejected, "plan": plan})
-
-
-def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
-    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
-    return dataclasses.replace(
-        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
-    )
+    settings = {**source.settings, "rejected": rejected, "plan": source.plan}
+    return Manifest(share_shapes(fields, done), tuple(d.shard for d in done), settings)
 
 
 def _summarise(
-    source: Source,
+    reader: Reader,
     folder: Path,
     manifest: Manifest,
     done: list[ShardDone],
@@ -174,7 +261,7 @@ def _summarise(
         by_pillow.update(shard.by_pillow)
     label = manifest.field("label")
     return PackResult(
-        source=source.root,
+        source=reader.root,
         target=str(folder),
         samples=manifest.samples,
         classes=None if label is None or label.classes is None else len(label.classes),
@@ -188,142 +275,17 @@ def _summarise(
         damaged=tuple(d for shard in done for d in shard.damaged),
         by_kernel=sum(shard.by_kernel for shard in done),
         by_pillow=dict(by_pillow.most_common()),
-        ignored=source.ignored,
-        unlisted=source.unlisted,
+        ignored=reader.ignored,
+        unlisted=reader.unlisted,
         recoded=sum_up(manifest.settings, [shard.recoded for shard in done]),
     )
 
 
-def _refuse_nesting(source: str, folder: Path) -> None:
-    inner, outer = os.path.realpath(folder), os.path.realpath(source)
-    if inner == outer:
-        raise UsageError(f"{folder} is the source itself", hint="name another folder for the pack")
-    if _is_inside(inner, outer):
-        raise UsageError(
-            f"{folder} lies inside the source {source}", hint="name a folder outside of it for the pack"
-        )
-    if _is_inside(outer, inner):
-        raise UsageError(f"the source {source} lies inside {folder}", hint="name another folder for the pack")
-
-
-def _is_inside(inner: str, outer: str) -> bool:
-    return os.path.commonpath([inner, outer]) == outer
-
-
-def _refuse_foreign(folder: Path) -> None:
-    try:
-        names = {entry.name for entry in os.scandir(folder)}
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        raise AlreadyExists(f"{folder} is a file; a pack is a folder") from None
-    except OSError as error:
-        raise StorageError(f"cannot look into {folder}: {error.strerror}") from error
-    if PROGRESS_NAME in names or FILE_NAME in names:
-        return
-    foreign = sorted(name for name in names if name != LOCK_NAME and not is_temporary(name))
-    if foreign:
-        raise AlreadyExists(
-            f"{folder} is not empty and not a pack: it holds '{foreign[0]}'",
-            hint="name a new folder for the pack",
-        )
-
-
-def _refuse_finished(folder: Path, options: PackOptions) -> None:
-    if (folder / PROGRESS_NAME).exists() or not (folder / FILE_NAME).exists():
-        return
-    there = read_manifest(folder)
-    asked: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
-    asked |= options.recode.settings()
-    if options.labels is not None:
-        # Whether it is the same table is not worth reading it: the folder is refused anyway.
-        asked["labels"] = there.settings.get("labels")
-    difference = _first_difference(asked, there.settings)
-    raise AlreadyExists(
-        f"{folder} already holds a finished pack of {there.samples:,} samples"
-        + (f" ({difference})" if difference else ""),
-        hint=f"use it, or name another folder, or delete it first: rm -r {folder}",
-    )
-
-
-@contextlib.contextmanager
-def _own_folder(folder: Path) -> Iterator[None]:
-    try:
-        is_new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise explain_write_error(error, folder) from error
-    try:
-        with only_one(folder):
-            yield
-    finally:
-        if is_new:
-            # Nothing was begun: leave nothing behind.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-def _begin(folder: Path, settings: Mapping[str, object], source: Source) -> None:
-    path = folder / PROGRESS_NAME
-    now = {"settings": settings, "source": source.fingerprint()}
-    if path.exists():
-        try:
-            before = json.loads(path.read_bytes())
-            difference = _first_difference(now["settings"], before["settings"]) or _source_difference(
-                now["source"], before["source"]
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise AlreadyExists(
-                f"{path} cannot be read ({error})", hint=f"delete {folder} and pack again"
-            ) from error
-        if difference:
-            raise AlreadyExists(
-                f"{folder} holds an unfinished pack of something else: {difference}",
-                hint=f"repeat that command, name another folder, or delete this one first: rm -r {folder}",
-            )
-        remove_temporaries(folder)
-        return
-    remove_temporaries(folder)
-    _write(path, (json.dumps(now, indent=1, sort_keys=True) + "\n").encode())
-
-
-_WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "list of fields",
-          "path_column": "path column", "label_column": "label column", "resize": "shorter side",
-          "max_side": "longer side", "encoded": "what is encoded anew"}  # fmt: skip
-# Compared also where only the pack that is there has them.
-_COMPARED = frozenset(("labels", "resize", "max_side", "raw", "quality", "encoded"))
-
-
-def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
-    for name in dict.fromkeys([*here, *there]):
-        ours, theirs = here.get(name), there.get(name)
-        if name in ("rejected", "plan") or ours == theirs or (name not in here and name not in _COMPARED):
-            continue
-        word = _WORDS.get(name, name)
-        if isinstance(ours, dict) or isinstance(theirs, dict):
-            return f"the {word} is another one"
-        if name == "shard_bytes":
-            ours, theirs = format_bytes(ours or 0), format_bytes(theirs or 0)
-        ours, theirs = ("not set" if value is None else value for value in (ours, theirs))
-        return f"{word} is {ours} here, {theirs} there"
-    return None
-
-
-def _source_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
-    more = here["files"] - there["files"]
-    if more:
-        files = "file" if abs(more) == 1 else "files"
-        return (
-            f"the source has {abs(more):,} {files} {'more' if more > 0 else 'fewer'} than when packing began"
-        )
-    if here["digest"] != there["digest"]:
-        return "files of the source have other names, sizes or times than when packing began"
-    return None
-
-
 def _check_room(folder: Path, missing: list[ShardTask]) -> None:
-    tar_bytes, samples = sum(task.tar_bytes for task in missing), sum(len(task.samples) for task in missing)
+    tar_bytes, samples = sum(task.expected_bytes for task in missing), sum(task.samples for task in missing)
     needed = int(tar_bytes * (1 + _INDEX_SHARE)) + samples * _INDEX_ROW_BYTES
+    if any(task.container == "hdf5" for task in missing):
+        needed *= 2  # parts, and the file that is made of them
     free = free_bytes(folder)
     if needed > free:
         raise StorageError(
@@ -336,27 +298,18 @@ def _table_name(settings: Mapping[str, Any]) -> str:
     return str(settings["labels"]["name"])
 
 
-def _write(path: Path, data: bytes) -> None:
-    with appear(path, expected_bytes=len(data)) as file:
-        file.write(data)
-
-
-def _finish(folder: Path) -> None:
-    (folder / PROGRESS_NAME).unlink()
-    sync_folder(folder)
-
-
-def _remove_all(folder: Path, shards: int, settings: Mapping[str, Any]) -> None:
-    names = [name(number) for number in range(shards) for name in (index_name, shard_name)]
+def _remove_all(folder: Path, tasks: list[ShardTask], settings: Mapping[str, Any]) -> None:
+    shards = [find_container(task.container).shard_name(task.number) for task in tasks]
+    names = [*shards, *(str(Path(shard).with_suffix(INDEX_SUFFIX)) for shard in shards)]
     names += [_table_name(settings)] if "labels" in settings else []
-    for name in [*names, PROGRESS_NAME]:
+    for name in [*names, listing.NAME, SPOOL_NAME, PROGRESS_NAME]:
         (folder / name).unlink(missing_ok=True)
 
 
-def _all_rejected(rejected: tuple[Rejection, ...]) -> SourceError:
+def _all_rejected(rejected: tuple[Rejection, ...]) -> NothingToPack:
     if not rejected:
-        return SourceError("there is nothing to pack")
+        return NothingToPack("there is nothing to pack")
     first = rejected[0]
-    return SourceError(
+    return NothingToPack(
         f"not one sample can be packed, all {len(rejected):,} were rejected: '{first.path}': {first.reason}"
     )

@@ -6,36 +6,122 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import quote_from_bytes
 
+import numpy as np
+
 from feedrate import kernel
+from feedrate.draws import I64, Purpose, make_key, permute
+from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import dump_field
-from feedrate.format.tar import END_OF_ARCHIVE, member_bytes
-from feedrate.pack.listing import SourceFile
+from feedrate.pack.listing import Listing, Rows, Sample, value_bytes
+from feedrate.pack.mapping import Map
 from feedrate.pack.options import PackOptions
 from feedrate.pack.recode import Recode
-from feedrate.pack.source import Sample, Source, value_bytes
+from feedrate.source.record import Reader
+
+# How many samples are looked at together.
+BLOCK = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Everything needed to write one shard; picklable, and harmless to run twice."""
+    """Everything needed to write one shard: small, picklable, and harmless to run twice.
+
+    Attributes:
+        source: what the samples' files are relative to, wherever the task runs.
+        listing: the path of the listing that names the samples.
+        first, last: the shard's places in the pack's order; `last` is not one of them.
+        source_bytes, expected_bytes: of its samples in the source, and of the shard.
+    """
 
     source: str
     target: str
+    listing: str
     number: int
+    first: int
+    last: int
     plan: str
-    fields: tuple[Field, ...]
+    seed: int
     recode: Recode
-    samples: tuple[Sample, ...]
+    source_bytes: int
+    expected_bytes: int
+    scan: bool = True
+    container: str = "tar"
+    map: Map | None = None
+    made: tuple[Field, ...] = ()  # what the map makes, without the names of classes
 
     @property
-    def tar_bytes(self) -> int:
-        sizes = (estimate_tar_bytes(sample, self.fields, self.recode) for sample in self.samples)
-        return sum(sizes) + len(END_OF_ARCHIVE)
+    def samples(self) -> int:
+        return self.last - self.first
+
+    def stored_fields(self, listed: Sequence[Field]) -> tuple[Field, ...]:
+        """Return the fields of the pack, given those of the source."""
+        if self.map is None:
+            return tuple(listed)
+        classes = {field.name: field.classes for field in listed if field.kind is Kind.NUMBER}
+        return tuple(
+            replace(f, classes=classes.get(f.name)) if f.dtype == "int64" and f.kind is Kind.NUMBER else f
+            for f in self.made
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The places of one shard in the pack's order, and what its samples take."""
+
+    first: int
+    last: int
+    source_bytes: int
+    expected_bytes: int
+
+
+def order_samples(first: int, last: int, count: int, seed: int) -> I64:
+    """Return which samples stand at places `first` to `last` of the pack: computed, never stored."""
+    return permute(np.arange(first, last, dtype=np.int64), count, make_key(seed, Purpose.PACK))
+
+
+def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 1.0) -> Iterator[Stretch]:
+    """Fill shards one after the other, in permuted order; a sample above the shard size has one to itself.
+
+    `scale`: how much larger a sample becomes by a map.
+    """
+    limit = options.shard_bytes - len(END_OF_ARCHIVE)
+    first = filled = source_bytes = 0
+    for start in range(0, len(listing), BLOCK):
+        stop = min(start + BLOCK, len(listing))
+        indices = order_samples(start, stop, len(listing), options.seed)
+        rows = listing.rows(indices)
+        sums = np.cumsum((_estimate(listing, indices, rows, options.recode) * scale).astype(np.int64))
+        source_sums = np.cumsum(rows["source_bytes"])
+        done = done_source = at = 0
+        while True:
+            room = limit - filled
+            # How many more fit; a shard that is still empty takes one whatever its size.
+            end = max(at, int(np.searchsorted(sums, done + room, side="right")))
+            if first == start + end < stop:
+                end += 1
+            if end > at:
+                filled += int(sums[end - 1]) - done
+                source_bytes += int(source_sums[end - 1]) - done_source
+                done, done_source, at = int(sums[end - 1]), int(source_sums[end - 1]), end
+            if start + at == stop:
+                break
+            yield Stretch(first, start + at, source_bytes, filled + len(END_OF_ARCHIVE))
+            first, filled, source_bytes = start + at, 0, 0
+    if first < len(listing):
+        yield Stretch(first, len(listing), source_bytes, filled + len(END_OF_ARCHIVE))
+
+
+def _estimate(listing: Listing, indices: I64, rows: Rows, recode: Recode) -> I64:
+    if not recode.settings():
+        sizes: I64 = rows["tar_bytes"]
+        return sizes
+    samples = listing.samples(indices, rows)
+    return np.array([estimate_tar_bytes(sample, listing.fields, recode) for sample in samples], np.int64)
 
 
 def estimate_tar_bytes(sample: Sample, fields: Sequence[Field], recode: Recode) -> int:
@@ -48,45 +134,20 @@ def estimate_tar_bytes(sample: Sample, fields: Sequence[Field], recode: Recode) 
     return total
 
 
-def order_samples(count: int, seed: int) -> list[int]:
-    """Return a permutation that depends on its arguments alone: no library's generator can change it."""
-    key = seed.to_bytes(8, "little")
-
-    def rank(number: int) -> tuple[bytes, int]:
-        return hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8, key=key).digest(), number
-
-    return sorted(range(count), key=rank)
-
-
-def split_into_shards(source: Source, options: PackOptions) -> list[tuple[Sample, ...]]:
-    """Fill shards one after the other, in permuted order; a sample above the shard size has one to itself."""
-    samples, recode = source.samples, options.recode
-    shards: list[tuple[Sample, ...]] = []
-    shard: list[Sample] = []
-    room = 0
-    for position in order_samples(len(samples), options.seed):
-        sample = samples[position]
-        size_bytes = estimate_tar_bytes(sample, source.fields, recode)
-        if shard and size_bytes > room:
-            shards.append(tuple(shard))
-            shard = []
-        if not shard:
-            room = options.shard_bytes - len(END_OF_ARCHIVE)
-        shard.append(sample)
-        room -= size_bytes
-    return [*shards, tuple(shard)] if shard else shards
-
-
-def describe_settings(source: Source, options: PackOptions) -> dict[str, object]:
+def describe_settings(reader: Reader, options: PackOptions) -> dict[str, object]:
     """Return the settings that shape a pack, as they stand in pack.json."""
     settings: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     settings |= options.recode.settings()
-    if source.table is not None:
+    if options.container != "tar":
+        settings["format"] = options.container
+    if options.map is not None:
+        settings["map"] = options.map.settings()
+    if reader.table is not None:
         settings["labels"] = {
-            "name": f"labels-source{source.table.path.suffix.lower()}",
-            "path": quote_from_bytes(_table_path(source)),
-            "bytes": len(source.table.data),
-            "crc32c": f"{kernel.crc32c(source.table.data):08x}",
+            "name": f"labels-source{reader.table.path.suffix.lower()}",
+            "path": quote_from_bytes(_table_path(reader)),
+            "bytes": len(reader.table.data),
+            "crc32c": f"{kernel.crc32c(reader.table.data):08x}",
         }
         settings["path_column"] = options.path_column
         settings["label_column"] = options.label_column
@@ -94,25 +155,15 @@ def describe_settings(source: Source, options: PackOptions) -> dict[str, object]
     return settings
 
 
-def digest_plan(source: Source, settings: Mapping[str, object]) -> str:
+def digest_plan(samples_digest: str, fields: Sequence[Field], settings: Mapping[str, object]) -> str:
     """Return a digest of all that decides a pack's bytes, contents of files aside; times do not."""
-    digest = hashlib.sha256()
-    fields = {field.name: dump_field(field) for field in source.fields}
-    digest.update(json.dumps([settings, fields], sort_keys=True).encode())
-    for sample in source.samples:
-        digest.update(b"\n%d %b" % (sample.number, sample.key.encode()))
-        for value in sample.values:
-            if isinstance(value, SourceFile):
-                digest.update(b"\0f%d %b" % (value.size_bytes, value.path))
-            else:
-                digest.update(b"\0v" + (value if isinstance(value, bytes) else repr(value).encode()))
-    return digest.hexdigest()
+    known = [settings, {field.name: dump_field(field) for field in fields}, samples_digest]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def _table_path(source: Source) -> bytes:
-
-    assert source.table is not None
-    root, table = os.path.realpath(source.root), os.path.realpath(source.table.path)
+def _table_path(reader: Reader) -> bytes:
+    assert reader.table is not None
+    root, table = os.path.realpath(reader.root), os.path.realpath(reader.table.path)
     # A table from elsewhere comes back at the top of the tree.
     inside = os.path.commonpath([root, table]) == root
     return os.fsencode(os.path.relpath(table, root) if inside else os.path.basename(table))

@@ -3,41 +3,36 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import PackError, StorageError
+from feedrate.errors import PackError
+from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
-from feedrate.format.keys import member_name, printable
-from feedrate.format.manifest import IndexPart, Shard, index_name, shard_name
-from feedrate.format.raw import dump_table
-from feedrate.format.tar import END_OF_ARCHIVE, member_header, padding
+from feedrate.format.keys import printable
+from feedrate.format.manifest import IndexPart, Shard
+from feedrate.pack.bulk import NOT_JPEG, Bulk, Written, is_plain
 from feedrate.pack.files import appear
-from feedrate.pack.listing import SourceFile
-from feedrate.pack.plan import ShardTask
-from feedrate.pack.recode import NewImage, Recode, Tally, recode_image, resize_mask, scale_boxes
-from feedrate.pack.source import Sample, Value
-from feedrate.pack.values import UnusableValue, dump_number, inspect_array, inspect_image
-from feedrate.pack.workers import advance
+from feedrate.pack.listing import Listing, Rows, Sample
+from feedrate.pack.loading import Loaded, Rejected, SampleLoader
+from feedrate.pack.mapped import Mapper
+from feedrate.pack.plan import BLOCK, ShardTask, order_samples
+from feedrate.pack.recode import Tally
+from feedrate.pack.workers import advance, count_threads
 from feedrate.results import Rejection
+from feedrate.source.bytes import Bytes
 
-# One bad file is rejected and packing goes on. These say that the whole source is out of reach, or we are.
-_SOURCE_IS_GONE = frozenset(
-    (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV,
-     errno.ENXIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-)  # fmt: skip
-
-
-Size = tuple[int, int]  # width, height
+INDEX_SUFFIX = ".arrow"
+MapCost = tuple[int, float]  # samples and seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,49 +47,76 @@ class ShardDone:
     by_pillow: dict[str, int]
     uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
     recoded: dict[str, Any]  # what a Tally counted
+    notes: dict[str, Any]  # of the container
 
 
-def write_shard(task: ShardTask) -> None:
+def write_shard(task: ShardTask) -> MapCost:
     """Write a shard and its index part; each appears under its name only when whole.
+
+    Returns what a map took: a time, so it is no part of the pack.
 
     Raises:
         StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
     """
-    target = Path(task.target)
-    shard_path = target / shard_name(task.number)
-    writer = _Writer(task.fields, task.recode)
-    with appear(shard_path, expected_bytes=task.tar_bytes) as out:
-        for sample in task.samples:
-            writer.add(out, task.source, sample)
-            advance(1, sample.source_bytes)
-        writer.put(out, END_OF_ARCHIVE)
+    container = find_container(task.container)
+    shard_path = Path(task.target) / container.shard_name(task.number)
+    listing, source = Listing(task.listing), Bytes(task.source, task.target)
+    mapper = None if task.map is None else Mapper(task.map, listing.fields)
+    fields = task.stored_fields(listing.fields)
+    loader = SampleLoader(source, listing.fields, fields, task.recode, mapper)
+    with appear(shard_path, expected_bytes=task.expected_bytes) as out:
+        output = Output(out)
+        writer = SampleWriter(loader, container.write(output))
+        for one in _samples(task, listing, fields, output, loader):
+            if isinstance(one, Written):
+                writer.add_written(one)
+                advance(len(one.rows), one.source_bytes)
+            else:
+                writer.add(one)
+                advance(1, one.source_bytes)
+        notes = writer.shard.end()
+    listing.close()
+    source.close()
     metadata = {
-        "plan": task.plan, "shard": shard_path.name, "bytes": writer.offset, "crc32c": f"{writer.crc32c:08x}",
-        "samples": len(writer.rows), "source_bytes": writer.source_bytes,
-        "rejected": writer.rejected, "damaged": writer.damaged,
-        "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
-        **({"recoded": writer.tally.dump()} if task.recode.settings() else {}),
+        "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
+        "crc32c": f"{output.crc32c:08x}",
+        **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
+        **({"notes": notes} if notes else {}),
     }  # fmt: skip
-    rows = np.array(writer.rows, row_dtype(task.fields))
-    fill_derived(rows, writer.variable)
-    data = dump_part(task.fields, Part(rows, writer.variable, metadata))
-    with appear(target / index_name(task.number), expected_bytes=len(data)) as out:
-        out.write(data)
+    writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
+    return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
 
 
-def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
+def _samples(
+    task: ShardTask, listing: Listing, fields: tuple[Field, ...], output: Output, loader: SampleLoader
+) -> Iterator[Sample | Written]:
+    if is_plain(task, fields):
+        yield from Bulk(task, listing, fields, output, count_threads()).run(loader.quality)
+        return
+    for first in range(task.first, task.last, BLOCK):
+        indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
+        yield from listing.samples(indices)
+
+
+def find_done(task: ShardTask) -> ShardDone | None:
+    """Return what `write_shard` made of a task; None: it has to be done, or done again."""
+    shard = find_container(task.container).shard_name(task.number)
+    index = str(Path(shard).with_suffix(INDEX_SUFFIX))
+    return read_done(Path(task.target), index, shard, task.plan, task.container)
+
+
+def read_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
     """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
-    index_path, shard_path = target / index_name(number), target / shard_name(number)
+    index_path, shard_path = target / index, target / shard
     try:
         metadata = read_metadata(index_path)
-        if metadata.get("plan") != plan or os.stat(shard_path).st_size != metadata["bytes"]:
+        if metadata.get("plan") != plan or _size_of(shard_path) != metadata["bytes"]:
             return None
         data = index_path.read_bytes()
-        index = IndexPart(index_path.name, len(data), kernel.crc32c(data), locate_columns(data))
+        part = IndexPart(index, len(data), kernel.crc32c(data), locate_columns(data))
+        crc32c = int(metadata.get("crc32c", "0"), 16)
         return ShardDone(
-            Shard(
-                shard_path.name, metadata["bytes"], int(metadata["crc32c"], 16), metadata["samples"], index
-            ),
+            Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container),
             metadata["source_bytes"],
             tuple(Rejection(*r) for r in metadata["rejected"]),
             tuple(Rejection(*r) for r in metadata["damaged"]),
@@ -102,87 +124,107 @@ def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
             metadata["by_pillow"],
             metadata["uniform"],
             dict(metadata.get("recoded", {})),
+            dict(metadata.get("notes", {})),
         )
     except (PackError, OSError, KeyError, TypeError, ValueError):
         return None
 
 
-@dataclass(slots=True)
-class _Loaded:
-    """One field of one sample, ready to be written."""
-
-    data: bytes
-    path: bytes = b""
-    source_bytes: int = 0
-    columns: tuple[Any, ...] = ()  # what the row has beside offset, length and crc32c
-    entries: bytes = b""
-    uniform: dict[str, Any] | None = None
-    pillow_reason: str | None = None
-    damage: str | None = None
-    sizes: tuple[Size, Size] | None = None  # of pixels: width and height in the source, and as stored
-    image: NewImage | None = None  # made anew
-
-
-class _Writer:
+class SampleWriter:
     """Counts along while a shard is written; holds rows of the index, never images."""
 
-    def __init__(self, fields: tuple[Field, ...], recode: Recode) -> None:
-        self.fields, self.recode, self.tally = fields, recode, Tally()
-        self.offset = self.crc32c = self.source_bytes = self.by_kernel = 0
-        self.rows: list[tuple[Any, ...]] = []
+    def __init__(self, loader: SampleLoader, shard: ShardWriter) -> None:
+        self.loader, self.shard, self.fields, self.tally = loader, shard, loader.stored, Tally()
+        self.source_bytes = self.by_kernel = 0
+        self.samples = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._pieces: list[Rows] = []
         self.variable: dict[str, list[bytes]] = {"key": []}
-        for field in fields:
+        for field in self.fields:
             self.variable |= {name: [] for name in field.variable_columns()}
         self.rejected: list[tuple[str, str, str]] = []
         self.damaged: list[tuple[str, str, str]] = []
         self.by_pillow: Counter[str] = Counter()
         self.uniform: dict[str, Any] = {}
 
-    def put(self, out: BinaryIO, data: bytes) -> None:
-        out.write(data)
-        self.crc32c = kernel.crc32c(data, self.crc32c)
-        self.offset += len(data)
-
-    def add(self, out: BinaryIO, source: str, sample: Sample) -> None:
-        loaded: list[_Loaded] = []
-        for field, value in zip(self.fields, sample.values, strict=True):
-            try:
-                part = _load(field, value, source, self.recode)
-                if field.kind is Kind.BOXES and loaded[0].sizes is not None:
-                    part.data = scale_boxes(part.data, *loaded[0].sizes)
-                loaded.append(part)
-            except UnusableValue as error:
-                path = value.path if isinstance(value, SourceFile) else sample.key.encode()
-                self.rejected.append((printable(path), field.name, str(error)))
-                return
+    def add(self, sample: Sample) -> None:
+        try:
+            loaded = self.loader.load(sample)
+        except Rejected as error:
+            self.rejected.append(error.line)
+            return
+        if loaded is None:
+            return
+        contents = [_as_content(field, part) for field, part in zip(self.fields, loaded, strict=True)]
+        try:
+            offsets = self.shard.add(sample.key, contents)
+        except TooLarge as error:
+            self.rejected.append((printable(loaded[0].path), self.fields[0].name, str(error)))
+            return
         row: list[Any] = [sample.number]
         self.variable["key"].append(sample.key.encode("ascii"))
-        for field, part in zip(self.fields, loaded, strict=True):
-            name = member_name(sample.key, field, part.path, part.data)
-            self.put(out, member_header(name, len(part.data)))
+        for field, part, offset in zip(self.fields, loaded, offsets, strict=True):
             if field.kind is not Kind.NUMBER:
-                row += [self.offset, len(part.data), kernel.crc32c(part.data)]
+                row += [offset, len(part.data), kernel.crc32c(part.data)]
                 self.variable[f"{field.name}.path"].append(part.path)
             row += part.columns
             if field.kind is Kind.IMAGE:
                 self.variable[f"{field.name}.entries"].append(part.entries)
                 row.append((0, 0))  # follows from the entries of all rows
-            self.put(out, part.data)
-            self.put(out, padding(len(part.data)))
             self._count(field, part)
-        self.rows.append((*row, 0))
+        self._rows.append((*row, 0))
+        self.samples += 1
 
-    def _count(self, field: Field, part: _Loaded) -> None:
+    def add_written(self, written: Written) -> None:
+        """Note samples that lie in the shard already."""
+        self._end_piece()
+        self._pieces.append(written.rows)
+        self.samples += len(written.rows)
+        self.variable["key"] += written.keys
+        self.variable["image.path"] += written.paths
+        self.variable["image.entries"] += written.entries
+        self.source_bytes += written.source_bytes
+        self.by_kernel += written.by_kernel
+        if written.by_kernel < len(written.rows):
+            self.by_pillow[NOT_JPEG] += len(written.rows) - written.by_kernel
+        shapes = [list(shape) for shape in written.shapes]
+        if len(shapes) > 1 or self.uniform.setdefault("image.shape", shapes[0]) != shapes[0]:
+            self.uniform["image.shape"] = None
+
+    def rows(self) -> Rows:
+        self._end_piece()
+        return np.concatenate(self._pieces) if self._pieces else np.zeros(0, row_dtype(self.fields))
+
+    def _end_piece(self) -> None:
+        if self._rows:
+            self._pieces.append(np.array(self._rows, row_dtype(self.fields)))
+            self._rows = []
+
+    def write_index(self, path: Path, metadata: Mapping[str, object]) -> None:
+        """Write the shard's part of the index, with what was found and what `metadata` adds."""
+        found = {
+            "samples": self.samples, "source_bytes": self.source_bytes, "rejected": self.rejected,
+            "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
+            "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
+        }  # fmt: skip
+        rows = self.rows()
+        fill_derived(rows, self.variable)
+        data = dump_part(self.fields, Part(rows, self.variable, found))
+        with appear(path, expected_bytes=len(data)) as out:
+            out.write(data)
+
+    def _count(self, field: Field, part: Loaded) -> None:
         self.source_bytes += part.source_bytes
         for name, value in (part.uniform or {}).items():
             if self.uniform.setdefault(f"{field.name}.{name}", value) != value:
                 self.uniform[f"{field.name}.{name}"] = None
-        is_resized = part.sizes is not None and part.sizes[0] != part.sizes[1]
+        is_resized = part.sizes is not None and sorted(part.sizes[0]) != sorted(part.sizes[1])
         if field.kind is not Kind.IMAGE:
             self.tally.masks += is_resized
             return
+        kind = part.facts[0].kind if part.facts is not None else ""
         self.tally.add(
-            part.source_bytes, part.image, is_resized=is_resized, is_raw=field.coding is Coding.RAW
+            part.source_bytes, part.image, kind, is_resized=is_resized, is_raw=field.coding is Coding.RAW
         )
         if part.damage is not None:
             self.damaged.append((printable(part.path), field.name, part.damage))
@@ -192,58 +234,31 @@ class _Writer:
             self.by_pillow[part.pillow_reason] += 1
 
 
-def _load(field: Field, value: Value, source: str, recode: Recode) -> _Loaded:
-    if isinstance(value, bytes):
-        return _Loaded(value)
-    if not isinstance(value, SourceFile):
-        return _Loaded(dump_number(value), columns=(value,))
-    data = _read_source_file(source, value)
-    if field.has_pixels:
-        return _load_pixels(field, value.path, data, recode)
-    uniform = None
-    if field.kind is Kind.ARRAY:
-        shape, dtype = inspect_array(data)
-        uniform = {"shape": list(shape), "dtype": dtype}
-    return _Loaded(data, value.path, len(data), uniform=uniform)
+def _size_of(shard: Path) -> int:
+    """Return a shard's size; a folder of files that were there before has none."""
+    return 0 if shard.is_dir() else os.stat(shard).st_size
 
 
-def _load_pixels(field: Field, path: bytes, data: bytes, recode: Recode) -> _Loaded:
-    facts = inspect_image(data)
-    loaded = _Loaded(data, path, len(data), damage=facts.pillow_reason if facts.is_damaged else None)
-    before = width, height = facts.width, facts.height
-    if field.kind is Kind.MASK:
-        loaded.data = resize_mask(recode, data, before) or data
-    else:
-        loaded.image = recode_image(recode, data, facts)
-    if loaded.image is not None:
-        loaded.data = loaded.image.data
-    if loaded.data is not data:
-        width, height = recode.new_size(width, height)
-    if field.coding is Coding.RAW:
-        loaded.entries = dump_table(loaded.data)
-    else:
-        facts = facts if loaded.data is data else inspect_image(loaded.data)
-        loaded.entries, loaded.pillow_reason = facts.entries, facts.pillow_reason
-    loaded.columns, loaded.uniform = (width, height), {"shape": [height, width]}
-    loaded.sizes = before, (width, height)
-    return loaded
+def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Field, ...]:
+    """Return the fields with the shapes and types that all samples of all shards share."""
+    uniform: dict[str, Any] = {}
+    for shard in done:
+        for name, value in shard.uniform.items():
+            if uniform.setdefault(name, value) != value:
+                uniform[name] = None
+    return tuple(_with_uniform(field, uniform) for field in fields)
 
 
-def _read_source_file(source: str, file: SourceFile) -> bytes:
-    path = os.path.join(os.fsencode(source), file.path)
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read(file.size_bytes + 1)
-    except OSError as error:
-        if error.errno in _SOURCE_IS_GONE or not os.path.isdir(source):
-            raise StorageError(
-                f"cannot read {printable(path)}: {error.strerror}",
-                hint="when the source is back, run the same command again: it goes on where it stopped",
-            ) from error
-        raise UnusableValue(f"cannot be read: {error.strerror}") from error
-    if len(data) != file.size_bytes:
-        raise UnusableValue(f"changed while it was packed: {file.size_bytes} bytes when listed")
-    return data
+def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
+    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
+    return replace(
+        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
+    )
+
+
+def _as_content(field: Field, part: Loaded) -> Content:
+    number = part.columns[0] if field.kind is Kind.NUMBER else None
+    return Content(field, part.data, part.path, number)
 
 
 def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn values of fields into the bytes of tar members, and refuse, in words, what nobody could load."""
+"""What is in the files of a source: facts about images and arrays, and words for what nobody could load."""
 
 from __future__ import annotations
 
@@ -8,46 +8,44 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel, pillow
-from feedrate.format.fields import Kind
-
-
-class UnusableValue(Exception):
-    """The reason, in words, why an input cannot be packed."""
+from feedrate.pack.exif import find_orientation
+from feedrate.source.values import UnusableValue
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
+    """What is known of an image file.
+
+    Attributes:
+        pillow_reason: why the kernel leaves it to Pillow; None: it does not.
+        is_damaged: the kernel says so, Pillow does not mind.
+        is_gray: None: the kernel does not know.
+        format: "JPEG" (what the kernel takes), "progressive JPEG", "CMYK JPEG", "PNG", ...
+        mode: Pillow's; "" where the kernel takes it.
+        orientation: EXIF, 1 to 8.
+    """
+
     width: int
     height: int
     entries: bytes
-    pillow_reason: str | None  # why the kernel leaves it to Pillow; None: it does not
-    is_damaged: bool  # the kernel says so, Pillow does not mind
-    is_gray: bool | None  # None: the kernel does not know
+    pillow_reason: str | None
+    is_damaged: bool
+    is_gray: bool | None
+    format: str = "JPEG"
+    mode: str = ""
+    frames: int = 1
+    orientation: int = 1
 
+    @property
+    def kind(self) -> str:
+        """Return the format, and whether it lies on its side."""
+        return self.format if self.orientation == 1 else f"rotated {self.format}"
 
-def dump_value(kind: Kind, value: object) -> bytes:
-    """Return the tar member of a value that stands in a table.
-
-    Raises:
-        UnusableValue: the value is not of this kind.
-    """
-    if kind is Kind.TEXT:
-        if isinstance(value, (list, dict)):
-            raise UnusableValue("is not a text")
-        return str(value).encode("utf-8", "surrogateescape")
-    if kind is Kind.JSON:
-        return json.dumps(_parse_json(value), ensure_ascii=False).encode("utf-8", "surrogatepass")
-    assert kind is Kind.BOXES, kind
-    return dump_boxes(_parse_boxes(_parse_json(value)))
-
-
-def dump_boxes(boxes: npt.NDArray[np.float32]) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, boxes, version=(1, 0), allow_pickle=False)
-    return buffer.getvalue()
+    @property
+    def is_deep(self) -> bool:
+        return self.mode.startswith(("I", "F"))
 
 
 def dump_number(value: int | float) -> bytes:
@@ -63,14 +61,43 @@ def inspect_image(data: bytes) -> ImageFacts:
     if not data:
         raise UnusableValue("the file is empty")
     scan = kernel.scan(data)
-    if not scan.damaged:
-        is_gray = scan.sampling == "gray" if scan.reason is None else None
-        return ImageFacts(scan.width, scan.height, scan.entries, scan.reason, False, is_gray)
+    if scan.reason is None:
+        is_gray, orientation = scan.sampling == "gray", find_orientation(data)
+        return ImageFacts(
+            scan.width, scan.height, scan.entries, None, False, is_gray, orientation=orientation
+        )
+    width, height = scan.width, scan.height
+    if scan.damaged:
+        try:
+            width, height = pillow.check(data)
+        except pillow.Undecodable as error:
+            raise UnusableValue(scan.reason or str(error)) from error
+    format_name, mode, frames = pillow.describe(data)
+    if format_name in ("JPEG", "MPO"):
+        format_name = f"{scan.reason} JPEG" if scan.reason in ("progressive", "CMYK") else "other JPEG"
+        frames = 1  # beside the picture, cameras store smaller ones of it
+    return ImageFacts(
+        width, height, b"", scan.reason, scan.damaged, None,
+        "JPEG" if scan.damaged and "JPEG" in format_name else format_name,
+        mode, frames, pillow.read_orientation(data),
+    )  # fmt: skip
+
+
+def inspect_headers(data: bytes) -> ImageFacts:
+    """Look at the headers of an image whose pixels are somebody else's business.
+
+    Raises:
+        UnusableValue: it has none that anybody knows.
+    """
     try:
-        width, height = pillow.check(data)
+        width, height, mode = pillow.measure(data)
+        format_name, _, frames = pillow.describe(data)
     except pillow.Undecodable as error:
-        raise UnusableValue(scan.reason or str(error)) from error
-    return ImageFacts(width, height, b"", scan.reason, True, None)
+        raise UnusableValue(str(error)) from error
+    if format_name == "MPO":
+        format_name, frames = "JPEG", 1
+    orientation = pillow.read_orientation(data)
+    return ImageFacts(width, height, b"", "", False, None, format_name, mode, frames, orientation)
 
 
 def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
@@ -88,22 +115,3 @@ def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
     if array.dtype.fields:
         return array.shape, None
     return array.shape, array.dtype.name if array.dtype.isnative else array.dtype.str
-
-
-def _parse_json(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise UnusableValue(f"is not JSON: {error}") from error
-
-
-def _parse_boxes(rows: object) -> npt.NDArray[np.float32]:
-    try:
-        boxes = np.asarray(rows if rows else np.zeros((0, 4)), np.float32)
-    except (ValueError, TypeError) as error:
-        raise UnusableValue("boxes must be rows of equally many numbers") from error
-    if boxes.ndim != 2 or boxes.shape[1] < 4 or not np.isfinite(boxes).all():
-        raise UnusableValue(f"boxes must be rows of at least 4 finite numbers, got shape {boxes.shape}")
-    return boxes

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from feedrate.results.quality import Quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,30 @@ class Recoded:
     after_bytes: int
     mean_psnr_db: float | None
     psnr_images: int
+    lossless: int = 0  # of `images`: the same coefficients, only written in another way
+    rewritten: Mapping[str, int] = field(default_factory=dict)  # normalised without loss: kind -> images
+    encoded: Mapping[str, int] = field(default_factory=dict)  # normalised by encoding anew: kind -> images
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What a user's map did, once, that training no longer does in every epoch.
+
+    Attributes:
+        samples, seconds: that it ran over while this was measured, and how long: time of one core.
+        packed: samples of the whole pack; `left_out` were not wanted by the map.
+    """
+
+    function: str
+    samples: int
+    seconds: float
+    packed: int
+    left_out: int
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Return the time that an epoch no longer takes; None: nothing was measured."""
+        return self.seconds / self.samples * self.packed if self.samples else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +88,7 @@ class PackResult:
         ignored: suffix -> files that are no images.
         unlisted: images that no row of the table names.
         recoded: what changed pixels or files on request; None: nothing was asked for.
+        quality: what was found out about the dataset; also in quality.json.
     """
 
     source: str
@@ -81,6 +108,38 @@ class PackResult:
     ignored: Mapping[str, int]
     unlisted: int
     recoded: Recoded | None = None
+    mapped: Mapped | None = None
+    quality: Quality | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexResult:
+    """`feedrate index`.
+
+    Attributes:
+        files: that hold the samples; None: each value is a file of its own.
+        resumed_parts: how many of the index's `parts` an earlier, unfinished run had already made.
+        rejected: not in the index, each with its reason; also in rejected.jsonl.
+        left_out: fields that cannot be indexed -> why.
+    """
+
+    source: str
+    target: str
+    samples: int
+    classes: int | None
+    fields: Mapping[str, str]
+    files: int | None
+    parts: int
+    resumed_parts: int
+    index_bytes: int
+    source_bytes: int
+    seconds: float
+    rejected: tuple[Rejection, ...]
+    damaged: tuple[Rejection, ...]
+    by_kernel: int
+    by_pillow: Mapping[str, int]
+    left_out: Mapping[str, str]
+    ignored: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,4 +221,7 @@ class PackDescription:
     rejected: int
     settings: Mapping[str, object]
     first_samples: tuple[SampleLine, ...]
+    column_counts: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # of added columns of classes
     pixels: str = ""  # what packing did to them

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Zip and tar archives of files: class folders or images without labels, packed without being unpacked."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from feedrate.errors import SourceError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.keys import file_suffix, has_image_suffix, printable
+from feedrate.results import Rejection
+from feedrate.source import tar
+from feedrate.source import zip as zips
+from feedrate.source.form import Form, form_by_name
+from feedrate.source.names import Repeats, is_hidden
+from feedrate.source.place import Place, PlacedFile
+from feedrate.source.record import Held, Reader, Record, Stored
+from feedrate.source.spool import Spool
+from feedrate.units import format_bytes, format_count
+
+_SUFFIXES = (b".tar.gz", b".tgz", b".tar.bz2", b".tbz2", b".tar.xz", b".txz", b".tar", b".zip")
+_SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"))
+_BOMB_RATIO, _BOMB_BYTES = 100, 10_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A plain file of an archive: its name there, and where its bytes are."""
+
+    name: bytes
+    value: Stored | Held
+
+
+class Archive:
+    """The plain files of one archive. `top` is put in front of their paths, to tell archives apart."""
+
+    def __init__(
+        self, place: Place, file: PlacedFile, spool: Spool, top: bytes = b"", form: Form | None = None
+    ) -> None:
+        self.place, self.file, self.spool, self.top = place, file, spool, top
+        self.form = form or form_by_name(file.path)
+        self.address = place.address(file.path)
+
+    def names(self) -> Iterator[bytes]:
+        """Yield the members' names only."""
+        return (member.name for member in self._read(with_values=False))
+
+    def members(self) -> Iterator[Member]:
+        """Yield the members in stored order, hidden ones too.
+
+        Raises:
+            SourceError: the archive is damaged or hostile; the sentence names the member.
+        """
+        repeats = Repeats()
+        for member in self._read(with_values=True):
+            repeats.add(member.name)
+            yield member
+        twice = repeats.find(self.names())
+        if twice is not None:
+            raise SourceError(
+                f"{self.address}: two members are called '{printable(twice)}': refused",
+                hint="unpack the archive, look at it, and pack the folder",
+            )
+
+    def _read(self, *, with_values: bool) -> Iterator[Member]:
+        if self.form is Form.COMPRESSED_TAR:
+            return self._read_compressed(with_values=with_values)
+        if self.form is Form.TAR:
+            return self._read_tar()
+        return self._read_zip(with_values=with_values)
+
+    def _read_tar(self) -> Iterator[Member]:
+        file = self.file
+        with self.place.open(file.path) as stream:
+            for one in tar.read_members(stream, self.address, file.size_bytes):
+                path = self.top + one.name
+                yield Member(one.name, Stored(path, one.size_bytes, file.path, one.offset, file.mtime_ns))
+
+    def _read_compressed(self, *, with_values: bool) -> Iterator[Member]:
+        with self.place.open(self.file.path) as packed:
+            stream = _decompress(packed)
+            try:
+                for one in tar.read_members(stream, self.address):
+                    if one.offset + one.size_bytes > max(_BOMB_BYTES, _BOMB_RATIO * self.file.size_bytes):
+                        raise SourceError(
+                            f"{self.address}: with '{printable(one.name)}' it would unpack to more than "
+                            f"{format_bytes(one.offset)}, over {_BOMB_RATIO} times its size: refused"
+                        )
+                    value: Stored | Held = Stored(self.top + one.name, one.size_bytes, self.file.path)
+                    if with_values and not is_hidden(one.name) and isinstance(value, Stored):
+                        value = self._copy(stream, value)
+                    yield Member(one.name, value)
+            except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+                if isinstance(error, SourceError):
+                    raise
+                raise SourceError(f"{self.address} cannot be decompressed: {error}") from error
+
+    def _copy(self, stream: BinaryIO, value: Stored) -> Held:
+        left, start = value.size_bytes, self.spool.write(b"")
+        while left:
+            data = stream.read(min(left, 2**20))
+            if not data:
+                raise SourceError(f"{self.address} ends inside '{printable(value.path)}': it is cut short")
+            self.spool.write(data)
+            left -= len(data)
+        return Held(value.path, value.size_bytes, b"", "spool", (start,), self.file.mtime_ns)
+
+    def _read_zip(self, *, with_values: bool) -> Iterator[Member]:
+        file = self.file
+        with self.place.open(file.path) as stream, self.place.open(file.path) as local:
+            for one in zips.read_members(stream, self.address, file.size_bytes):
+                path = self.top + one.name
+                # Elsewhere a look at a member's own header is a request: it waits until the member is read.
+                is_range = one.method == zips.STORED and not self.place.is_remote
+                if with_values and not self.place.is_remote:
+                    offset = zips.locate_data(local, self.address, one, one.name)
+                value: Stored | Held
+                if with_values and is_range:
+                    value = Stored(path, one.size_bytes, file.path, offset, file.mtime_ns)
+                else:
+                    value = Held(path, one.size_bytes, file.path, "zip", one.place(), file.mtime_ns)
+                yield Member(one.name, value)
+
+
+class ArchiveReader(Reader):
+    """One or several archives whose images lie in class folders, or have no labels.
+
+    Raises, when iterated:
+        SourceError: there are no images, or not in a way that can be packed, or an archive is refused.
+    """
+
+    def __init__(self, place: Place, archives: list[Archive], spool: Spool) -> None:
+        self.root = place.root
+        self.ignored: dict[str, int] = {}
+        self._place, self._archives, self._spool = place, archives, spool
+        self._classes: set[str] = set()
+
+    def __iter__(self) -> Iterator[Record | Rejection]:
+        with self._spool:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
+        self._classes, others = set(), Counter[str]()
+        depth = self._label_depth()
+        for archive in self._archives:
+            for member in archive.members():
+                if is_hidden(member.name):
+                    continue
+                if not has_image_suffix(member.name):
+                    others[file_suffix(member.name)] += 1
+                    continue
+                name = archive.top + member.name
+                if depth is None:
+                    yield Record(name, {"image": member.value})
+                    continue
+                label = printable(member.name.split(b"/")[depth])
+                self._classes.add(label)
+                yield Record(name, {"image": member.value, "label": label})
+        self.ignored = dict(sorted(others.items()))
+
+    def fields(self) -> tuple[Field, ...]:
+        image = Field("image", Kind.IMAGE)
+        if not self._classes:
+            return (image,)
+        return image, Field("label", Kind.NUMBER, dtype="int64", classes=tuple(sorted(self._classes)))
+
+    def _label_depth(self) -> int | None:
+        """Return which part of a name is the class: the first that differs; None: there are no classes."""
+        tops: set[bytes] = set()
+        seconds: set[bytes] = set()
+        others: Counter[str] = Counter()
+        shallow = {0: 0, 1: 0}  # images with so few folders above them
+        loose, images = b"", 0
+        for archive in self._archives:
+            for name in archive.names():
+                if is_hidden(name):
+                    continue
+                if not has_image_suffix(name):
+                    others[file_suffix(name)] += 1
+                    continue
+                images += 1
+                *folders, _ = name.split(b"/", 2)
+                if len(folders) < 2:
+                    shallow[len(folders)] += 1
+                    loose = loose or name
+                tops.update(folders[:1])
+                seconds.update(folders[1:2])
+        where = self._archives[0].address if len(self._archives) == 1 else self.root
+        if not images:
+            raise SourceError(f"no images in {where}", hint=_what_is_there(others))
+        # An archive of one folder: what it is called says nothing about its images.
+        depth = int(len(tops) == 1 and not shallow[0] and bool(seconds))
+        if depth and shallow[1] == images:
+            return None
+        count = shallow[0] + (shallow[1] if depth else 0)
+        if count == images or (len(tops) == 1 and not seconds):
+            return None
+        if count:
+            raise SourceError(
+                f"{where} has class folders, but {format_count(count, 'image')} beside them, "
+                f"without a label: '{printable(loose)}'",
+                hint="unpack it, and give all labels in a table: feedrate pack FOLDER PACK --labels FILE",
+            )
+        names = sorted(printable(name) for name in (seconds if depth else tops))
+        if all(name.lower() in _SPLITS for name in names):
+            raise SourceError(
+                f"{where} holds the parts of a dataset ({', '.join(names)}), not classes",
+                hint="unpack it, and pack each part by itself",
+            )
+        return depth
+
+
+def _decompress(packed: BinaryIO) -> BinaryIO:
+    beginning = packed.read(2)
+    packed.seek(0)
+    if beginning == b"BZ":
+        return cast(BinaryIO, bz2.BZ2File(packed))
+    if beginning == b"\xfd7":
+        return cast(BinaryIO, lzma.LZMAFile(packed))
+    return cast(BinaryIO, gzip.GzipFile(fileobj=packed))
+
+
+def strip_suffix(name: bytes) -> bytes:
+    """Return `train/000` for `train/000.tar.gz`."""
+    for suffix in _SUFFIXES:
+        if name.lower().endswith(suffix):
+            return name[: -len(suffix)]
+    return os.path.splitext(name)[0]
+
+
+def _what_is_there(others: Counter[str]) -> str:
+    if not others:
+        return "it holds no files at all"
+    counts = ", ".join(f"{count:,} with {suffix or 'no suffix'}" for suffix, count in others.most_common(4))
+    return f"it holds other files: {counts}"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a source's values, given out in any process that has the source's address."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from feedrate.errors import StorageError
+from feedrate.format.keys import printable
+from feedrate.source.held import Containers
+from feedrate.source.place import Place
+from feedrate.source.record import Held, Stored
+from feedrate.source.values import UnusableValue
+
+# One bad file is rejected and packing goes on. These say that the whole source is out of reach, or we are.
+_SOURCE_IS_GONE = frozenset(
+    (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV,
+     errno.ENXIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+)  # fmt: skip
+
+
+class Bytes:
+    """Reads values of one source: `root` is its reader's, `scratch` the folder of its spool."""
+
+    def __init__(self, root: str, scratch: str | None = None) -> None:
+        self.root = root
+        self._root = os.fsencode(root)
+        self._place = Place(root)
+        self._containers = Containers(self._place, scratch)
+
+    def read(self, value: Stored | Held) -> bytes:
+        """Return a value's bytes; never more than it promised.
+
+        Raises:
+            UnusableValue: this one cannot be read, or has changed since it was listed.
+            StorageError: the whole source is out of reach.
+        """
+        if isinstance(value, Held):
+            return self._containers.read(value)
+        if self._place.is_remote:
+            return self._read_remote(value)
+        path = os.path.join(self._root, value.file)
+        try:
+            with open(path, "rb", buffering=0) as stream:
+                if value.file == value.path:
+                    data = stream.read(value.size_bytes + 1)
+                else:
+                    data = os.pread(stream.fileno(), value.size_bytes, value.offset)
+        except OSError as error:
+            if error.errno in _SOURCE_IS_GONE or not os.path.isdir(self.root):
+                raise StorageError(
+                    f"cannot read {printable(path)}: {error.strerror}",
+                    hint="when the source is back, run the same command again: it goes on where it stopped",
+                ) from error
+            raise UnusableValue(f"cannot be read: {error.strerror}") from error
+        if len(data) != value.size_bytes:
+            raise UnusableValue(f"changed while it was packed: {value.size_bytes} bytes when listed")
+        return data
+
+    def _read_remote(self, value: Stored) -> bytes:
+        data = self._place.read(value.file, value.offset, value.size_bytes)
+        if len(data) != value.size_bytes:
+            raise UnusableValue(f"changed while it was packed: {value.size_bytes} bytes when listed")
+        return data
+
+    def close(self) -> None:
+        self._containers.close()

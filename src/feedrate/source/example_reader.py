@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples out of TFRecord files of tf.train.Example: what its features hold decides what fields they are."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from feedrate.errors import SourceError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.keys import printable
+from feedrate.results import Rejection
+from feedrate.source.example import BadExample, BytesFeature, Feature, parse_example
+from feedrate.source.labels import NumberColumn
+from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
+from feedrate.source.place import Place, PlacedFile
+from feedrate.source.record import Reader, Record, Stored, Value
+from feedrate.source.spool import Spool
+from feedrate.source.tfrecord import read_records
+from feedrate.source.values import UnusableValue, dump_array
+
+_PEEK_SAMPLES = 100
+_SUFFIXES = {Kind.TEXT: "txt", Kind.ARRAY: "npy", Kind.JSON: "json", Kind.BYTES: "bin"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    file: PlacedFile
+    number: int
+    start: int | None  # of the record in its file; None: the file is compressed
+    data: bytes
+    features: dict[str, Feature]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the first examples say about one feature."""
+
+    examples: int = 0
+    counts: set[int] = field(default_factory=set)
+    types: set[str] = field(default_factory=set)
+    are_images: bool = True
+    are_arrays: bool = True
+    are_texts: bool = True
+
+    def add(self, feature: Feature, data: bytes) -> None:
+        self.examples += 1
+        self.types.add("bytes" if isinstance(feature, BytesFeature) else feature.dtype.name)
+        if not isinstance(feature, BytesFeature):
+            self.counts.add(feature.size)
+            return
+        self.counts.add(len(feature.spans))
+        for start, size in feature.spans[:100]:
+            value = data[start : start + size]
+            self.are_images &= image_suffix(value) is not None
+            self.are_arrays &= value.startswith(b"\x93NUMPY")
+            self.are_texts &= _is_text(value)
+
+    def kind(self, name: str, examples: int) -> Kind | None:
+        """Return what field it makes; None: none."""
+        if self.examples * 2 < examples or len(self.types) > 1:
+            return None
+        is_single = self.counts == {1}
+        if self.types != {"bytes"}:
+            return Kind.NUMBER if is_single and self.examples == examples else Kind.ARRAY
+        if not is_single:
+            return Kind.JSON if self.are_texts else None
+        if self.are_images:
+            return Kind.MASK if is_mask_name(name) else Kind.IMAGE
+        if self.are_arrays:
+            return Kind.ARRAY
+        return Kind.TEXT if self.are_texts else Kind.BYTES
+
+
+class ExampleReader(Reader):
+    """A sample per Example. Which features are fields, the first ones say: what at least half of them have.
+
+    Raises, when iterated:
+        SourceError: a file is damaged, or its records are no Examples.
+    """
+
+    def __init__(self, place: Place, files: list[PlacedFile], spool: Spool) -> None:
+        self.root = place.root
+        self.ignored: dict[str, int] = {}
+        self._place, self._files, self._spool = place, files, spool
+        self._names: dict[str, str] = {}  # feature -> field
+        self._kinds: dict[str, Kind] = {}
+        self._dtypes: dict[str, str] = {}
+        self._numbers: dict[str, NumberColumn] = {}
+
+    def __iter__(self) -> Iterator[Record | Rejection]:
+        with self._spool:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
+        others: Counter[str] = Counter()
+        examples = self._examples()
+        first = list(itertools.islice(examples, _PEEK_SAMPLES))
+        self._choose_fields(first)
+        for example in itertools.chain(first, examples):
+            others.update(f"feature {name}" for name in example.features if name not in self._names)
+            yield self._read_example(example)
+        self.ignored = dict(sorted(others.items()))
+
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(
+            self._numbers[feature].field() if feature in self._numbers else Field(name, self._kinds[feature])
+            for feature, name in self._names.items()
+        )
+
+    def _examples(self) -> Iterator[_Example]:
+        for file in self._files:
+            address = self._place.address(file.path)
+            with self._place.open(file.path) as raw:
+                is_compressed = raw.read(2) == b"\x1f\x8b"
+                raw.seek(0)
+                stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_compressed else raw
+                try:
+                    for number, (start, data) in enumerate(read_records(stream, address)):
+                        features = _parse(data, address, start, number)
+                        yield _Example(file, number, None if is_compressed else start, data, features)
+                except (OSError, EOFError, zlib.error) as error:
+                    if not is_compressed:
+                        raise
+                    raise SourceError(f"{address} cannot be decompressed: {error}") from error
+
+    def _choose_fields(self, first: list[_Example]) -> None:
+        if not first:
+            raise SourceError(f"no records in {self._place.address(self._files[0].path)}")
+        seen: dict[str, _Seen] = {}
+        for example in first:
+            for name, feature in example.features.items():
+                seen.setdefault(name, _Seen()).add(feature, example.data)
+        kinds = {name: kind for name, one in seen.items() if (kind := one.kind(name, len(first))) is not None}
+        if not any(kind is Kind.NUMBER and is_label_name(name) for name, kind in kinds.items()):
+            # No number is the label, so a word of that name is.
+            word = next((n for n, kind in kinds.items() if kind is Kind.TEXT and is_label_name(n)), None)
+            kinds |= {word: Kind.NUMBER} if word is not None else {}
+        names = name_fields(kinds)
+        order = sorted(names, key=lambda name: (names[name] != "image", names[name] != "label"))
+        self._names = {feature: names[feature] for feature in order}
+        self._kinds = kinds
+        self._dtypes = {name: next(iter(one.types)) for name, one in seen.items()}
+        self._numbers = {f: NumberColumn(n) for f, n in self._names.items() if kinds[f] is Kind.NUMBER}
+
+    def _read_example(self, example: _Example) -> Record | Rejection:
+        name = record_name(example.file.path, example.number)
+        values: dict[str, Value] = {}
+        wanted = ""
+        try:
+            for feature, wanted in self._names.items():
+                values[wanted] = self._read_feature(feature, example, name)
+        except (UnusableValue, ValueError) as error:
+            return Rejection(printable(name), wanted, str(error))
+        return Record(name, values)
+
+    def _read_feature(self, name: str, example: _Example, path: bytes) -> Value:
+        feature, kind = example.features.get(name), self._kinds[name]
+        field_name = self._names[name]
+        where = path + (b"" if field_name == "image" else b"." + field_name.encode())
+        if feature is None and kind in (Kind.ARRAY, Kind.JSON, Kind.TEXT):
+            # A list without values is not written at all.
+            if kind is Kind.ARRAY and self._dtypes[name] != "bytes":
+                return dump_array(np.zeros(0, self._dtypes[name]))
+            if kind is not Kind.ARRAY:
+                return b"[]" if kind is Kind.JSON else b""
+        if feature is None:
+            raise UnusableValue(f"the example has no '{name}', and the first ones had")
+        if not isinstance(feature, BytesFeature):
+            if kind is Kind.NUMBER and feature.size == 1:
+                return self._numbers[name].add(feature[0].item())
+            if kind is Kind.ARRAY and feature.dtype.name == self._dtypes[name]:
+                return self._spool.keep(where + b".npy", dump_array(feature))
+        elif kind is Kind.JSON:
+            texts = [example.data[start : start + size].decode("utf-8") for start, size in feature.spans]
+            return self._spool.keep(where + b".json", json.dumps(texts, ensure_ascii=False).encode())
+        elif len(feature.spans) == 1 and (kind is not Kind.ARRAY or self._dtypes[name] == "bytes"):
+            start, size = feature.spans[0]
+            value = example.data[start : start + size]
+            if kind is Kind.NUMBER:
+                return self._numbers[name].add(value.decode("utf-8"))
+            suffix = image_suffix(value) or "bin" if kind in (Kind.IMAGE, Kind.MASK) else _SUFFIXES[kind]
+            where += b"." + suffix.encode()
+            if example.start is None:
+                return self._spool.add(where, value, example.file.mtime_ns)
+            return Stored(where, size, example.file.path, example.start + start, example.file.mtime_ns)
+        raise UnusableValue(f"the feature '{name}' holds something else than in the first examples")
+
+
+def _parse(data: bytes, address: str, start: int, number: int) -> dict[str, Feature]:
+    try:
+        features = parse_example(data)
+    except BadExample as error:
+        raise SourceError(
+            f"{address}: record {number:,} at byte {start:,} is not a tf.train.Example: {error}",
+            hint="records of tf.train.Example, uncompressed or gzip, can be packed",
+        ) from None
+    if not features:
+        raise SourceError(
+            f"{address}: record {number:,} at byte {start:,} is not a tf.train.Example with features",
+            hint="records of tf.train.Example, uncompressed or gzip, can be packed",
+        )
+    return features
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        text = value.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return not any(ord(c) < 32 and c not in "\t\n\r" for c in text)

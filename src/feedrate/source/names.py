@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What names in containers mean: which are refused, which fields they make, which of them is the label."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from array import array
+from collections.abc import Iterable, Mapping
+
+from feedrate.errors import SourceError
+from feedrate.format.fields import RESERVED_NAMES, Kind
+from feedrate.format.keys import IMAGE_SUFFIXES, printable
+
+_LONGEST_NAME = 4096  # as Linux has it
+_IMAGE_NAMES = (
+    "image/encoded",
+    "image",
+    "images",
+    "img",
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
+    "x",
+    "data",
+    "pixel_values",
+)
+_LABEL_NAMES = (
+    "image/class/label",
+    "label",
+    "labels",
+    "class",
+    "cls",
+    "target",
+    "targets",
+    "y",
+    "fine_label",
+)
+_MASK_WORDS = re.compile(r"(^|[^a-z])(masks?|seg|segmentation|annotation|semantic)([^a-z]|$)")
+_BEGINNINGS = (
+    (b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
+    (b"II*\0", "tif"), (b"MM\0*", "tif"),
+)  # fmt: skip
+
+
+def clean_name(name: bytes, archive: str) -> bytes:
+    """Return a member's name without './'; empty for the top itself.
+
+    Raises:
+        SourceError: it leads out of the folder it would be unpacked to, or is no text.
+    """
+    shown = printable(name[:200])
+    problem = None
+    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if name.startswith(b"/") or re.match(rb"[A-Za-z]:", name):
+        problem = "is an absolute path"
+    elif b".." in parts:
+        problem = "leads out of the folder it would be unpacked to"
+    elif b"\\" in name:
+        problem = "has a backslash in it, which some systems take for a folder's"
+    elif len(name) > _LONGEST_NAME:
+        problem = f"is {len(name):,} bytes long; paths end at {_LONGEST_NAME:,}"
+    else:
+        try:
+            if any(ord(c) < 32 or ord(c) == 127 for c in name.decode("utf-8")):
+                problem = "holds control characters"
+        except UnicodeDecodeError:
+            problem = "is not UTF-8"
+    if problem:
+        raise SourceError(
+            f"{archive}: the name '{shown}' {problem}: refused",
+            hint="unpack the archive with a tool you trust, look at it, and pack the folder",
+        )
+    return b"/".join(parts)
+
+
+def is_hidden(name: bytes) -> bool:
+    """Return whether a file is left out, as hidden files of a folder are."""
+    return any(part.startswith(b".") for part in name.split(b"/")) or name.startswith(b"__MACOSX/")
+
+
+def safe_field(name: str) -> str:
+    """Return a field's name made from any text: lower-case letters, digits and '_'."""
+    text = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    if not text or not text[0].isalpha():
+        text = f"field_{text}".rstrip("_")
+    return f"{text}_" if text in RESERVED_NAMES else text
+
+
+def name_fields(columns: Mapping[str, Kind]) -> dict[str, str]:
+    """Return column -> field: one of the images is `image`, a number of a usual name is `label`."""
+    images = [c for c, kind in columns.items() if kind is Kind.IMAGE]
+    numbers = [c for c, kind in columns.items() if kind is Kind.NUMBER]
+    chosen = {_first(images, _IMAGE_NAMES) or (images[0] if images else None): "image"}
+    chosen[_first(numbers, _LABEL_NAMES)] = "label"
+    names: dict[str, str] = {}
+    used = set()
+    for column in [*(c for c in columns if c in chosen), *(c for c in columns if c not in chosen)]:
+        name = wanted = chosen.get(column) or safe_field(column)
+        number = 1
+        while name in used or (name in ("image", "label") and column not in chosen):
+            number += 1
+            name = f"{wanted}_{number}"
+        used.add(name)
+        names[column] = name
+    return {column: names[column] for column in columns}
+
+
+def is_label_name(column: str) -> bool:
+    return column.lower() in _LABEL_NAMES
+
+
+def is_mask_name(column: str) -> bool:
+    return _MASK_WORDS.search(column.lower()) is not None
+
+
+def image_suffix(data: bytes) -> str | None:
+    """Return `jpg` when bytes begin as a JPEG does; None: they begin like no image."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    return next((suffix for beginning, suffix in _BEGINNINGS if data.startswith(beginning)), None)
+
+
+def kind_of_suffix(suffix: str) -> Kind:
+    """Return what a file with such a suffix (no dot) holds."""
+    if f".{suffix}" in IMAGE_SUFFIXES:
+        return Kind.IMAGE
+    return {
+        "npy": Kind.ARRAY, "txt": Kind.TEXT, "text": Kind.TEXT, "caption": Kind.TEXT, "transcript": Kind.TEXT,
+        "json": Kind.JSON, "jsn": Kind.JSON, "cls": Kind.NUMBER, "cls2": Kind.NUMBER, "class": Kind.NUMBER,
+        "count": Kind.NUMBER, "index": Kind.NUMBER, "inx": Kind.NUMBER, "id": Kind.NUMBER,
+    }.get(suffix, Kind.BYTES)  # fmt: skip
+
+
+def record_name(file: bytes, number: int) -> bytes:
+    """Return what a record is called that has no name: after its file, and by its number in there."""
+    stem = file.removesuffix(b".gz")
+    folder, base = os.path.split(stem)
+    # 'train.tfrecord-00000-of-00010' and the next one must differ: only a last suffix goes.
+    root, suffix = os.path.splitext(base)
+    stem = os.path.join(folder, root if suffix[1:].isalnum() and not suffix[1:].isdigit() else base)
+    return stem + b"/%08d" % number
+
+
+class Repeats:
+    """Notices names that come twice, at 8 bytes a name. A digest alone is no proof: `find` looks again."""
+
+    def __init__(self) -> None:
+        self._digests = array("Q")
+
+    def add(self, name: bytes) -> None:
+        self._digests.append(_digest(name))
+
+    def find(self, again: Iterable[bytes]) -> bytes | None:
+        """Return the first name that comes twice; `again` are the names once more, read only if needed."""
+        import numpy as np
+
+        digests = np.frombuffer(self._digests, np.uint64) if self._digests else np.zeros(0, np.uint64)
+        digests = np.sort(digests)
+        suspects = set(digests[1:][digests[1:] == digests[:-1]][:1000].tolist())
+        if not suspects:
+            return None
+        seen = set()
+        for name in again:
+            if _digest(name) in suspects:
+                if name in seen:
+                    return name
+                seen.add(name)
+        return None
+
+
+def _digest(name: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def _first(columns: Iterable[str], names: tuple[str, ...]) -> str | None:
+    lower = {column.lower(): column for column in columns}
+    return next((lower[name] for name in names if name in lower), None)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decide by looking what a source is, and return the reader for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from pathlib import Path
+
+from feedrate.errors import NotFound, SourceError, UsageError
+from feedrate.format.keys import file_suffix, has_image_suffix
+from feedrate.format.manifest import FILE_NAME
+from feedrate.source.archives import Archive, ArchiveReader, strip_suffix
+from feedrate.source.example_reader import ExampleReader
+from feedrate.source.file_list import FileList
+from feedrate.source.folders import ImageFolders
+from feedrate.source.form import CONTAINERS, Form, form_by_name, look_at
+from feedrate.source.hdf5 import Hdf5Reader
+from feedrate.source.labelled import LabelledFolder
+from feedrate.source.options import SourceOptions
+from feedrate.source.parquet import ParquetReader
+from feedrate.source.patterns import find_files, is_pattern
+from feedrate.source.place import Place, PlacedFile, is_url, split_source
+from feedrate.source.record import Reader
+from feedrate.source.recordio import ImageRecordReader
+from feedrate.source.spool import Spool
+from feedrate.source.webdataset import ShardReader, looks_like_shards
+
+_SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
+EXPECTED = (
+    "a folder of images or class folders, a folder with a table (--labels), a list of paths (.txt), or "
+    "zip, tar, WebDataset, TFRecord, RecordIO, HDF5 or Parquet files with images, or a folder of such files"
+)
+
+
+def open_reader(source: str, options: SourceOptions | None = None, scratch: str | None = None) -> Reader:
+    """Return the reader of a source.
+
+    Args:
+        source: a folder, a file, a pattern of files, or an fsspec URL of one of these.
+        scratch: a folder for values that can be read only once (compressed tars, Parquet); must last, and be
+            reached by all processes that will read values.
+
+    Raises:
+        NotFound: there is nothing of that name.
+        SourceError: what is there is not understood; the sentence says what was found and what is expected.
+    """
+    options = options or SourceOptions()
+    spool = Spool(scratch)
+    if is_pattern(source):
+        place, files = find_files(source)
+        _refuse_labels(options, source)
+        return _open_files(place, files, spool)
+    place = Place(source)
+    if not is_url(source) and not os.path.exists(source):
+        return _open_inside(source, place, spool)
+    file = place.find()
+    if file is None:
+        return _open_folder(place, options, spool)
+    root, name = split_source(source)
+    place, file = Place(root), dataclasses.replace(file, path=name)
+    form = look_at(place, file)
+    if form is Form.TABLE:
+        if options.labels is not None:
+            raise UsageError(
+                f"{source} is a table, and --labels names another one", hint="name the folder instead"
+            )
+        return LabelledFolder(root, dataclasses.replace(options, labels=Path(source)))
+    _refuse_labels(options, source)
+    if form is Form.LIST:
+        return FileList(place, file)
+    if form is Form.UNKNOWN:
+        with place.open(file.path) as stream:
+            beginning = stream.read(16)
+        raise SourceError(
+            f"cannot tell what {source} is: it begins with {beginning!r}", hint=f"a source is {EXPECTED}"
+        )
+    return _open_files(place, [file], spool)
+
+
+def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
+    if options.labels is not None:
+        return LabelledFolder(place.root, options)
+    files: dict[Form, list[PlacedFile]] = {}
+    others: Counter[str] = Counter()
+    for file in place.walk():
+        if has_image_suffix(file.path):
+            return ImageFolders(place.root)
+        if file.path == FILE_NAME.encode():
+            raise SourceError(f"{place.root} is a pack already", hint=f"feedrate ls {place.root}")
+        form = form_by_name(file.path)
+        if form in CONTAINERS:
+            files.setdefault(form, []).append(file)
+        else:
+            others[file_suffix(file.path)] += 1
+    if not files:
+        return ImageFolders(place.root)
+    if len(files) > 1:
+        counts = ", ".join(f"{len(found):,} {form}" for form, found in files.items())
+        raise SourceError(
+            f"{place.root} holds files of several kinds: {counts}",
+            hint="name those of one kind: 'FOLDER/*.tar'",
+        )
+    (found,) = files.values()
+    _refuse_splits(place, found)
+    return _open_files(place, found, spool)
+
+
+def _open_files(place: Place, files: list[PlacedFile], spool: Spool) -> Reader:
+    forms = {file.path: look_at(place, file) for file in (files[0], files[-1])}
+    form = forms[files[0].path]
+    if len(set(forms.values())) > 1 or form not in CONTAINERS:
+        first, last = place.address(files[0].path), place.address(files[-1].path)
+        what = f"{last} is {forms[files[-1].path]}" if form in CONTAINERS else f"nor is {last}"
+        raise SourceError(f"{first} is {form}, {what}", hint=f"a source is {EXPECTED}")
+    if form is Form.TFRECORD:
+        return ExampleReader(place, files, spool)
+    if form is Form.RECORDIO:
+        return ImageRecordReader(place, files, spool)
+    if form is Form.HDF5:
+        return Hdf5Reader(place, files, spool)
+    if form is Form.PARQUET:
+        return ParquetReader(place, files, spool)
+    archives = [
+        Archive(place, file, spool, b"" if len(files) == 1 else strip_suffix(file.path) + b"/", form)
+        for file in files
+    ]
+    if form is not Form.ZIP and looks_like_shards(archives[0].names()):
+        return ShardReader(place, archives, spool)
+    return ArchiveReader(place, archives, spool)
+
+
+def _open_inside(source: str, place: Place, spool: Spool) -> Reader:
+    """`data.h5/train`: a group inside of an HDF5 file."""
+    above = source
+    while above and not os.path.exists(above):
+        above = os.path.dirname(above)
+    if os.path.isfile(above):
+        root, name = split_source(above)
+        outer = Place(root)
+        file = outer.find(name)
+        assert file is not None
+        if look_at(outer, file) is Form.HDF5:
+            return Hdf5Reader(outer, [file], spool, group=os.path.relpath(source, above) + "/")
+        raise NotFound(f"{above} is a file, so there is no {source}")
+    place.find()
+    raise AssertionError(source)
+
+
+def _refuse_labels(options: SourceOptions, source: str) -> None:
+    if options.labels is not None or options.fields:
+        raise UsageError(
+            f"--labels and --field go with a folder of files; {source} is not one",
+            hint="unpack it first, or leave them out: labels inside of it are found",
+        )
+
+
+def _refuse_splits(place: Place, files: list[PlacedFile]) -> None:
+    """Train and test in one folder are two datasets."""
+    splits = {_split_of(file.path) for file in files}
+    if len(splits) > 1 and None not in splits:
+        names = sorted(str(split) for split in splits)
+        suffix = file_suffix(files[0].path)
+        raise SourceError(
+            f"{place.root} holds the parts of a dataset ({', '.join(names)})",
+            hint=f"pack each by itself: feedrate pack '{place.root}/{names[-1]}*{suffix}' PACK",
+        )
+
+
+def _split_of(path: bytes) -> str | None:
+    name = os.path.basename(path).lower().decode("utf-8", "replace")
+    return next((s for s in sorted(_SPLITS, key=len, reverse=True) if name.startswith(s)), None)

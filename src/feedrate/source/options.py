@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user may say about a source: which table labels it, and which columns become fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from feedrate.errors import UsageError
+from feedrate.format.fields import Field, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """A further column of the table that becomes a field: `mask:mask=mask_file`."""
+
+    name: str
+    kind: Kind
+    column: str
+
+    def __post_init__(self) -> None:
+        # Field knows which names are possible.
+        Field(self.name, self.kind, dtype="float64" if self.kind is Kind.NUMBER else None)
+        if self.name in ("image", "label"):
+            raise UsageError(
+                f"--field cannot make '{self.name}' again", hint="use --path-column or --label-column for it"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> FieldSpec:
+        """Read `NAME:KIND` or `NAME:KIND=COLUMN`; without COLUMN it is called like the field."""
+        head, _, column = text.partition("=")
+        name, colon, kind = head.partition(":")
+        if not colon or kind not in list(Kind):
+            kinds = ", ".join(Kind)
+            raise UsageError(
+                f"'{text}' is not a field", hint=f"write it like mask:mask=mask_file; kinds: {kinds}"
+            )
+        return cls(name, Kind(kind), column or name)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.kind}={self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How to read a source, beside what looking at it says."""
+
+    labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
+    path_column: str | None = None  # None: guessed
+    label_column: str | None = None
+    fields: tuple[FieldSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [spec.name for spec in self.fields]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice:
+            raise UsageError(f"field '{twice}' is given twice")
+        if self.labels is None and (self.fields or self.path_column or self.label_column):
+            raise UsageError(
+                "--field, --path-column and --label-column name columns of a table, and there is none",
+                hint="give the table: --labels FILE",
+            )

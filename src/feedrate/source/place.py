@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the files of a source lie: a folder of this machine, or whatever fsspec reaches by a URL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+from feedrate.errors import FeedrateError, MissingExtra, NotFound, SourceError, StorageError
+from feedrate.format.keys import printable
+from feedrate.probe.paths import suggest_path
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
+# What fsspec needs to be installed for the kinds of storage that people use most.
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs",
+             "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFile:
+    path: bytes  # relative to the place
+    size_bytes: int
+    mtime_ns: int = 0
+
+
+def is_url(source: str) -> bool:
+    return _URL.match(source) is not None
+
+
+class Place:
+    """Files below a folder or a URL. Cheap to make; connects when something is asked of it."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._fs: Any = None
+        self._top = ""
+
+    @property
+    def is_remote(self) -> bool:
+        return is_url(self.root)
+
+    def find(self, file: bytes = b"") -> PlacedFile | None:
+        """Return a file's facts; None: it is a folder.
+
+        Raises:
+            NotFound: there is nothing of that name.
+        """
+        if not self.is_remote:
+            path = self._path(file)
+            try:
+                info = os.stat(path)
+            except OSError as error:
+                shown = printable(path)
+                raise NotFound(
+                    f"no dataset at {shown} ({error.strerror})", hint=suggest_path(shown)
+                ) from None
+            return None if os.path.isdir(path) else PlacedFile(file, info.st_size, info.st_mtime_ns)
+        fs, path_text = self._at(file)
+        with _explained(self.address(file)):
+            found = fs.info(path_text)
+            if found["type"] == "directory":
+                return None
+            return PlacedFile(file, self._size(found, path_text), _mtime_ns(found))
+
+    def walk(self) -> Iterator[PlacedFile]:
+        """Yield all files, also in folders, in sorted order; hidden ones are left out."""
+        if self.is_remote:
+            yield from self._walk_remote()
+            return
+        top = os.fsencode(self.root)
+        for folder, folders, names in os.walk(top, onerror=_raise):
+            folders[:] = sorted(name for name in folders if not name.startswith(b"."))
+            for name in sorted(names):
+                path = os.path.join(folder, name)
+                if not name.startswith(b".") and os.path.isfile(path):
+                    info = os.stat(path)
+                    yield PlacedFile(os.path.relpath(path, top), info.st_size, info.st_mtime_ns)
+
+    def open(self, file: bytes) -> BinaryIO:
+        """Open a file for reading; it can be positioned."""
+        if not self.is_remote:
+            path = self._path(file)
+            try:
+                return open(path, "rb")
+            except OSError as error:
+                raise StorageError(f"cannot read {printable(path)}: {error.strerror}") from error
+        fs, path_text = self._at(file)
+        with _explained(self.address(file)):
+            return cast(BinaryIO, fs.open(path_text, "rb"))
+
+    def read(self, file: bytes, offset: int, size_bytes: int) -> bytes:
+        """Read a range: shorter only where the file ends."""
+        if not self.is_remote:
+            with self.open(file) as stream:
+                stream.seek(offset)
+                return stream.read(size_bytes)
+        if not size_bytes:
+            return b""
+        fs, path_text = self._at(file)
+        with _explained(self.address(file)):
+            return bytes(fs.cat_file(path_text, start=offset, end=offset + size_bytes))
+
+    def address(self, file: bytes) -> str:
+        """Return what the user would call a file."""
+        name = printable(file)
+        if not self.is_remote:
+            return os.path.join(self.root, name) if file else self.root
+        head, chain, rest = self.root.partition("::")
+        return (
+            (f"{head.rstrip('/')}/{name}" if file and not head.endswith("://") else head + name)
+            + chain
+            + rest
+        )
+
+    def _path(self, file: bytes) -> bytes:
+        root = os.fsencode(self.root)
+        return os.path.join(root, file) if file else root
+
+    def _at(self, file: bytes) -> tuple[Any, str]:
+        if self._fs is None:
+            self._fs, self._top = _connect(self.root)
+        name = os.fsdecode(file)
+        if not file:
+            return self._fs, self._top
+        return self._fs, f"{self._top.rstrip('/')}/{name}" if self._top else name
+
+    def list(self, folder: bytes) -> Iterator[tuple[bytes, PlacedFile | None]]:
+        """Yield what lies in a remote folder: name, and facts of a file; None for a folder."""
+        fs, top = self._at(folder)
+        start = folder + b"/" if folder else b""
+        with _explained(self.address(folder)):
+            entries = fs.ls(top, detail=True)
+        for entry in entries:
+            path = entry["name"].rstrip("/")
+            if path.strip("/") == top.strip("/"):  # an empty object that stands for the folder
+                continue
+            name = os.fsencode(path.rpartition("/")[2])
+            if entry["type"] == "directory":
+                yield name, None
+            else:
+                yield name, PlacedFile(start + name, self._size(entry, path), _mtime_ns(entry))
+
+    def _walk_remote(self, folder: bytes = b"") -> Iterator[PlacedFile]:
+        found = sorted(
+            (one for one in self.list(folder) if not one[0].startswith(b".")), key=lambda one: one[0]
+        )
+        yield from (file for _, file in found if file is not None)
+        for name, file in found:
+            if file is None:
+                yield from self._walk_remote(folder + b"/" + name if folder else name)
+
+    def _size(self, found: dict[str, Any], path: str) -> int:
+        size_bytes = found.get("size")
+        if size_bytes is None:
+            raise SourceError(
+                f"the server does not say how large {path} is", hint="download it, then pack it from there"
+            )
+        return int(size_bytes)
+
+
+def split_source(source: str) -> tuple[str, bytes]:
+    """Return the folder or URL that a file lies in, and its name in there."""
+    if not is_url(source):
+        folder, name = os.path.split(os.path.abspath(source))
+        return folder, os.fsencode(name)
+    head, chain, rest = source.partition("::")
+    folder, _, name = head.rstrip("/").rpartition("/")
+    # 'memory://a.zip': the place itself has no name.
+    folder = folder + "/" if folder.endswith(("/", ":")) else folder
+    return folder + chain + rest, os.fsencode(name)
+
+
+@contextlib.contextmanager
+def _explained(address: str) -> Iterator[None]:
+    """Turn what storages raise into sentences: each of them has exceptions of its own."""
+    try:
+        yield
+    except FeedrateError:
+        raise
+    except FileNotFoundError as error:
+        raise NotFound(f"no dataset at {address}") from error
+    except ImportError as error:
+        raise MissingExtra(f"cannot open {address}: {error}") from error
+    except Exception as error:
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise StorageError(
+            f"cannot read {address}: {words[:300]}",
+            hint="is the address right, and are you allowed to read it? When it answers, run the same again",
+        ) from error
+
+
+def _connect(url: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingExtra(f"{url} needs fsspec", hint="pip install fsspec") from error
+    try:
+        fs, top = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        scheme = url.split(":", 1)[0].lower()
+        package = _PACKAGES.get(scheme, "the package that fsspec names")
+        raise MissingExtra(
+            f"{scheme}:// addresses need {package}: {error}", hint=f"pip install {package}"
+        ) from error
+    except Exception as error:
+        words = " ".join(str(error).split())
+        raise SourceError(
+            f"'{url}' is not an address that fsspec knows: {words[:300]}",
+            hint="known are, for example, s3://, gs://, https://, sftp://, zip://",
+        ) from error
+    return fs, str(top)
+
+
+def _mtime_ns(found: dict[str, Any]) -> int:
+    when: Any = found.get("mtime", found.get("LastModified"))
+    stamp = when.timestamp() if hasattr(when, "timestamp") else when
+    return int(stamp * 1e9) if isinstance(stamp, (int, float)) else 0
+
+
+def _raise(error: OSError) -> None:
+    raise StorageError(f"cannot list {error.filename!r}: {error.strerror}") from error

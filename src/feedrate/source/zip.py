@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The members of a zip that a stranger made, one by one from its directory; what lies is refused by name.
+
+zipfile holds an object per member and believes sizes. Here nothing grows with the number of members, and a
+member gives exactly the bytes it declared, or an error.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from feedrate.errors import SourceError
+from feedrate.format.keys import printable
+from feedrate.source.names import clean_name
+from feedrate.source.values import UnusableValue
+from feedrate.units import format_bytes
+
+STORED, DEFLATED = 0, 8
+# Of a single member, and of the whole: photographs hardly shrink, texts and masks rarely more than this.
+_BOMB_RATIO = 100
+_BOMB_MEMBER_BYTES, _BOMB_TOTAL_BYTES = 256_000_000, 10_000_000_000
+_DEFLATE_RATIO = 1032  # more is impossible
+_END = struct.Struct("<4s4H2IH")
+_LOCATOR = struct.Struct("<4sIQI")
+_END_64 = struct.Struct("<4sQ2H2I4Q")
+_ENTRY = struct.Struct("<4s6H3I5H2I")
+_LOCAL = struct.Struct("<4s5H3I2H")
+_METHODS = {
+    1: "shrink",
+    6: "implode",
+    9: "deflate64",
+    12: "bzip2",
+    14: "LZMA",
+    93: "zstandard",
+    95: "xz",
+    99: "AES",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ZipMember:
+    """`header` is where the member's own header lies; its data come behind that."""
+
+    name: bytes
+    header: int
+    method: int
+    packed_bytes: int
+    size_bytes: int
+    crc32: int
+    flags: int
+
+    def place(self) -> tuple[int, ...]:
+        return self.header, self.method, self.packed_bytes, self.crc32
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    offset: int
+    size_bytes: int
+    entries: int
+    shift: int  # bytes in front of the zip, as in a self-extracting one
+
+
+def read_members(stream: BinaryIO, archive: str, size_bytes: int) -> Iterator[ZipMember]:
+    """Yield the files of a zip, in the order of its directory.
+
+    Raises:
+        SourceError: it is damaged, cut short, encrypted, in parts, a bomb, or holds a name that is refused.
+    """
+    directory = _find_directory(stream, archive, size_bytes)
+    end, position = directory.offset + directory.size_bytes, directory.offset
+    stream.seek(position)
+    packed = unpacked = 0
+    buffer = b""
+    for number in range(directory.entries):
+        if len(buffer) < 200_000 and position + len(buffer) < end:
+            buffer += stream.read(min(1_000_000, end - position - len(buffer)))
+        member, length = _parse_entry(buffer, archive, number, directory.shift)
+        buffer, position = buffer[length:], position + length
+        name = clean_name(member.name, archive)
+        packed += member.packed_bytes
+        unpacked += member.size_bytes
+        _check_entry(member, archive, directory.offset)
+        if packed > size_bytes:
+            raise SourceError(f"{archive}: its members overlap, as in a zip bomb: refused")
+        if unpacked > _BOMB_TOTAL_BYTES and unpacked > _BOMB_RATIO * size_bytes:
+            raise SourceError(
+                f"{archive} would unpack to more than {format_bytes(unpacked)}, "
+                f"{unpacked // size_bytes:,} times its size: refused as a zip bomb"
+            )
+        if not member.name.endswith(b"/"):
+            yield ZipMember(name, *(getattr(member, slot) for slot in ZipMember.__slots__[1:]))
+    if position != end:
+        raise SourceError(
+            f"{archive}: its directory holds more than the {directory.entries:,} members it counts"
+        )
+
+
+def locate_data(stream: BinaryIO, archive: str, member: ZipMember, name: bytes) -> int:
+    """Return where a member's data begin, and see that its own header tells what the directory told.
+
+    Raises:
+        SourceError: they differ: one of them lies.
+    """
+    stream.seek(member.header)
+    try:
+        return member.header + _check_local(
+            stream.read(_LOCAL.size + 65_535), member.place(), member.size_bytes, name
+        )
+    except UnusableValue as error:
+        raise SourceError(f"{archive}: '{printable(name)}' {error}: refused") from None
+
+
+def read_member(data: bytes, place: tuple[int, ...], size_bytes: int) -> bytes:
+    """Return a member's bytes; `data` begins at its own header, and reaches at least to its end.
+
+    Raises:
+        UnusableValue: it does not give what the directory declared.
+    """
+    _, method, packed_bytes, crc32 = place
+    start = _check_local(data, place, size_bytes)
+    packed = data[start : start + packed_bytes]
+    if len(packed) < packed_bytes:
+        raise UnusableValue(f"ends after {len(packed):,} of {packed_bytes:,} bytes")
+    if method == STORED:
+        unpacked = packed
+    else:
+        inflate = zlib.decompressobj(-15)
+        try:
+            unpacked = inflate.decompress(packed, size_bytes + 1)
+        except zlib.error as error:
+            raise UnusableValue(f"cannot be inflated: {error}") from error
+    if len(unpacked) != size_bytes:
+        more = "more" if len(unpacked) > size_bytes else f"{len(unpacked):,}"
+        raise UnusableValue(f"declares {size_bytes:,} bytes and gives {more}")
+    if zlib.crc32(unpacked) != crc32:
+        raise UnusableValue("has a wrong checksum: it is damaged")
+    return unpacked
+
+
+def header_bytes(name_bytes: int) -> int:
+    """Return how much in front of a member's data is worth reading at once; more is possible, and rare."""
+    return _LOCAL.size + name_bytes + 256
+
+
+def data_start(data: bytes) -> int:
+    """Return how many bytes a member's own header says to be in front of its data."""
+    if len(data) < _LOCAL.size:
+        return 0
+    name_bytes, extra_bytes = _LOCAL.unpack_from(data)[9:11]
+    return int(_LOCAL.size + name_bytes + extra_bytes)
+
+
+def _check_local(data: bytes, place: tuple[int, ...], size_bytes: int, name: bytes | None = None) -> int:
+    _, method, packed_bytes, crc32 = place
+    if len(data) < _LOCAL.size or data[:4] != b"PK\3\4":
+        raise UnusableValue("has no header of its own where the directory says")
+    _, _, flags, own_method, _, _, own_crc, own_packed, own_size, name_bytes, extra_bytes = (
+        _LOCAL.unpack_from(data)
+    )
+    start = int(_LOCAL.size + name_bytes + extra_bytes)
+    own_name = data[_LOCAL.size : _LOCAL.size + name_bytes]
+    if own_method != method or flags & 1:
+        raise UnusableValue("has a header that tells of another compression than the directory")
+    if name is not None and b"/".join(p for p in own_name.split(b"/") if p not in (b"", b".")) != name:
+        raise UnusableValue(f"is called '{printable(own_name[:200])}' in its own header")
+    if flags & 8 and not own_packed:  # sizes come behind the data
+        return start
+    sizes: tuple[int, ...] = (own_size, own_packed)
+    if 0xFFFFFFFF in sizes:
+        sizes = _long_sizes(data[_LOCAL.size + name_bytes : start], sizes)
+    if sizes != (size_bytes, packed_bytes) or (own_crc != crc32 and not flags & 8):
+        raise UnusableValue(f"has {sizes[0]:,} bytes by its own header and {size_bytes:,} by the directory")
+    return start
+
+
+def _find_directory(stream: BinaryIO, archive: str, size_bytes: int) -> _Directory:
+    tail_bytes = min(size_bytes, _END.size + 65_535)
+    stream.seek(size_bytes - tail_bytes)
+    tail = stream.read(tail_bytes)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or at + _END.size > len(tail):
+        raise SourceError(f"{archive} has no directory at its end: it is cut short, or not a zip")
+    _, disk, first_disk, here, entries, length, offset, _ = _END.unpack_from(tail, at)
+    position = size_bytes - tail_bytes + at
+    if at >= _LOCATOR.size and tail[at - _LOCATOR.size :][:4] == b"PK\6\7":
+        _, _, where, disks = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
+        stream.seek(min(where, size_bytes))
+        record = stream.read(_END_64.size)
+        if len(record) < _END_64.size or record[:4] != b"PK\6\6":
+            raise SourceError(f"{archive}: its directory is not where its end says: it is damaged")
+        _, _, _, _, disk, first_disk, here, entries, length, offset = _END_64.unpack(record)
+        disk, position = max(disk, disks - 1), where
+    if disk or first_disk or here != entries:
+        raise SourceError(
+            f"{archive} is one part of a zip in several parts",
+            hint="join them first: zip -s 0 archive.zip --out whole.zip",
+        )
+    shift = position - length - offset
+    if shift < 0 or offset + shift + length > size_bytes or entries * _ENTRY.size > length:
+        raise SourceError(
+            f"{archive}: its end tells of a directory of {entries:,} members in {length:,} bytes "
+            f"at byte {offset:,}, which do not fit there: it is damaged"
+        )
+    return _Directory(offset + shift, length, entries, shift)
+
+
+def _parse_entry(data: bytes, archive: str, number: int, shift: int) -> tuple[ZipMember, int]:
+    if len(data) < _ENTRY.size or data[:4] != b"PK\1\2":
+        raise SourceError(f"{archive}: its directory is damaged at member {number + 1:,}")
+    fields = _ENTRY.unpack_from(data)
+    _, made_by, _, flags, method, _, _, crc32, packed, size, name_bytes, extra_bytes, comment_bytes = fields[
+        :13
+    ]
+    attributes, header = fields[15], fields[16]
+    length = _ENTRY.size + name_bytes + extra_bytes + comment_bytes
+    name = data[_ENTRY.size : _ENTRY.size + name_bytes]
+    if len(data) < length:
+        raise SourceError(f"{archive}: its directory is damaged at member {number + 1:,}")
+    if 0xFFFFFFFF in (packed, size, header):
+        extra = data[_ENTRY.size + name_bytes : length - comment_bytes]
+        try:
+            size, packed, header = _long_sizes(extra, (size, packed, header))
+        except UnusableValue as error:
+            raise SourceError(f"{archive}: '{printable(name)}' {error}: refused") from None
+    # The upper half of the attributes is a Unix mode where the member was made on Unix.
+    kind = attributes >> 28 if made_by >> 8 in (3, 19) else 0
+    if kind not in (0, 4, 8):
+        what = "a symbolic link" if kind == 10 else "no plain file"
+        raise SourceError(
+            f"{archive}: '{printable(name)}' is {what}: refused", hint="make the zip of plain files"
+        )
+    return ZipMember(name, header + shift, method, packed, size, crc32, flags), length
+
+
+def _check_entry(member: ZipMember, archive: str, directory_offset: int) -> None:
+    who = f"{archive}: '{printable(member.name)}'"
+    if member.flags & (1 | 64 | 8192) or member.method == 99:
+        raise SourceError(f"{who} is encrypted", hint="unpack it with its password, and pack the folder")
+    if member.method not in (STORED, DEFLATED):
+        how = _METHODS.get(member.method, f"method {member.method}")
+        raise SourceError(
+            f"{who} is compressed by {how}; stored and deflated members can be read",
+            hint="unpack it, and pack the folder",
+        )
+    if member.header + _LOCAL.size + member.packed_bytes > directory_offset:
+        raise SourceError(
+            f"{who} should lie where the zip's directory is: it is damaged, or lies about the size"
+        )
+    largest = member.packed_bytes * (_DEFLATE_RATIO if member.method == DEFLATED else 1) + 64
+    if member.size_bytes > largest or (member.method == STORED and member.size_bytes != member.packed_bytes):
+        raise SourceError(
+            f"{who} declares {member.size_bytes:,} bytes in {member.packed_bytes:,}, which cannot be: refused"
+        )
+    if member.size_bytes > _BOMB_MEMBER_BYTES and member.size_bytes > _BOMB_RATIO * member.packed_bytes:
+        raise SourceError(
+            f"{who} would unpack to {format_bytes(member.size_bytes)}, "
+            f"{member.size_bytes // max(1, member.packed_bytes):,} times its size: refused as a zip bomb"
+        )
+
+
+def _long_sizes(extra: bytes, short: tuple[int, ...]) -> tuple[int, ...]:
+    """Return sizes where those of 32 bits are only placeholders."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        values = extra[at + 4 : at + 4 + length]
+        at += 4 + length
+        if kind == 1:
+            wanted = short.count(0xFFFFFFFF)
+            if len(values) < 8 * wanted:
+                break
+            longs = iter(struct.unpack_from(f"<{wanted}Q", values))
+            return tuple(next(longs) if value == 0xFFFFFFFF else value for value in short)
+    raise UnusableValue("has sizes of 64 bits that are not there")
