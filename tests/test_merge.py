@@ -164,7 +164,7 @@ def test_added_columns_and_splits_come_along(two: tuple[Path, Path], tmp_path: P
         lines = describe(one, samples=10).first_samples
         table.write_text(
             "".join(
-                json.dumps({"key": s.key, "age": i + n / 8, "sex": "mfx"[n % 2 + i]}) + "\n"
+                json.dumps({"key": s.key, "age": i + n / 8 if i else n, "sex": "mfx"[n % 2 + i]}) + "\n"
                 for n, s in enumerate(lines)
             )
         )
