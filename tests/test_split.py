@@ -15,8 +15,18 @@ from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, UsageError
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
-from feedrate.pack import ColumnOptions, SplitOptions, add_column, describe, parse_shares, split
-from feedrate.pack.shares import count_shares, hash_names, split_groups, split_samples
+from feedrate.pack import (
+    ColumnOptions,
+    MergeOptions,
+    SplitOptions,
+    add_column,
+    describe,
+    extend_split,
+    merge,
+    parse_shares,
+    split,
+)
+from feedrate.pack.shares import count_missing, count_shares, hash_names, split_groups, split_samples
 from packs import write_images, write_numbers
 
 SHARES = {"train": 0.8, "validation": 0.2}
@@ -267,6 +277,44 @@ def test_shares_are_read_as_people_write_them() -> None:
     for wrong in ("train", "train=", "train=many"):
         with pytest.raises(UsageError, match="train"):
             parse_shares([wrong])
+
+
+@given(
+    samples=st.integers(10, 120),
+    share=st.floats(0.2, 0.8),
+    known=st.lists(st.sampled_from([-1, 0, 1]), min_size=120, max_size=120),
+)
+def test_an_extended_split_meets_its_counts_where_it_can(
+    samples: int, share: float, known: list[int]
+) -> None:
+    given_parts = np.array(known[:samples])
+    counts = count_shares({"a": share, "b": "rest"}, samples)
+    missing = count_missing(counts, given_parts)
+    assert sum(missing) == (given_parts < 0).sum()
+    there = np.bincount(given_parts[given_parts >= 0], minlength=2)
+    if (there <= counts).all():
+        assert (there + missing).tolist() == counts
+
+
+@pytest.mark.parametrize("way", [{}, {"stratify": "label"}, {"by_path": r"(\d)\.image"}])
+def test_samples_that_came_later_get_a_part_and_no_other_moves(tmp_path: Path, way: dict[str, Any]) -> None:
+    half = {"a": 0.5, "b": 0.5}
+    packs = [write_images(tmp_path / name, count) for name, count in (("p", 20), ("q", 30))]
+    split(packs[0], half, SplitOptions(seed=3, **way))
+    before = column_of(packs[0])
+    merge(packs, tmp_path / "m", MergeOptions(prefix=True))
+    assert column_of(tmp_path / "m")[20:].tolist() == [-1] * 30
+    result = extend_split(tmp_path / "m")
+    after = column_of(tmp_path / "m")
+    assert (after[:20] == before).all()
+    assert sum(result.parts.values()) == 50
+    if "by_path" in way:
+        digits = column_of(tmp_path / "m", "number") % 10
+        assert all(len(set(after[digits == digit])) == 1 for digit in range(10))
+    else:
+        assert result.parts == {"a": 25, "b": 25}
+    with pytest.raises(UsageError, match="has no split 'fold'"):
+        extend_split(tmp_path / "m", "fold")
 
 
 def test_ls_shows_the_parts_and_the_pack_says_version_2(numbers: Path) -> None:

@@ -487,7 +487,8 @@ def make_members(
     rooms = TAR_BLOCK_BYTES + -(-sizes // TAR_BLOCK_BYTES) * TAR_BLOCK_BYTES
     rooms += 0 if labels is None else 2 * TAR_BLOCK_BYTES
     starts = np.concatenate(([0], np.cumsum(rooms))).astype(np.int64)
-    path_starts = np.concatenate(([0], np.cumsum([len(path) for path in paths]))).astype(np.int64)
+    path_starts = np.zeros(len(paths) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, paths), np.int64, len(paths)), out=path_starts[1:])
     buffer = np.empty(int(starts[-1]), np.uint8)
     facts = np.zeros((len(sizes), len(_MEMBER_FACTS)), np.int64)
     keys, entries = _native.make_members(

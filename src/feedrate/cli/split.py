@@ -15,10 +15,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from feedrate.cli.arguments import whole_number
 from feedrate.cli.output import add_json_arguments, check_json_target, write_json
 from feedrate.errors import UsageError
+
+if TYPE_CHECKING:
+    from feedrate.pack import SplitOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a fraction (0.9 or 90%%), a number of samples (5000), or rest",
     )  # fmt: skip
     parser.add_argument(
-        "--file", action="append", default=[], metavar="NAME=FILE", dest="files",
-        help="a list of the part's samples, an original path or key per line",
+        "--file", nargs="+", action="extend", default=[], metavar="NAME=FILE", dest="files",
+        help="lists of the parts' samples, an original path or key per line; NAME=rest: all others",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=whole_number, default=0, metavar="N", help="another one, other parts (default: 0)"
@@ -44,17 +48,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give each part its share of each class (default field: label)",
     )  # fmt: skip
     parser.add_argument("--name", default="split", metavar="NAME", help="of the column (default: split)")
+    parser.add_argument(
+        "--extend", action="store_true",
+        help="give samples that were appended a part, as the split was made; no other sample moves",
+    )  # fmt: skip
     parser.add_argument("--replace", action="store_true", help="in the place of the split that is there")
     add_json_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.pack import SplitOptions, parse_shares, split
+    from feedrate.pack import extend_split, parse_shares, split
     from feedrate.report.change import draw_split
     from feedrate.report.document import dump_document
 
     check_json_target(arguments)
-    options = SplitOptions(
+    if arguments.extend:
+        if arguments.parts or arguments.files:
+            raise UsageError("--extend goes by the shares that the split was made with: give no others")
+        result = extend_split(arguments.pack, arguments.name)
+    else:
+        # What stands behind --file is taken for lists.
+        rest = [text for text in arguments.files if text.endswith("=rest")]
+        arguments.files = [text for text in arguments.files if text not in rest]
+        result = split(arguments.pack, parse_shares([*arguments.parts, *rest]), _read_options(arguments))
+    if arguments.json != "-":
+        sys.stdout.write(draw_split(result))
+    write_json(arguments, dump_document("split", result))
+    return 0
+
+
+def _read_options(arguments: argparse.Namespace) -> SplitOptions:
+    from feedrate.pack import SplitOptions
+
+    return SplitOptions(
         files=_parse_files(arguments.files),
         seed=arguments.seed,
         by=arguments.by,
@@ -64,11 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
         name=arguments.name,
         replace=arguments.replace,
     )
-    result = split(arguments.pack, parse_shares(arguments.parts), options)
-    if arguments.json != "-":
-        sys.stdout.write(draw_split(result))
-    write_json(arguments, dump_document("split", result))
-    return 0
 
 
 def _parse_files(texts: list[str]) -> dict[str, Path]:

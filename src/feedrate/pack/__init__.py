@@ -12,7 +12,7 @@ from feedrate.pack.packing import pack
 from feedrate.pack.quality_report import read_quality
 from feedrate.pack.recode import Recode
 from feedrate.pack.shares import parse_shares
-from feedrate.pack.splitting import SplitOptions, split
+from feedrate.pack.splitting import SplitOptions, extend_split, split
 from feedrate.pack.unpacking import unpack
 from feedrate.pack.verifying import verify
 from feedrate.source.options import FieldSpec
@@ -29,6 +29,7 @@ __all__ = [
     "add_column",
     "append",
     "describe",
+    "extend_split",
     "find_map",
     "index",
     "merge",

@@ -28,7 +28,7 @@ from feedrate.pack.files import explain_write_error, remove_folder, sync_folder
 from feedrate.pack.mapping import Function, Map, find_map
 from feedrate.pack.merging import refuse_equal_keys
 from feedrate.pack.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
-from feedrate.pack.packing import REJECTED_NAME, pack_reader
+from feedrate.pack.packing import REJECTED_NAME, NothingToPack, pack_reader
 from feedrate.pack.quality_report import write_quality
 from feedrate.pack.recode import Recode
 from feedrate.pack.tables import bring_tables, find_tables
@@ -120,8 +120,8 @@ def _append(
     folder = pack.path / FOLDER_NAME
     try:
         packed = pack_reader(arrivals, folder, options, watch)
-    except SourceError:
-        if arrivals.skipped and not arrivals.given:
+    except NothingToPack:
+        if arrivals.skipped:
             return _nothing_new(arrivals, pack)
         raise
     with contextlib.closing(Pack(folder)) as new:

@@ -24,13 +24,12 @@ class Arrivals(Reader):
     """A reader of what is new. Holds 16 bytes per sample of the pack.
 
     Attributes:
-        given: samples that are new.
         skipped: files that were passed over since the pack has them.
     """
 
     def __init__(self, reader: Reader, pack: Pack, *, skip: bool) -> None:
         self.root, self.table = reader.root, reader.table
-        self.given = self.skipped = 0
+        self.skipped = 0
         self._reader, self._pack, self._skip = reader, pack, skip
         column = path_column(pack)
         self._path_field = column.removesuffix(".path") if column else None
@@ -47,7 +46,7 @@ class Arrivals(Reader):
         return self._reader.unlisted
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        self.given = self.skipped = 0
+        self.skipped = 0
         for record in self._reader:
             if isinstance(record, Rejection):
                 yield record
@@ -61,7 +60,6 @@ class Arrivals(Reader):
                     )
                 self.skipped += 1
                 continue
-            self.given += 1
             values = {name: self._translate(name, value) for name, value in record.values.items()}
             yield Record(self._free_name(record.name), values)
 

@@ -51,13 +51,17 @@ from feedrate.pack.unfinished import (
 from feedrate.results import Mapped, PackResult, Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.place import is_url
-from feedrate.source.record import Reader
+from feedrate.source.record import ImageFiles, Reader
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
 # What the index adds: entry points (0.8 % of photographs of 106 KB, measured), and a row per sample.
 _INDEX_SHARE, _INDEX_ROW_BYTES = 0.01, 200
 _TELL_EVERY = 1000
+
+
+class NothingToPack(SourceError):
+    """A source without a single sample that can be packed."""
 
 
 def pack(
@@ -127,12 +131,17 @@ def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[T
     rejected: list[Rejection] = []
     with appear(path, is_durable=False) as out:
         writer = ListingWriter(out)
-        for number, record in enumerate(reader):
-            if isinstance(record, Rejection):
-                rejected.append(record)
-                continue
-            writer.add(number, record)
-            if writer.count % _TELL_EVERY == 0:
+        number = told = 0
+        for block in reader.blocks():
+            if isinstance(block, ImageFiles):
+                writer.add_files(number, block)
+            elif isinstance(block, Rejection):
+                rejected.append(block)
+            else:
+                writer.add(number, block)
+            number += len(block) if isinstance(block, ImageFiles) else 1
+            if writer.count >= told + _TELL_EVERY:
+                told = writer.count
                 watch(Tick("listing", writer.count, 0))
         if not writer.count:
             raise _all_rejected(tuple(rejected))
@@ -297,10 +306,10 @@ def _remove_all(folder: Path, tasks: list[ShardTask], settings: Mapping[str, Any
         (folder / name).unlink(missing_ok=True)
 
 
-def _all_rejected(rejected: tuple[Rejection, ...]) -> SourceError:
+def _all_rejected(rejected: tuple[Rejection, ...]) -> NothingToPack:
     if not rejected:
-        return SourceError("there is nothing to pack")
+        return NothingToPack("there is nothing to pack")
     first = rejected[0]
-    return SourceError(
+    return NothingToPack(
         f"not one sample can be packed, all {len(rejected):,} were rejected: '{first.path}': {first.reason}"
     )

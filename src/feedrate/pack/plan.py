@@ -49,6 +49,7 @@ class ShardTask:
     recode: Recode
     source_bytes: int
     expected_bytes: int
+    scan: bool = True
     container: str = "tar"
     map: Map | None = None
     made: tuple[Field, ...] = ()  # what the map makes, without the names of classes

@@ -8,7 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
+from feedrate.draws import F64
 from feedrate.format.keys import printable
+from feedrate.kernel import I64, U32, ImageKind
 from feedrate.pack.values import ImageFacts
 
 KEPT, REJECTED, NORMALISED, MAPPED = "kept", "rejected", "normalised", "mapped"
@@ -21,6 +25,12 @@ _BIN_OF_SIDE = tuple(sum(side >= edge for edge in SIDES) for side in range(SIDES
 _FORMAT_OF_SUFFIX = {
     b"jpg": "JPEG", b"jpeg": "JPEG", b"png": "PNG", b"webp": "WEBP", b"bmp": "BMP", b"tif": "TIFF",
     b"tiff": "TIFF", b"gif": "GIF", b"ppm": "PPM", b"pgm": "PPM", b"avif": "AVIF",
+}  # fmt: skip
+# Of the images that go into a shard many at a time: format, and Pillow's mode where it is Pillow's.
+_PLAIN = {
+    ImageKind.JPEG: ("JPEG", ""), ImageKind.GRAY_JPEG: ("JPEG", "L"), ImageKind.PNG_GRAY: ("PNG", "L"),
+    ImageKind.PNG_RGB: ("PNG", "RGB"), ImageKind.PNG_PALETTE: ("PNG", "P"), ImageKind.PNG_BITS: ("PNG", "1"),
+    ImageKind.PNG_GRAY_ALPHA: ("PNG", "LA"), ImageKind.PNG_RGB_ALPHA: ("PNG", "RGBA"),
 }  # fmt: skip
 # Nanoseconds per pixel, decoding photographs on one core: relations matter here, not the machine. What the
 # kernel takes costs by bytes, too.
@@ -72,11 +82,68 @@ class QualityTally:
         """Count what decoding an image will cost, as it is stored."""
         cost_us = estimate_cost_us(facts, size_bytes)
         self.costs[round(BINS_PER_OCTAVE * math.log2(max(cost_us, 0.01)))] += 1
+        self._note_slow(path, cost_us, facts.format, facts.width, facts.height)
+
+    def _note_slowest(
+        self, paths: list[bytes], costs_us: F64, formats: Any, widths: U32, heights: U32
+    ) -> None:
+        start, step = 0, SLOWEST
+        while start < len(paths):
+            stop = min(start + step, len(paths))
+            least = self.slowest[-1][0] if len(self.slowest) == SLOWEST else -1.0
+            for i in (np.flatnonzero(costs_us[start:stop] > least) + start).tolist():
+                self._note_slow(
+                    paths[i], float(costs_us[i]), str(formats[i]), int(widths[i]), int(heights[i])
+                )
+            start, step = stop, 2 * step
+
+    def _note_slow(self, path: bytes, cost_us: float, format_name: str, width: int, height: int) -> None:
         if len(self.slowest) < SLOWEST or cost_us > self.slowest[-1][0]:
-            words = f"{facts.format}, {facts.width} x {facts.height} pixels"
+            words = f"{format_name}, {width} x {height} pixels"
             self.slowest.append([round(cost_us, 2), printable(path), words])
             self.slowest.sort(key=lambda one: (-one[0], one[1]))
             del self.slowest[SLOWEST:]
+
+    def add_plain(self, paths: list[bytes], sizes: I64, widths: U32, heights: U32, kinds: I64) -> None:
+        """Count many images that are kept, are what their names say, and have plain names: `add_image` and
+        `add_cost` for each."""
+        formats = np.where(kinds <= ImageKind.GRAY_JPEG, "JPEG", "PNG")
+        for kind in np.unique(kinds).tolist():
+            chosen = np.flatnonzero(kinds == kind)
+            name = _PLAIN[ImageKind(kind)][0]
+            count = self.formats.setdefault(name, [0, 0])
+            count[0] += len(chosen)
+            count[1] += int(sizes[chosen].sum())
+        for code, modes in (("alpha", ("RGBA", "LA")), ("gray", ("1", "L", "LA"))):
+            known = [kind for kind, (_, mode) in _PLAIN.items() if mode in modes]
+            chosen = np.flatnonzero(np.isin(kinds, known))
+            for i in chosen[:EXAMPLES].tolist():
+                name, mode = _PLAIN[ImageKind(int(kinds[i]))]
+                self.add(
+                    code, printable(paths[i]), f"{name} of mode {mode}" if code == "alpha" else name, KEPT
+                )
+            if len(chosen) > EXAMPLES:
+                self.odd[code]["done"][KEPT] += len(chosen) - EXAMPLES
+        short, long = np.minimum(widths, heights), np.maximum(widths, heights)
+        for sides, counts in ((short, self.short_sides), (long, self.long_sides)):
+            bins = np.searchsorted(SIDES, sides, side="right")
+            for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
+                counts[int(number)] += int(images)
+        pixels = widths.astype(np.int64) * heights
+        for extreme in (pixels.min(), pixels.max()):
+            i = min(np.flatnonzero(pixels == extreme).tolist(), key=paths.__getitem__)
+            self._compare(printable(paths[i]), int(widths[i]), int(heights[i]))
+        rates = np.where(formats == "JPEG", _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
+        by_bytes = np.where(formats == "JPEG", _KERNEL_NS_PER_BYTE, 0.0)
+        costs_us = (pixels * rates + sizes * by_bytes) / 1000
+        bins = np.rint(BINS_PER_OCTAVE * np.log2(np.maximum(costs_us, 0.01))).astype(np.int64)
+        for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
+            self.costs[int(number)] += int(images)
+        self._note_slowest(paths, costs_us, formats, widths, heights)
+
+    def add_orientation(self, path: bytes, orientation: int) -> None:
+        if orientation != 1:
+            self.add("rotated", printable(path), f"EXIF orientation {orientation}", KEPT)
 
     def add_rejected(self, path: str, reason: str) -> None:
         self.add(classify(reason), path, reason, REJECTED)

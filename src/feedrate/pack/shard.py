@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
 from feedrate.format.keys import printable
 from feedrate.format.manifest import IndexPart, Shard
+from feedrate.pack.bulk import NOT_JPEG, Bulk, Written, is_plain
 from feedrate.pack.files import appear
-from feedrate.pack.listing import Listing, Sample
+from feedrate.pack.listing import Listing, Rows, Sample
 from feedrate.pack.loading import Loaded, Rejected, SampleLoader
 from feedrate.pack.mapped import Mapper
 from feedrate.pack.plan import BLOCK, ShardTask, order_samples
 from feedrate.pack.recode import Tally
-from feedrate.pack.workers import advance
+from feedrate.pack.workers import advance, count_threads
 from feedrate.results import Rejection
 from feedrate.source.bytes import Bytes
 
@@ -66,11 +67,13 @@ def write_shard(task: ShardTask) -> MapCost:
     with appear(shard_path, expected_bytes=task.expected_bytes) as out:
         output = Output(out)
         writer = SampleWriter(loader, container.write(output))
-        for first in range(task.first, task.last, BLOCK):
-            indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
-            for sample in listing.samples(indices):
-                writer.add(sample)
-                advance(1, sample.source_bytes)
+        for one in _samples(task, listing, fields, output, loader):
+            if isinstance(one, Written):
+                writer.add_written(one)
+                advance(len(one.rows), one.source_bytes)
+            else:
+                writer.add(one)
+                advance(1, one.source_bytes)
         notes = writer.shard.end()
     listing.close()
     source.close()
@@ -82,6 +85,17 @@ def write_shard(task: ShardTask) -> MapCost:
     }  # fmt: skip
     writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
     return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
+
+
+def _samples(
+    task: ShardTask, listing: Listing, fields: tuple[Field, ...], output: Output, loader: SampleLoader
+) -> Iterator[Sample | Written]:
+    if is_plain(task, fields):
+        yield from Bulk(task, listing, fields, output, count_threads()).run(loader.quality)
+        return
+    for first in range(task.first, task.last, BLOCK):
+        indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
+        yield from listing.samples(indices)
 
 
 def find_done(task: ShardTask) -> ShardDone | None:
@@ -122,7 +136,9 @@ class SampleWriter:
     def __init__(self, loader: SampleLoader, shard: ShardWriter) -> None:
         self.loader, self.shard, self.fields, self.tally = loader, shard, loader.stored, Tally()
         self.source_bytes = self.by_kernel = 0
-        self.rows: list[tuple[Any, ...]] = []
+        self.samples = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._pieces: list[Rows] = []
         self.variable: dict[str, list[bytes]] = {"key": []}
         for field in self.fields:
             self.variable |= {name: [] for name in field.variable_columns()}
@@ -156,16 +172,42 @@ class SampleWriter:
                 self.variable[f"{field.name}.entries"].append(part.entries)
                 row.append((0, 0))  # follows from the entries of all rows
             self._count(field, part)
-        self.rows.append((*row, 0))
+        self._rows.append((*row, 0))
+        self.samples += 1
+
+    def add_written(self, written: Written) -> None:
+        """Note samples that lie in the shard already."""
+        self._end_piece()
+        self._pieces.append(written.rows)
+        self.samples += len(written.rows)
+        self.variable["key"] += written.keys
+        self.variable["image.path"] += written.paths
+        self.variable["image.entries"] += written.entries
+        self.source_bytes += written.source_bytes
+        self.by_kernel += written.by_kernel
+        if written.by_kernel < len(written.rows):
+            self.by_pillow[NOT_JPEG] += len(written.rows) - written.by_kernel
+        shapes = [list(shape) for shape in written.shapes]
+        if len(shapes) > 1 or self.uniform.setdefault("image.shape", shapes[0]) != shapes[0]:
+            self.uniform["image.shape"] = None
+
+    def rows(self) -> Rows:
+        self._end_piece()
+        return np.concatenate(self._pieces) if self._pieces else np.zeros(0, row_dtype(self.fields))
+
+    def _end_piece(self) -> None:
+        if self._rows:
+            self._pieces.append(np.array(self._rows, row_dtype(self.fields)))
+            self._rows = []
 
     def write_index(self, path: Path, metadata: Mapping[str, object]) -> None:
         """Write the shard's part of the index, with what was found and what `metadata` adds."""
         found = {
-            "samples": len(self.rows), "source_bytes": self.source_bytes, "rejected": self.rejected,
+            "samples": self.samples, "source_bytes": self.source_bytes, "rejected": self.rejected,
             "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
             "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
         }  # fmt: skip
-        rows = np.array(self.rows, row_dtype(self.fields))
+        rows = self.rows()
         fill_derived(rows, self.variable)
         data = dump_part(self.fields, Part(rows, self.variable, found))
         with appear(path, expected_bytes=len(data)) as out:

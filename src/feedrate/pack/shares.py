@@ -61,12 +61,26 @@ def count_shares(shares: Mapping[str, Share], samples: int) -> list[int]:
             f"{said} adds up to {total:,.10g} samples, and the pack has {samples:,}",
             hint="fractions must add up to 1; NAME=rest takes what the others leave",
         )
-    counts = {name: int(value) for name, value in wanted.items()}
-    # The largest fractions of a sample are rounded up, so that the sum is right.
-    for name in sorted(wanted, key=lambda n: counts[n] - wanted[n])[: round(total) - sum(counts.values())]:
-        counts[name] += 1
+    counts = dict(zip(wanted, _round_to(list(wanted.values()), round(total)), strict=True))
     left = samples - sum(counts.values())
     return [counts.get(name, left) for name in shares]
+
+
+def count_missing(counts: Sequence[int], given: I64) -> list[int]:
+    """Return how many of the samples without a part (-1) each part gets, so that `counts` are met."""
+    there = np.bincount(given[given >= 0], minlength=len(counts))
+    missing = np.maximum(np.array(counts) - there, 0)
+    free = int((given < 0).sum())
+    # Where a part has too much already, the others get less than they miss.
+    return _round_to((missing * (free / max(int(missing.sum()), 1))).tolist(), free)
+
+
+def _round_to(wanted: Sequence[float], total: int) -> list[int]:
+    """Round numbers so that they add up: those with the largest fractions up."""
+    counts = [int(value + 1e-9) for value in wanted]
+    for place in sorted(range(len(wanted)), key=lambda i: counts[i] - wanted[i])[: total - sum(counts)]:
+        counts[place] += 1
+    return counts
 
 
 def split_samples(hashes: np.ndarray[Any, Any], strata: I64, counts: Sequence[int]) -> I64:

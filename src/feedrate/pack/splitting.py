@@ -19,7 +19,7 @@ from feedrate.kernel import I64
 from feedrate.pack.changing import changing, refuse_taken, store_column
 from feedrate.pack.columns import count_classes
 from feedrate.pack.groups import find_strata, group_by_field, group_by_folder, group_by_path, read_lists
-from feedrate.pack.shares import Share, count_shares, hash_names, split_groups, split_samples
+from feedrate.pack.shares import Share, count_missing, count_shares, hash_names, split_groups, split_samples
 from feedrate.results import SplitResult
 
 _PART = re.compile(r"[^\s:+=,/]{1,100}")
@@ -93,31 +93,86 @@ def split(
         groups: I64 | None = None
         if options.files:
             values = read_lists(opened, options.files, has_rest=bool(shares))
-        elif options.is_grouped:
-            names, groups = np.unique(np.array(_group_names(opened, options), object), return_inverse=True)
-            hashes = hash_names(names.tolist(), options.seed)
-            values = split_groups(groups, hashes, count_shares(shares, len(opened)))
         else:
-            strata = find_strata(opened, options.stratify)
-            hashes = hash_names(list(opened.all_texts("key")), options.seed)
-            values = split_samples(hashes, strata, count_shares(shares, len(opened)))
-        column = Field(options.name, Kind.NUMBER, dtype="int64", classes=parts)
-        counts = count_classes(column, values)
-        _refuse_empty(counts, len(opened), groups)
+            values, groups = _divide(opened, shares, options, np.full(len(opened), -1, np.int64))
         made = {"shares": dict(shares), **options.settings()}
         if options.files:
             made["files"] = {name: path.name for name, path in options.files.items()}
-        part = store_column(opened, column, {options.name: values}, made)
-        return SplitResult(
-            pack=str(pack),
-            name=options.name,
-            samples=len(opened),
-            parts=counts,
-            groups={} if groups is None else _count_groups(parts, values, groups),
-            class_counts=_count_labels(opened, parts, values),
-            size_bytes=part.size_bytes,
-            replaced=replaced,
-        )
+        return _store(opened, options.name, parts, values, groups, made, replaced=replaced)
+
+
+def extend_split(pack: str | os.PathLike[str], name: str = "split") -> SplitResult:
+    """Give samples that came later a part, as the split was made; no other sample moves.
+
+    Raises:
+        NotFound: there is no pack.
+        UsageError: it has no such split, or one that was made from lists.
+        AlreadyExists: another process is changing the pack.
+    """
+    with changing(pack) as opened:
+        column = opened.manifest.field(name)
+        made = opened.manifest.settings.get("columns", {}).get(name, {})
+        if column is None or column.classes is None or "shares" not in made:
+            raise UsageError(
+                f"{opened.path} has no split '{name}'", hint="make one: feedrate split PACK NAME=SHARE ..."
+            )
+        if "files" in made:
+            raise UsageError(
+                f"the split '{name}' of {opened.path} was made from lists, which do not say where others go",
+                hint="give longer lists: --file NAME=FILE --replace",
+            )
+        told = {key: made[key] for key in ("seed", "by", "by_path", "by_folder", "stratify") if key in made}
+        given = opened.checked_classes(name)
+        values, groups = _divide(opened, made["shares"], SplitOptions(**told), given)
+        return _store(opened, name, column.classes, values, groups, made, replaced=True)
+
+
+def _divide(
+    pack: Pack, shares: Mapping[str, Share], options: SplitOptions, given: I64
+) -> tuple[I64, I64 | None]:
+    """Return the part of each sample, and its group if there are groups; samples with a part keep it."""
+    counts, values = count_shares(shares, len(pack)), given.copy()
+    if not options.is_grouped:
+        free = np.flatnonzero(values < 0)
+        strata = find_strata(pack, options.stratify)[free]
+        hashes = hash_names(list(pack.all_texts("key")), options.seed)[free]
+        values[free] = split_samples(hashes, strata, count_missing(counts, values))
+        return values, None
+    names, groups = np.unique(np.array(_group_names(pack, options), object), return_inverse=True)
+    of_group = np.full(len(names), -1, np.int64)
+    of_group[groups[values >= 0]] = values[values >= 0]
+    values = np.where(values < 0, of_group[groups], values)
+    free = np.flatnonzero(values < 0)
+    new, inside = np.unique(groups[free], return_inverse=True)
+    hashes = hash_names(names[new].tolist(), options.seed)
+    values[free] = split_groups(inside, hashes, count_missing(counts, values))
+    return values, groups
+
+
+def _store(
+    pack: Pack,
+    name: str,
+    parts: tuple[str, ...],
+    values: I64,
+    groups: I64 | None,
+    made: Mapping[str, Any],
+    *,
+    replaced: bool,
+) -> SplitResult:
+    column = Field(name, Kind.NUMBER, dtype="int64", classes=parts)
+    counts = count_classes(column, values)
+    _refuse_empty(counts, len(pack), groups)
+    part = store_column(pack, column, {name: values}, made)
+    return SplitResult(
+        pack=str(pack.path),
+        name=name,
+        samples=len(pack),
+        parts=counts,
+        groups={} if groups is None else _count_groups(parts, values, groups),
+        class_counts=_count_labels(pack, parts, values),
+        size_bytes=part.size_bytes,
+        replaced=replaced,
+    )
 
 
 def _group_names(pack: Pack, options: SplitOptions) -> list[bytes]:

@@ -83,7 +83,7 @@ def draw_append(result: AppendResult) -> str:
 
 def _unassigned_lines(columns: tuple[str, ...], pack: str) -> list[str]:
     return [
-        f"samples without a value of '{name}' are in none of its parts: feedrate split {pack} ... --replace"
+        f"the new samples are in no part of '{name}' yet: feedrate split {pack} --name {name} --extend"
         for name in columns
     ]
 

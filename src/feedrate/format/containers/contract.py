@@ -47,7 +47,7 @@ class Output:
         self.file = file
         self.size_bytes = self.crc32c = 0
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes | memoryview) -> None:
         self.file.write(data)
         self.crc32c = kernel.crc32c(data, self.crc32c)
         self.size_bytes += len(data)
