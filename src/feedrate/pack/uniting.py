@@ -181,11 +181,11 @@ def _place_column(
     """Return the parts that give a pack's samples their values of an added field."""
     pack = joined.pack
     there = pack.manifest.field(field.name)
-    if there is None:
+    is_whole = any(f.name == field.name for f in pack.manifest.added)
+    if there is None or (not is_whole and there.kind is not Kind.NUMBER):
         values = _default(joined, field, unassigned)
         return [write_column(folder, field, values, first=first, samples=len(pack))]
     own = [part for part in pack.manifest.parts if part.fields == (field.name,)]
-    is_whole = any(f.name == field.name for f in pack.manifest.added)
     if is_whole and not _needs_numbers(there, field) and there.dtype == field.dtype:
         return [_place_part(joined, part, first) for part in own]
     return [write_column(folder, field, _read_values(pack, there, field), first=first, samples=len(pack))]
