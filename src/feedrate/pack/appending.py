@@ -25,7 +25,7 @@ from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack.arrivals import Arrivals
 from feedrate.pack.changing import changing, write_manifest
-from feedrate.pack.files import explain_write_error, remove_folder, sync_folder
+from feedrate.pack.files import explain_write_error, explained, remove_folder, sync_folder
 from feedrate.pack.mapping import Function, Map, find_map
 from feedrate.pack.merging import refuse_equal_keys
 from feedrate.pack.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
@@ -125,21 +125,17 @@ def _append(
         if arrivals.skipped:
             return _nothing_new(arrivals, pack)
         raise
-    with contextlib.closing(Pack(folder)) as new:
-        refuse_equal_keys([pack, new], ["", ""])
-        joined = [Joined(pack), Joined(new, "", link_into(pack.path, or_move=True), defaults)]
-        try:
+    with explained(pack.path):
+        with contextlib.closing(Pack(folder)) as new:
+            refuse_equal_keys([pack, new], ["", ""])
+            joined = [Joined(pack), Joined(new, "", link_into(pack.path, or_move=True), defaults)]
             manifest, unassigned = join(pack.path, joined, _settings(pack, new))
-        except OSError as error:
-            if isinstance(error, FeedrateError):
-                raise
-            raise explain_write_error(error, pack.path) from error
-        if packed.rejected:
-            _add_rejections(pack, folder)
-    sync_folder(pack.path)
-    write_manifest(pack.path, manifest)
-    write_quality(pack.path)
-    remove_folder(folder)
+            if packed.rejected:
+                _add_rejections(pack, folder)
+        sync_folder(pack.path)
+        write_manifest(pack.path, manifest)
+        write_quality(pack.path)
+        remove_folder(folder)
     return _summarise(arrivals, pack, manifest, packed, unassigned)
 
 
