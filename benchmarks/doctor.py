@@ -166,10 +166,9 @@ def draw_row(name: str, row: Mapping[str, Any]) -> str:
     found = row["found"][0] if row["found"] else "nothing"
     exposed = row["exposed_wait_share"]
     remedy, actual, traceml = row["remedy"], row["actual"], row["traceml"]
-    gpu = next((fact["value"] for fact in row["report"]["facts"] if fact["name"] == "GPU"), "none")
     cells = [
         name,
-        f"{row['machine']['usable_cores']} cores" + ("" if gpu in ("none", "unknown") else f", {gpu}"),
+        ", ".join([f"{row['machine']['usable_cores']} cores", *row["machine"].get("gpus", ())]),
         row["expected"],
         found if found == row["expected"] else f"**{found}**",
         "" if exposed is None else f"{exposed:.0%}",
