@@ -156,7 +156,7 @@ def open_hdf5(place: Place, file: bytes) -> Any:
         import h5py
     except ImportError as error:
         raise MissingExtra(
-            f"{address} is an HDF5 file, and h5py is not installed", hint="pip install h5py"
+            f"{address} is an HDF5 file, and h5py is not installed", hint="pip install 'feedrate[hdf5]'"
         ) from error
     try:
         # A file of this machine is read by the library itself, which is quicker.
