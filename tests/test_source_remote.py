@@ -73,7 +73,10 @@ def _write_hdf5(path: Path) -> None:
         file["label"] = [2, 1, 0]
 
 
-KINDS = ["tree", "d.zip", "d.tar", "d.tar.gz", "shards", "shards/{0..1}.tar", "shards/*.tar", "d.tfrecord", "d.rec", "d.parquet", "d.h5", "list.txt"]  # fmt: skip
+KINDS = [
+    "tree", "d.zip", "d.tar", "d.tar.gz", "shards", "shards/{0..1}.tar", "shards/*.tar", "d.tfrecord", "d.rec",
+    "d.parquet", "d.h5", "list.txt",
+]  # fmt: skip
 
 
 def check_same(local: Path, url: str, kind: str, **options: Any) -> None:

@@ -69,5 +69,5 @@ def test_an_s3_bucket_is_packed_like_a_folder(bucket: Path, tmp_path: Path) -> N
 
 def test_what_is_not_in_the_bucket_is_not_found(bucket: Path, tmp_path: Path) -> None:
     assert bucket.exists()
-    with pytest.raises(NotFound, match="no dataset at s3://data/no.zip"):
+    with pytest.raises(NotFound, match=r"no dataset at s3://data/no\.zip"):
         pack("s3://data/no.zip", tmp_path / "p")
