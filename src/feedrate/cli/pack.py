@@ -56,12 +56,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--raw", action="store_true", help="store pixels uncompressed: large, and nothing to decode"
     )
     add_workers(parser)
+    add_engine(parser)
     add_json_arguments(parser)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "on many machines, which must all see SOURCE and PACK under these paths"
+    )
+    group.add_argument(
+        "--executor", default="local", metavar="WHERE", help="local (default), slurm, or dask://HOST:PORT"
+    )
+    group.add_argument("--partition", metavar="NAME", help="of Slurm (default: Slurm's)")
+    group.add_argument(
+        "--time",
+        type=positive,
+        metavar="MINUTES",
+        help="limit of a Slurm job; the rest is begun anew (default: 60)",
+    )
+    group.add_argument("--memory", type=reader(parse_bytes), metavar="SIZE", help="of a Slurm job")
+    group.add_argument(
+        "--array-size",
+        type=positive,
+        metavar="N",
+        help="Slurm jobs at a time (default: 16); each uses --workers (1)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.pack import FieldSpec, PackOptions, Recode, pack
+    from feedrate.pack import Engine, FieldSpec, PackOptions, Recode, pack
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.report.terminal import draw_pack
@@ -74,6 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         shard_bytes=arguments.shard_size,
         workers=arguments.workers,
+        engine=Engine(
+            arguments.executor, arguments.partition, arguments.time, arguments.memory, arguments.array_size
+        ),
         recode=Recode(arguments.resize, arguments.max_side, arguments.quality, arguments.raw),
     )
     check_json_target(arguments)

@@ -2,11 +2,11 @@
 """Many small files -> a pack, and back. The functions return results and print nothing."""
 
 from feedrate.pack.describing import describe
-from feedrate.pack.options import PackOptions
+from feedrate.pack.options import Engine, PackOptions
 from feedrate.pack.packing import pack
 from feedrate.pack.recode import Recode
 from feedrate.pack.unpacking import unpack
 from feedrate.pack.verifying import verify
 from feedrate.source.options import FieldSpec
 
-__all__ = ["FieldSpec", "PackOptions", "Recode", "describe", "pack", "unpack", "verify"]
+__all__ = ["Engine", "FieldSpec", "PackOptions", "Recode", "describe", "pack", "unpack", "verify"]

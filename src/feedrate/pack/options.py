@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,9 +15,43 @@ from feedrate.source.options import FieldSpec, SourceOptions
 DEFAULT_SHARD_BYTES = 256_000_000
 
 
+_DASK = re.compile(r"dask://[^/\s:]+:[0-9]{1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where shards are made. All but `name` is for Slurm.
+
+    Attributes:
+        name: `local`, `slurm` or `dask://HOST:PORT`.
+        minutes: the time limit of a job; what it has not done by then, another one does.
+        array_size: jobs at a time.
+    """
+
+    name: str = "local"
+    partition: str | None = None
+    minutes: int | None = None
+    memory_bytes: int | None = None
+    array_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in ("local", "slurm") and not _DASK.fullmatch(self.name):
+            raise UsageError(f"executor must be local, slurm or dask://HOST:PORT, got '{self.name}'")
+        for option, value in (
+            ("partition", self.partition),
+            ("time", self.minutes),
+            ("memory", self.memory_bytes),
+            ("array-size", self.array_size),
+        ):
+            if value is not None and self.name != "slurm":
+                raise UsageError(f"--{option} is for --executor slurm, not for '{self.name}'")
+            if isinstance(value, int) and value < 1:
+                raise UsageError(f"--{option} must be at least 1, got {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class PackOptions:
-    """Settings of `pack`. All but `workers` shape the pack and must stay the same when it is resumed."""
+    """Settings of `pack`. All but `workers` and `engine` shape the pack: they stay when it is resumed."""
 
     labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
     path_column: str | None = None  # None: guessed
@@ -25,6 +60,7 @@ class PackOptions:
     seed: int = 0
     shard_bytes: int = DEFAULT_SHARD_BYTES
     workers: int | None = None  # None: as many as usable cores
+    engine: Engine = field(default_factory=Engine)  # who makes the shards
     recode: Recode = field(default_factory=Recode)  # to store fewer pixels, or other ones
 
     def __post_init__(self) -> None:

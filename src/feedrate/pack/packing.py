@@ -25,12 +25,13 @@ from feedrate.errors import SourceError, StorageError
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, index_name, shard_name
 from feedrate.pack import listing
+from feedrate.pack.engine import run_shards
 from feedrate.pack.files import appear, free_bytes, remove_temporaries
 from feedrate.pack.listing import Listing, ListingWriter
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_into_shards
 from feedrate.pack.recode import sum_up
-from feedrate.pack.shard import ShardDone, dump_rejections, read_done, write_shard
+from feedrate.pack.shard import ShardDone, dump_rejections, read_done
 from feedrate.pack.unfinished import (
     PROGRESS_NAME,
     begin,
@@ -41,7 +42,6 @@ from feedrate.pack.unfinished import (
     refuse_nesting,
     write_file,
 )
-from feedrate.pack.workers import run_tasks
 from feedrate.results import PackResult, Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.place import is_url
@@ -178,8 +178,7 @@ def _run(
         watch(Tick("packing", done, total, done_bytes, total_bytes))
 
     report(0, 0)
-    for _ in run_tasks(write_shard, missing, workers=options.workers, size_bytes=left_bytes, watch=report):
-        pass
+    run_shards(missing, options.engine, workers=options.workers, watch=report)
 
 
 def _make_manifest(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from feedrate.pack.files import (
     explain_write_error,
     is_temporary,
     only_one,
+    remove_temporaries,
     sync_folder,
 )
 from feedrate.pack.options import PackOptions
@@ -27,6 +29,7 @@ from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
 PROGRESS_NAME = "packing.json"
+JOBS_NAME = "packing.jobs"
 
 
 def refuse_nesting(source: str, folder: Path) -> None:
@@ -166,7 +169,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 def finish(folder: Path) -> None:
     """Take away what says that the pack is unfinished; the last step."""
+    remove_temporaries(folder)  # of jobs that were lost
     (folder / listing.NAME).unlink(missing_ok=True)
     (folder / SPOOL_NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder / JOBS_NAME, ignore_errors=True)
     (folder / PROGRESS_NAME).unlink()
     sync_folder(folder)

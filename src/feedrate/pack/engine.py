@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who runs shard tasks: processes of this machine, Slurm, or Dask.
+
+What counts is what lies in the target folder: a task has ended when its shard and its index part are there,
+so neither a lost job nor a lost message can lose or repeat more than the shard that was being written.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from feedrate.errors import FeedrateError, StorageError
+from feedrate.format.manifest import shard_name
+from feedrate.pack.files import is_temporary
+from feedrate.pack.options import Engine
+from feedrate.pack.plan import ShardTask
+from feedrate.pack.shard import read_done, write_shard
+from feedrate.pack.workers import Watch, run_tasks
+from feedrate.units import format_count
+
+# A job that ends so often without a shard will not do better the next time.
+_MOST_LOSSES = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """Some tasks that were handed over together; `handle` is what the cluster knows them by."""
+
+    tasks: tuple[ShardTask, ...]
+    handle: object
+
+
+class Cluster(Protocol):
+    """Runs jobs elsewhere. Jobs that are still there when the block ends are cancelled."""
+
+    jobs_at_once: int | None  # None: as many as there are tasks
+
+    def submit(self, groups: Sequence[tuple[ShardTask, ...]]) -> list[Job]: ...
+
+    def wait(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs that have ended, after a moment at most."""
+        ...
+
+    def outcome(self, job: Job) -> FeedrateError | str | None:
+        """Return the error that a job ended with, or words about how it was lost; None: neither."""
+        ...
+
+
+def run_shards(tasks: Sequence[ShardTask], engine: Engine, *, workers: int | None, watch: Watch) -> None:
+    """Make all shards, wherever `engine` says.
+
+    Raises:
+        FeedrateError: a shard could not be made; the others that were begun are given up.
+    """
+    if engine.name == "local" or not tasks:
+        size_bytes = sum(task.source_bytes for task in tasks)
+        for _ in run_tasks(write_shard, tasks, workers=workers, size_bytes=size_bytes, watch=watch):
+            pass
+        return
+    with _open_cluster(engine, Path(tasks[0].target), workers or 1) as cluster:
+        _run_remote(cluster, tasks, watch)
+
+
+def _open_cluster(engine: Engine, target: Path, workers: int) -> AbstractContextManager[Cluster]:
+    if engine.name == "slurm":
+        from feedrate.pack.slurm import open_slurm
+
+        return open_slurm(engine, target, workers)
+    from feedrate.pack.dask import open_dask
+
+    return open_dask(engine.name, workers)
+
+
+def _run_remote(cluster: Cluster, tasks: Sequence[ShardTask], watch: Watch) -> None:
+    count = min(cluster.jobs_at_once or len(tasks), len(tasks))
+    running = cluster.submit([tuple(tasks[start::count]) for start in range(count)])
+    losses: Counter[int] = Counter()
+    while running:
+        for job in cluster.wait(running):
+            running.remove(job)
+            left = tuple(task for task in job.tasks if not _is_done(task))
+            outcome = cluster.outcome(job)
+            if isinstance(outcome, FeedrateError):
+                raise outcome
+            if not left:
+                continue
+            losses[left[0].number] += 1
+            if losses[left[0].number] >= _MOST_LOSSES:
+                raise FeedrateError(
+                    f"{shard_name(left[0].number)} was begun {format_count(_MOST_LOSSES, 'time')} and never "
+                    f"finished{f': {outcome}' if outcome else ''}",
+                    hint="run the same command again to go on",
+                )
+            running += cluster.submit([left])
+        watch(*_measure(tasks))
+
+
+def write_shards(tasks: Sequence[ShardTask], workers: int) -> FeedrateError | None:
+    """Make shards, in a job, that are not there yet; returns what went wrong, since not all engines carry
+    exceptions as they are."""
+    if not os.path.exists(tasks[0].listing):
+        return StorageError(
+            f"{socket.gethostname()} does not see {tasks[0].target}",
+            hint="source and pack must lie where every node finds them under the same path",
+        )
+    left = [task for task in tasks if not _is_done(task)]
+    try:
+        for _ in run_tasks(write_shard, left, workers=workers, size_bytes=0, watch=lambda *_: None):
+            pass
+    except FeedrateError as error:
+        return error
+    return None
+
+
+def _is_done(task: ShardTask) -> bool:
+    return read_done(Path(task.target), task.number, task.plan) is not None
+
+
+def _measure(tasks: Sequence[ShardTask]) -> tuple[int, int]:
+    """Return samples and bytes of what has been made so far, by the sizes of the files in the target."""
+    made = dict(_find_shards(Path(tasks[0].target)))
+    samples = size_bytes = 0.0
+    for task in tasks:
+        share = min(1.0, made.get(shard_name(task.number), 0) / task.expected_bytes)
+        samples += share * task.samples
+        size_bytes += share * task.source_bytes
+    return int(samples), int(size_bytes)
+
+
+def _find_shards(folder: Path) -> Iterator[tuple[str, int]]:
+    found: list[tuple[str, int, bool]] = []
+    with os.scandir(folder) as scan:
+        for entry in scan:
+            try:
+                # `.shard-00003.tar.4711-0123abcd.tmp` grows to be `shard-00003.tar`.
+                name = entry.name[1:].rpartition(".tmp")[0].rpartition(".")[0]
+                is_whole = not is_temporary(entry.name)
+                found.append((entry.name if is_whole else name, entry.stat().st_size, is_whole))
+            except OSError:
+                continue
+    # The whole one counts where a lost job's half lies beside it.
+    for name, size_bytes, _ in sorted(found, key=lambda one: one[2]):
+        yield name, size_bytes
