@@ -74,8 +74,8 @@ def _write_hdf5(path: Path) -> None:
 
 
 KINDS = [
-    "tree", "d.zip", "d.tar", "d.tar.gz", "shards", "shards/{0..1}.tar", "shards/*.tar", "d.tfrecord", "d.rec",
-    "d.parquet", "d.h5", "list.txt",
+    "tree", "d.zip", "d.tar", "d.tar.gz", "shards", "shards/{0..1}.tar", "shards/*.tar", "d.tfrecord",
+    "d.rec", "d.parquet", "d.h5", "list.txt",
 ]  # fmt: skip
 
 

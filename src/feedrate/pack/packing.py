@@ -148,7 +148,8 @@ def _pack_shards(
     missing = [task for task in tasks if read_done(folder, task.number, source.plan) is None]
     _check_room(folder, missing)
     if source.reader.table is not None:
-        write_file(folder / _table_name(source.settings), source.reader.table.data)
+        with appear(folder / _table_name(source.settings)) as out:
+            out.writelines(source.reader.table.pieces())
     _run(tasks, missing, options, watch)
     done = [read_done(folder, task.number, source.plan) for task in tasks]
     complete = [shard for shard in done if shard is not None]

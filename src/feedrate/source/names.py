@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import RESERVED_NAMES, Kind
@@ -144,8 +148,8 @@ def record_name(file: bytes, number: int) -> bytes:
     return stem + b"/%08d" % number
 
 
-class Repeats:
-    """Notices names that come twice, at 8 bytes a name. A digest alone is no proof: `find` looks again."""
+class Digests:
+    """A set of names at 8 bytes each. What it says of a name is as certain as 64 bits are."""
 
     def __init__(self) -> None:
         self._digests = array("Q")
@@ -153,22 +157,41 @@ class Repeats:
     def add(self, name: bytes) -> None:
         self._digests.append(_digest(name))
 
+    def sorted(self) -> npt.NDArray[np.uint64]:
+        return np.sort(np.array(self._digests, np.uint64))
+
+    def others(self, names: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield those of `names` that are not in the set."""
+        known = self.sorted()
+        names = iter(names)
+        while block := list(itertools.islice(names, 4096)):
+            digests = np.array([_digest(name) for name in block], np.uint64)
+            at = np.searchsorted(known, digests)
+            is_known = np.zeros(len(block), bool)
+            inside = at < len(known)
+            is_known[inside] = known[at[inside]] == digests[inside]
+            yield from (name for name, has in zip(block, is_known.tolist(), strict=True) if not has)
+
+
+class Repeats(Digests):
+    """Notices names that come twice. A digest is no proof: where it seems so, names are looked at again."""
+
     def find(self, again: Iterable[bytes]) -> bytes | None:
         """Return the first name that comes twice; `again` are the names once more, read only if needed."""
-        import numpy as np
+        return next(iter(sorted(self.find_all(again))), None)
 
-        digests = np.frombuffer(self._digests, np.uint64) if self._digests else np.zeros(0, np.uint64)
-        digests = np.sort(digests)
-        suspects = set(digests[1:][digests[1:] == digests[:-1]][:1000].tolist())
+    def find_all(self, again: Iterable[bytes]) -> set[bytes]:
+        """Return the names that come twice."""
+        digests = self.sorted()
+        suspects = set(digests[1:][digests[1:] == digests[:-1]].tolist())
         if not suspects:
-            return None
-        seen = set()
+            return set()
+        seen: set[bytes] = set()
+        twice: set[bytes] = set()
         for name in again:
             if _digest(name) in suspects:
-                if name in seen:
-                    return name
-                seen.add(name)
-        return None
+                (twice if name in seen else seen).add(name)
+        return twice
 
 
 def _digest(name: bytes) -> int:

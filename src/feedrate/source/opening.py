@@ -82,6 +82,11 @@ def open_reader(source: str, options: SourceOptions | None = None, scratch: str 
 def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
     if options.labels is not None:
         return LabelledFolder(place.root, options)
+    if options.fields or options.path_column or options.label_column or options.label_separator:
+        raise UsageError(
+            "--field, --path-column and --label-column name columns of a table, and there is none",
+            hint="give the table: --labels FILE",
+        )
     files: dict[Form, list[PlacedFile]] = {}
     others: Counter[str] = Counter()
     for file in place.walk():
@@ -149,7 +154,7 @@ def _open_inside(source: str, place: Place, spool: Spool) -> Reader:
 
 
 def _refuse_labels(options: SourceOptions, source: str) -> None:
-    if options.labels is not None or options.fields:
+    if options.labels is not None or options.fields or options.path_column or options.label_column:
         raise UsageError(
             f"--labels and --field go with a folder of files; {source} is not one",
             hint="unpack it first, or leave them out: labels inside of it are found",
