@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -17,6 +18,7 @@ from feedrate.errors import SourceError
 from feedrate.format.fields import RESERVED_NAMES, Kind
 from feedrate.format.keys import IMAGE_SUFFIXES, printable
 
+_PLAIN_NAME = re.compile(rb"[\w +,=@()~-][\w .+,=@()~-]{0,200}(/[\w .+,=@()~-]{1,200}){0,10}")
 _LONGEST_NAME = 4096  # as Linux has it
 _IMAGE_NAMES = (
     "image/encoded",
@@ -55,6 +57,8 @@ def clean_name(name: bytes, archive: str) -> bytes:
     Raises:
         SourceError: it leads out of the folder it would be unpacked to, or is no text.
     """
+    if _PLAIN_NAME.fullmatch(name) and b".." not in name and b"./" not in name:
+        return name
     shown = printable(name[:200])
     problem = None
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
@@ -82,7 +86,7 @@ def clean_name(name: bytes, archive: str) -> bytes:
 
 def is_hidden(name: bytes) -> bool:
     """Return whether a file is left out, as hidden files of a folder are."""
-    return any(part.startswith(b".") for part in name.split(b"/")) or name.startswith(b"__MACOSX/")
+    return name.startswith((b".", b"__MACOSX/")) or b"/." in name
 
 
 def safe_field(name: str) -> str:
@@ -140,12 +144,16 @@ def kind_of_suffix(suffix: str) -> Kind:
 
 def record_name(file: bytes, number: int) -> bytes:
     """Return what a record is called that has no name: after its file, and by its number in there."""
+    return _record_stem(file) + b"/%08d" % number
+
+
+@functools.lru_cache(maxsize=16)
+def _record_stem(file: bytes) -> bytes:
     stem = file.removesuffix(b".gz")
     folder, base = os.path.split(stem)
     # 'train.tfrecord-00000-of-00010' and the next one must differ: only a last suffix goes.
     root, suffix = os.path.splitext(base)
-    stem = os.path.join(folder, root if suffix[1:].isalnum() and not suffix[1:].isdigit() else base)
-    return stem + b"/%08d" % number
+    return os.path.join(folder, root if suffix[1:].isalnum() and not suffix[1:].isdigit() else base)
 
 
 class Digests:
