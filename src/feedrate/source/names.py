@@ -45,6 +45,11 @@ _LABEL_NAMES = (
     "fine_label",
 )
 _MASK_WORDS = re.compile(r"(^|[^a-z])(masks?|seg|segmentation|annotation|semantic)([^a-z]|$)")
+_KINDS = {
+    "npy": Kind.ARRAY, "txt": Kind.TEXT, "text": Kind.TEXT, "caption": Kind.TEXT, "transcript": Kind.TEXT,
+    "json": Kind.JSON, "jsn": Kind.JSON, "cls": Kind.NUMBER, "cls2": Kind.NUMBER, "class": Kind.NUMBER,
+    "count": Kind.NUMBER, "index": Kind.NUMBER, "inx": Kind.NUMBER, "id": Kind.NUMBER,
+}  # fmt: skip
 _BEGINNINGS = (
     (b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
     (b"II*\0", "tif"), (b"MM\0*", "tif"),
@@ -135,11 +140,7 @@ def kind_of_suffix(suffix: str) -> Kind:
     """Return what a file with such a suffix (no dot) holds."""
     if f".{suffix}" in IMAGE_SUFFIXES:
         return Kind.IMAGE
-    return {
-        "npy": Kind.ARRAY, "txt": Kind.TEXT, "text": Kind.TEXT, "caption": Kind.TEXT, "transcript": Kind.TEXT,
-        "json": Kind.JSON, "jsn": Kind.JSON, "cls": Kind.NUMBER, "cls2": Kind.NUMBER, "class": Kind.NUMBER,
-        "count": Kind.NUMBER, "index": Kind.NUMBER, "inx": Kind.NUMBER, "id": Kind.NUMBER,
-    }.get(suffix, Kind.BYTES)  # fmt: skip
+    return _KINDS.get(suffix, Kind.BYTES)
 
 
 def record_name(file: bytes, number: int) -> bytes:

@@ -242,29 +242,28 @@ def _parse_entry(buffer: bytes, at: int, archive: str, number: int, shift: int) 
 
 
 def _check_entry(member: ZipMember, archive: str, directory_offset: int) -> None:
-    who = f"{archive}: '{printable(member.name)}'"
+    problem, hint = _problem(member, directory_offset)
+    if problem is not None:
+        raise SourceError(f"{archive}: '{printable(member.name)}' {problem}", hint=hint)
+
+
+def _problem(member: ZipMember, directory_offset: int) -> tuple[str | None, str | None]:
+    packed_bytes, size_bytes = member.packed_bytes, member.size_bytes
     if member.flags & (1 | 64 | 8192) or member.method == 99:
-        raise SourceError(f"{who} is encrypted", hint="unpack it with its password, and pack the folder")
+        return "is encrypted", "unpack it with its password, and pack the folder"
     if member.method not in (STORED, DEFLATED):
         how = _METHODS.get(member.method, f"method {member.method}")
-        raise SourceError(
-            f"{who} is compressed by {how}; stored and deflated members can be read",
-            hint="unpack it, and pack the folder",
-        )
-    if member.header + _LOCAL.size + member.packed_bytes > directory_offset:
-        raise SourceError(
-            f"{who} should lie where the zip's directory is: it is damaged, or lies about the size"
-        )
-    largest = member.packed_bytes * (_DEFLATE_RATIO if member.method == DEFLATED else 1) + 64
-    if member.size_bytes > largest or (member.method == STORED and member.size_bytes != member.packed_bytes):
-        raise SourceError(
-            f"{who} declares {member.size_bytes:,} bytes in {member.packed_bytes:,}, which cannot be: refused"
-        )
-    if member.size_bytes > _BOMB_MEMBER_BYTES and member.size_bytes > _BOMB_RATIO * member.packed_bytes:
-        raise SourceError(
-            f"{who} would unpack to {format_bytes(member.size_bytes)}, "
-            f"{member.size_bytes // max(1, member.packed_bytes):,} times its size: refused as a zip bomb"
-        )
+        words = f"is compressed by {how}; stored and deflated members can be read"
+        return words, "unpack it, and pack the folder"
+    if member.header + _LOCAL.size + packed_bytes > directory_offset:
+        return "should lie where the zip's directory is: it is damaged, or lies about the size", None
+    largest = packed_bytes * (_DEFLATE_RATIO if member.method == DEFLATED else 1) + 64
+    if size_bytes > largest or (member.method == STORED and size_bytes != packed_bytes):
+        return f"declares {size_bytes:,} bytes in {packed_bytes:,}, which cannot be: refused", None
+    if size_bytes > _BOMB_MEMBER_BYTES and size_bytes > _BOMB_RATIO * packed_bytes:
+        times = f"{size_bytes // max(1, packed_bytes):,} times its size"
+        return f"would unpack to {format_bytes(size_bytes)}, {times}: refused as a zip bomb", None
+    return None, None
 
 
 def _long_sizes(extra: bytes, short: tuple[int, ...]) -> tuple[int, ...]:
