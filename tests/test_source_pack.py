@@ -59,10 +59,14 @@ def test_a_zip_of_class_folders_comes_back_as_it_was(tmp_path: Path, compression
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    [("d.tar", "w"), ("d.tar.gz", "w:gz"), ("d.tgz", "w:gz"), ("d.tar.bz2", "w:bz2"), ("d.tar.xz", "w:xz")],
-)
-@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+    ("name", "mode", "format"),
+    [
+        ("d.tar", "w", tarfile.PAX_FORMAT), ("d.tar", "w", tarfile.GNU_FORMAT),
+        ("d.tar", "w", tarfile.USTAR_FORMAT),
+        ("d.tar.gz", "w:gz", tarfile.PAX_FORMAT), ("d.tgz", "w:gz", tarfile.GNU_FORMAT),
+        ("d.tar.bz2", "w:bz2", tarfile.PAX_FORMAT), ("d.tar.xz", "w:xz", tarfile.PAX_FORMAT),
+    ],
+)  # fmt: skip
 def test_a_tar_of_class_folders_comes_back_as_it_was(
     tmp_path: Path, name: str, mode: str, format: int
 ) -> None:

@@ -27,7 +27,7 @@ from feedrate.source.record import Held, Record, Stored
 from feedrate.source.values import UnusableValue
 from sources import dump_example, image_record, jpeg, write_recordio, write_tar, write_tfrecord, write_zip
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 parts = st.text(
     st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"), exclude_characters="/\\:."),
     min_size=1,
@@ -227,7 +227,7 @@ def test_damaged_files_end_in_a_sentence_and_cost_no_memory(
     read_everything(source)  # what is imported on the way is not counted
     tracemalloc.start()
     try:
-        for _ in range(150):
+        for _ in range(100):
             source.write_bytes(mutate(whole, rng))
             read_everything(source)
         assert tracemalloc.get_traced_memory()[1] < 40_000_000
@@ -238,7 +238,7 @@ def test_damaged_files_end_in_a_sentence_and_cost_no_memory(
 def test_damaged_examples_behind_right_checksums_end_in_a_sentence(tmp_path: Path) -> None:
     rng = random.Random(6)
     whole = dump_example({"image": [jpeg(1)], "label": [1], "t": [b"a", b"b"], "f": [0.5, 1.5]})
-    for _ in range(300):
+    for _ in range(200):
         read_everything(write_tfrecord(tmp_path / "d.tfrecord", [mutate(whole, rng), whole]))
 
 
