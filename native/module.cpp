@@ -5,13 +5,18 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "batch.h"
+#include "coefficients.h"
 #include "crc32c.h"
+#include "folder.h"
 #include "jpeg.h"
 #include "level.h"
+#include "members.h"
 
 namespace nb = nanobind;
 using namespace feedrate;
@@ -188,6 +193,109 @@ nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, 
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), seconds);
 }
 
+// (status, words, file); the file is empty when the image cannot be turned without loss, too.
+nb::tuple to_baseline_door(Array<const uint8_t> data, int orientation) {
+    need(orientation >= 1 && orientation <= 8, "orientation must be 1 to 8");
+    std::string file;
+    Outcome outcome;
+    {
+        nb::gil_scoped_release release;
+        Coefficients image;
+        outcome = read_coefficients(data.data(), data.shape(0), image);
+        if (outcome.ok() && turn(image, orientation)) outcome = write_baseline(image, file);
+    }
+    return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), nb::bytes(file.data(), file.size()));
+}
+
+std::vector<std::string> strings_of(nb::list list) {
+    std::vector<std::string> strings;
+    for (nb::handle one : list) strings.emplace_back(nb::cast<nb::bytes>(one).c_str(), nb::cast<nb::bytes>(one).size());
+    return strings;
+}
+
+template <class T>
+nb::bytes bytes_from(const std::vector<T>& values) {
+    return nb::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+// (errno, names, starts, sizes, times, kinds); all but the first as bytes of arrays.
+nb::tuple list_folder_door(nb::bytes path, nb::list suffixes) {
+    const std::string folder(path.c_str(), path.size());
+    const std::vector<std::string> wanted = strings_of(suffixes);
+    FolderList list;
+    int error;
+    {
+        nb::gil_scoped_release release;
+        error = list_folder(folder, wanted, list);
+    }
+    return nb::make_tuple(error, nb::bytes(list.names.data(), list.names.size()), bytes_from(list.starts), bytes_from(list.sizes),
+                          bytes_from(list.times_ns), bytes_from(list.kinds));
+}
+
+void check_starts(const Array<const int64_t>& starts, size_t count, size_t end) {
+    need(starts.shape(0) == count + 1 && starts.data()[0] == 0 && starts.data()[count] == static_cast<int64_t>(end), "starts do not fit what they divide");
+    for (size_t i = 0; i < count; ++i) need(starts.data()[i] <= starts.data()[i + 1], "starts are not in order");
+}
+
+void hash_stems_door(Array<const uint8_t> paths, Array<const int64_t> starts, Array<uint64_t> out) {
+    const size_t count = out.shape(0);
+    check_starts(starts, count, paths.shape(0));
+    for (size_t i = 0; i < count; ++i)
+        out.data()[i] = hash_stem(paths.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]));
+}
+
+// (keys, entries), each one behind the other; what else is known goes to `facts`, eight numbers per sample: 1 when it is left to the
+// caller, crc32c, width, height, kind (members.h), 1 when it has EXIF, length of the key, length of the entry points.
+nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<const int64_t> path_starts, Array<const int64_t> sizes,
+                            nb::object labels, Array<const uint8_t> header, bool scan, Array<const int64_t> starts,
+                            Array<uint8_t> out, Pool* pool, Array<int64_t> facts) {
+    const size_t count = sizes.shape(0);
+    check_starts(path_starts, count, paths.shape(0));
+    check_starts(starts, count, out.shape(0));
+    need(header.shape(0) == static_cast<size_t>(kTarBlock) && facts.shape(0) == 8 * count, "header or facts have the wrong size");
+    MembersRequest request{};
+    request.count = static_cast<int64_t>(count);
+    request.root.assign(root.c_str(), root.size());
+    request.paths = paths.data(), request.path_starts = path_starts.data(), request.sizes = sizes.data();
+    Array<const int64_t> label_array;
+    if (!labels.is_none()) {
+        label_array = nb::cast<Array<const int64_t>>(labels);
+        need(label_array.shape(0) == count, "labels differ in length");
+        request.labels = label_array.data();
+    }
+    request.header = header.data(), request.scan = scan, request.starts = starts.data(), request.out = out.data();
+    for (size_t i = 0; i < count; ++i)
+        need(sizes.data()[i] >= 0 && sizes.data()[i] < int64_t{1} << 40 &&
+                 room_of(sizes.data()[i], request.labels != nullptr) == starts.data()[i + 1] - starts.data()[i],
+             "starts do not follow from the sizes");
+    std::vector<MemberFacts> found(count);
+    std::string keys, entries;
+    bool open;
+    {
+        nb::gil_scoped_release release;
+        open = make_members(request, pool, found.data());
+        int64_t* to = facts.data();
+        for (const MemberFacts& one : found) {
+            const int64_t numbers[] = {one.left, one.crc, one.width, one.height, static_cast<int64_t>(one.kind), one.has_exif,
+                                       one.left ? 0 : static_cast<int64_t>(one.key.size()),
+                                       one.left ? 0 : static_cast<int64_t>(one.entries.size())};
+            to = std::copy(std::begin(numbers), std::end(numbers), to);
+            if (one.left) continue;
+            keys += one.key;
+            entries += one.entries;
+        }
+    }
+    need(open, "the pool is closed");
+    return nb::make_tuple(nb::bytes(keys.data(), keys.size()), nb::bytes(entries.data(), entries.size()));
+}
+
+// The checksum that each row of a table ends with: that of its other bytes.
+void crc32c_rows_door(Array<const uint8_t> rows, size_t width, Array<uint32_t> out) {
+    need(width >= 4 && rows.shape(0) == width * out.shape(0), "rows have the wrong size");
+    nb::gil_scoped_release release;
+    for (size_t i = 0; i < out.shape(0); ++i) out.data()[i] = crc32c(rows.data() + i * width, width - 4, 0);
+}
+
 uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
     nb::gil_scoped_release release;
     return crc32c(data.data(), data.shape(0), value);
@@ -222,6 +330,7 @@ NB_MODULE(_native, m) {
     m.def("crc32c_by_table", [](Array<const uint8_t> data, uint32_t value) { return crc32c_by_table(data.data(), data.shape(0), value); });
     m.def("probe", &probe_door);
     m.def("scan", &scan_door);
+    m.def("to_baseline", &to_baseline_door);
     m.def("decode_one", &decode_one_door);
     m.def("profile_one", &profile_door);
     m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
@@ -229,4 +338,9 @@ NB_MODULE(_native, m) {
     m.def("read_ranges", &read_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("starts"), nb::arg("buffer"), nb::arg("pool").none(),
           nb::arg("details"));
     m.def("gather_rows", &gather_rows_door);
+    m.def("list_folder", &list_folder_door);
+    m.def("hash_stems", &hash_stems_door);
+    m.def("crc32c_rows", &crc32c_rows_door);
+    m.def("make_members", &make_members_door, nb::arg("root"), nb::arg("paths"), nb::arg("path_starts"), nb::arg("sizes"), nb::arg("labels").none(),
+          nb::arg("header"), nb::arg("scan"), nb::arg("starts"), nb::arg("out"), nb::arg("pool").none(), nb::arg("facts"));
 }

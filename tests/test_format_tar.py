@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import PackError
-from feedrate.format.tar import END_OF_ARCHIVE, Member, member_bytes, member_header, padding, read_members
+from feedrate.format.containers import Member
+from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes, member_header, padding, read_members
 
 
 def make_tar(names: list[str], data: bytes = b"hello") -> bytes:

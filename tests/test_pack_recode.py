@@ -385,7 +385,7 @@ def test_an_unknown_coding_is_refused_in_words(jpeg_folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("kind", "coding"), [(Kind.TEXT, Coding.RECODED), (Kind.MASK, Coding.RAW), (Kind.ARRAY, Coding.RAW)]
+    ("kind", "coding"), [(Kind.TEXT, Coding.RECODED), (Kind.MASK, Coding.RAW), (Kind.BOXES, Coding.RAW)]
 )
 def test_a_coding_fits_its_kind(kind: Kind, coding: Coding) -> None:
     with pytest.raises(UsageError, match="cannot be stored as"):

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One input of the fuzzer: how to decode (8 bytes), then a JPEG. Decodes it from the top, with its own entry points and with
 // spoilt ones; beyond "no crash" it demands that entry points change no pixel and that a sound scan decodes. Then the same bytes
-// once more as rows of a raw image, with a right table and a spoilt one, and as a table themselves.
+// once more as rows of a raw image, with a right table and a spoilt one, and as a table themselves. And the JPEG is written again as
+// baseline, turned by byte 1: what was read twice must be the same.
 //
 //   0  what the entries are: bit 0, spoil them; bits 1 to 7, where
 //   1  spoiling value
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "../coefficients.h"
 #include "../crc32c.h"
 #include "../jpeg.h"
 #include "../raw.h"
@@ -93,6 +95,18 @@ void try_raw(const uint8_t* input, Bytes file, const Target& target) {
     crop_raw(file, std::string(reinterpret_cast<const char*>(file.data), file.size), box, target);
 }
 
+void try_baseline(const uint8_t* input, Bytes file) {
+    Coefficients image, again;
+    if (!read_coefficients(file.data, file.size, image).ok()) return;
+    turn(image, input[1] % 8 + 1);
+    std::string written;
+    if (!write_baseline(image, written).ok()) return;
+    const std::unique_ptr<uint8_t[]> exact(new uint8_t[written.size()]);
+    std::memcpy(exact.get(), written.data(), written.size());
+    demand(read_coefficients(exact.get(), written.size(), again).ok(), "what was written is read");
+    for (size_t i = 0; i < image.planes.size(); ++i) demand(image.planes[i].values == again.planes[i].values, "no coefficient changes");
+}
+
 Bytes view(const std::string& text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
 
 }  // namespace
@@ -121,6 +135,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     const auto target = [&](uint8_t* pixels) { return Target{pixels, height, width, channels, (input[7] & 128) != 0}; };
     const uint32_t crc = crc32c(file.data, file.size, 0);
 
+    try_baseline(input, file);
     try_raw(input, file, target(entered.get()));
     fuzz_checksum = crc32c(entered.get(), out_size, fuzz_checksum);
 

@@ -173,6 +173,19 @@ def scan(data: bytes) -> Scan:
     return Scan(width, height, "", words, False, b"")
 
 
+def to_baseline(data: bytes, orientation: int = 1) -> bytes | None:
+    """Return a Huffman-coded JPEG, progressive or not, as baseline JPEG with the very same coefficients.
+
+    With `orientation` (EXIF, 1 to 8) the image is turned upright. Application data and comments are kept as
+    they are. None: it is none of these, it is damaged, or it cannot be turned without loss, since an edge is
+    not a whole block.
+    """
+    if not 1 <= orientation <= 8:
+        raise ValueError(f"orientation must be 1 to 8, got {orientation}")
+    status, _, file = _native.to_baseline(_as_bytes(data), orientation)
+    return file if status == Status.OK and file else None
+
+
 def gather_rows(files: Files, file: I32, row: I64, bases: I64, strides: I64, dtype: np.dtype[Any]) -> Any:
     """Read rows of a columnar table straight from its file, and check each row's last column.
 
@@ -366,6 +379,131 @@ def profile_decode(
         raise ValueError(words)
     befores = [0.0, *sums[:-1]]
     return {name: max(s - before, 0.0) for name, s, before in zip(STAGES, sums, befores, strict=True)}
+
+
+class Entry(enum.IntEnum):
+    """What lies in a folder."""
+
+    WANTED = 0  # a regular file with one of the suffixes that were asked for
+    OTHER = 1  # another regular file
+    FOLDER = 2
+    ODD = 3
+    UNKNOWN = 4  # it cannot be looked at: its size is the errno
+
+
+@dataclass(frozen=True, slots=True)
+class FolderList:
+    """What lies in a folder, sorted by name; name `i` is `names[starts[i]:starts[i + 1]]`."""
+
+    names: bytes
+    starts: I64
+    sizes: I64
+    times_ns: I64
+    kinds: U8
+
+
+def list_folder(path: bytes, suffixes: Sequence[str]) -> FolderList:
+    """List a folder; links are followed, names that begin with a dot are left out.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    error, names, *arrays = _native.list_folder(path, [suffix.encode() for suffix in suffixes])
+    if error:
+        raise OSError(error, os.strerror(error), os.fsdecode(path))
+    starts, sizes, times_ns = (np.frombuffer(array, np.int64) for array in arrays[:3])
+    return FolderList(names, starts, sizes, times_ns, np.frombuffer(arrays[3], np.uint8))
+
+
+def hash_stems(paths: bytes, starts: I64) -> npt.NDArray[np.uint64]:
+    """Return a hash of each path without its suffix, dots of its last part written as '_'."""
+    out = np.zeros(len(starts) - 1, np.uint64)
+    _native.hash_stems(np.frombuffer(paths, np.uint8), np.ascontiguousarray(starts, np.int64), out)
+    return out
+
+
+def crc32c_rows(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
+    """Return the CRC-32C of each row of a structured array, without its last four bytes."""
+    out = np.zeros(len(rows), np.uint32)
+    raw = np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
+    _native.crc32c_rows(raw, rows.dtype.itemsize, out)
+    return out
+
+
+class ImageKind(enum.IntEnum):
+    """What `make_members` takes; of PNGs: the kinds of pixels that need no second look."""
+
+    JPEG = 0
+    GRAY_JPEG = 1
+    PNG_GRAY = 2
+    PNG_RGB = 3
+    PNG_PALETTE = 4
+    PNG_GRAY_ALPHA = 5
+    PNG_RGB_ALPHA = 6
+    PNG_BITS = 7
+
+
+TAR_BLOCK_BYTES = 512
+_MEMBER_FACTS = ("left", "crc32c", "width", "height", "kind", "has_exif", "key_bytes", "entries_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Image files as members of a tar. `facts` has a column per name and a row per sample.
+
+    The members of sample `i` are `buffer[starts[i]:starts[i + 1]]`, unless `left` says that it is for the
+    caller; `keys` and `entries` of the others lie one behind the other.
+    """
+
+    buffer: U8
+    starts: I64
+    facts: dict[str, I64]
+    keys: bytes
+    entries: bytes
+
+
+def make_members(
+    root: bytes,
+    paths: Sequence[bytes],
+    sizes: I64,
+    labels: I64 | None,
+    *,
+    header: bytes,
+    scan: bool = True,
+    pool: Pool | None = None,
+) -> Members:
+    """Read image files, look at each, and lay them out as members of a tar: KEY.jpg, and KEY.cls with labels.
+
+    Args:
+        header: a tar header for an empty name and size 0.
+        scan: note entry points; else only the headers of JPEGs are read.
+
+    A sample is left to the caller when anything about it is out of the ordinary: its name, its size, its
+    image.
+    """
+    if pool is not None and pool._closed:
+        raise ValueError("the pool is closed")
+    sizes = np.ascontiguousarray(sizes, np.int64)
+    rooms = TAR_BLOCK_BYTES + -(-sizes // TAR_BLOCK_BYTES) * TAR_BLOCK_BYTES
+    rooms += 0 if labels is None else 2 * TAR_BLOCK_BYTES
+    starts = np.concatenate(([0], np.cumsum(rooms))).astype(np.int64)
+    path_starts = np.concatenate(([0], np.cumsum([len(path) for path in paths]))).astype(np.int64)
+    buffer = np.empty(int(starts[-1]), np.uint8)
+    facts = np.zeros((len(sizes), len(_MEMBER_FACTS)), np.int64)
+    keys, entries = _native.make_members(
+        root,
+        np.frombuffer(b"".join(paths), np.uint8),
+        path_starts,
+        sizes,
+        None if labels is None else np.ascontiguousarray(labels, np.int64),
+        np.frombuffer(header, np.uint8),
+        scan,
+        starts,
+        buffer,
+        None if pool is None else pool._native,
+        facts.reshape(-1),
+    )
+    return Members(buffer, starts, dict(zip(_MEMBER_FACTS, facts.T, strict=True)), keys, entries)
 
 
 def _as_bytes(data: Any) -> npt.NDArray[Any]:

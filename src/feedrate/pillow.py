@@ -37,6 +37,12 @@ def measure(data: bytes) -> tuple[int, int, str]:
         return (*image.size, image.mode)
 
 
+def describe(data: bytes) -> tuple[str, str, int]:
+    """Return format, mode and number of frames of an image; looks at its headers only."""
+    with _open(data) as image:
+        return image.format or "", image.mode, getattr(image, "n_frames", 1)
+
+
 def check(data: bytes) -> tuple[int, int]:
     """Decode an image to see whether that works; returns its width and height."""
     with _open(data) as image:
@@ -73,6 +79,34 @@ def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
     if values.shape[2] != channels:
         raise Undecodable(f"mask has {values.shape[2]} channels ({cropped.mode}), {channels} wanted")
     return values
+
+
+def open_image(data: bytes) -> Image.Image:
+    """Return an image that has not been decoded yet; it is when its pixels are first asked for."""
+    return _open(data)
+
+
+def encode_png(image: Any, *, is_mask: bool) -> bytes:
+    """Return a Pillow image, or uint8 rows, as PNG: pixels as loading would give them, or a mask's values.
+
+    Raises:
+        Undecodable: it holds more than 8 bits a channel, or is no image.
+    """
+    from PIL import Image
+
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(np.ascontiguousarray(image))
+    _load(image)
+    if not is_mask and image.mode not in ("L", "RGB"):
+        if image.mode.startswith(("I", "F")):
+            raise Undecodable(f"an image of mode {image.mode} has more than 8 bits per channel")
+        image = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
+    buffer = io.BytesIO()
+    try:
+        image.save(buffer, "PNG")
+    except Exception as error:
+        raise Undecodable(f"mode {image.mode} does not go into PNG: {_words(error)}") from error
+    return buffer.getvalue()
 
 
 def is_gray(data: bytes) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from feedrate.errors import FeedrateError
 
-COMMANDS = ("doctor", "demo", "pack", "unpack", "verify", "ls", "fidelity", "bench")
+COMMANDS = ("doctor", "demo", "pack", "unpack", "verify", "ls", "quality", "fidelity", "bench")
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_INTERRUPTED = 130  # what a shell reports for a process that ended by SIGINT

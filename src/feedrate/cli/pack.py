@@ -6,10 +6,13 @@ images, any folder with a table that says which file has which label (--labels),
 paths (.txt), a zip or tar, WebDataset shards, TFRecord, RecordIO, HDF5 or Parquet files with
 images, or a folder of such files; also behind an address that fsspec reaches.
 
-PACK becomes a folder of tar shards with an index. When packing is interrupted, the same
-command goes on where it stopped. Files that cannot be read or decoded are left out and
-named in PACK/rejected.jsonl. 'feedrate unpack' gives the files back, bit for bit, unless
---resize, --max-side, --quality or --raw made other files of them: less to decode.
+PACK becomes a folder of tar shards, or what --format says, with an index. When packing is
+interrupted, the same command goes on where it stopped. Files that cannot be read or decoded
+are left out and named in PACK/rejected.jsonl. 'feedrate unpack' gives the files back, bit for
+bit, unless --resize, --max-side, --quality, --raw, --normalise or --map made others of them.
+
+What packing finds out about the dataset (classes, formats, sizes, damaged, rotated, duplicate
+or slow samples, and what was done with each) ends in PACK/quality.json: 'feedrate quality'.
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import add_workers, positive, quality, reader, whole_number
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    check_target,
+    say,
+    write_json,
+    write_text,
+)
 from feedrate.units import parse_bytes
 
 
@@ -53,6 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-size", type=reader(parse_bytes), default=256_000_000, metavar="SIZE", help="(default: 256MB)"
     )
+    parser.add_argument(
+        "--format", choices=("tar", "tfrecord", "hdf5"), default="tar",
+        help="what holds the samples: tar shards, TFRecord shards, or one HDF5 file (default: tar)",
+    )  # fmt: skip
     side = parser.add_mutually_exclusive_group()
     side.add_argument(
         "--resize", type=positive, metavar="N", help="shrink images to N pixels on the shorter side (lossy)"
@@ -67,9 +81,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     coding.add_argument(
         "--raw", action="store_true", help="store pixels uncompressed: large, and nothing to decode"
     )
+    parser.add_argument(
+        "--normalise", action="store_true",
+        help="make upright baseline JPEGs of progressive, CMYK, rotated, PNG, ... images: losslessly where "
+             "possible, else with quality 95",
+    )  # fmt: skip
+    parser.add_argument(
+        "--map", metavar="MODULE:FUNCTION",
+        help="a function of yours that every sample goes through once; MODULE may lie in the current folder",
+    )  # fmt: skip
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the quality report as a page, too")
     add_workers(parser)
     add_engine(parser)
-    add_json_arguments(parser)
+    add_json_arguments(parser, overwritten="the page and the JSON file")
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +121,10 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.pack import Engine, FieldSpec, PackOptions, Recode, pack
+    from feedrate.pack import Engine, FieldSpec, PackOptions, Recode, find_map, pack
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
+    from feedrate.report.quality_page import draw_quality_page
     from feedrate.report.terminal import draw_pack
 
     options = PackOptions(
@@ -114,9 +139,15 @@ def run(arguments: argparse.Namespace) -> int:
         engine=Engine(
             arguments.executor, arguments.partition, arguments.time, arguments.memory, arguments.array_size
         ),
-        recode=Recode(arguments.resize, arguments.max_side, arguments.quality, arguments.raw),
+        recode=Recode(
+            arguments.resize, arguments.max_side, arguments.quality, arguments.raw, arguments.normalise
+        ),
+        map=None if arguments.map is None else find_map(arguments.map),
+        container=arguments.format,
     )
     check_json_target(arguments)
+    if arguments.html is not None:
+        check_target(arguments.html, force=arguments.force)
     say(f"packing {arguments.source} into {arguments.pack}")
     try:
         with ProgressBar() as bar:
@@ -127,4 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json != "-":
         sys.stdout.write(draw_pack(result))
     write_json(arguments, dump_document("pack", result))
+    if arguments.html is not None and result.quality is not None:
+        write_text(arguments.html, draw_quality_page(arguments.pack, result.quality))
+        say(f"wrote {arguments.html}")
     return 0

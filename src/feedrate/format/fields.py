@@ -36,7 +36,8 @@ class Coding(str, enum.Enum):
 
     FILE = "file"  # the original file, bit for bit
     RECODED = "recoded"  # a file too, but made anew where the user's choice of size or quality asked for it
-    RAW = "raw"  # rows of uint8 pixels as .npy: nothing to decode, and only the rows under the crop are read
+    RAW = "raw"  # rows of uint8 pixels as .npy: nothing to decode, and only the rows under the crop are read;
+    # of arrays: the values alone, without a header: type and shape are the field's
 
     def __str__(self) -> str:
         return self.value
@@ -67,6 +68,12 @@ class Field:
             )
         if not _allows(self.kind, self.coding):
             raise UsageError(f"field '{self.name}' of kind {self.kind} cannot be stored as '{self.coding}'")
+        if (
+            self.kind is Kind.ARRAY
+            and self.coding is Coding.RAW
+            and (self.dtype is None or self.shape is None)
+        ):
+            raise UsageError(f"field '{self.name}' is stored as 'raw', and its type or shape is not known")
         if self.kind is Kind.NUMBER and self.dtype not in ("int64", "float64"):
             raise UsageError(f"field '{self.name}' is a number of type {self.dtype}; int64 and float64 exist")
 
@@ -99,7 +106,7 @@ class Field:
 
 def _allows(kind: Kind, coding: Coding) -> bool:
     if coding is Coding.RAW:
-        return kind is Kind.IMAGE
+        return kind in (Kind.IMAGE, Kind.ARRAY)
     return coding is Coding.FILE or kind in (Kind.IMAGE, Kind.MASK)
 
 

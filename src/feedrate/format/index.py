@@ -41,9 +41,8 @@ def fill_derived(rows: np.ndarray[Any, np.dtype[Any]], variable: Mapping[str, Se
 
 def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> list[int]:
     """Return the checksum that each row should carry: the CRC-32C of its bytes without the last four."""
-    width = rows.dtype.itemsize
-    raw = rows.tobytes()
-    return [kernel.crc32c(raw[start : start + width - 4]) for start in range(0, len(raw), width)]
+    checks: list[int] = kernel.crc32c_rows(rows).tolist()
+    return checks
 
 
 def dump_part(fields: Sequence[Field], part: Part) -> bytes:
@@ -74,7 +73,7 @@ def locate_columns(data: bytes) -> dict[str, tuple[int, ...]]:
     import pyarrow as pa
 
     whole = pa.py_buffer(data)
-    batch = _only_batch(whole)
+    batch = only_batch(whole)
     positions = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         buffers = column.buffers()[1:]
@@ -96,7 +95,7 @@ def parse_part(data: bytes, fields: Sequence[Field], *, name: str) -> Part:
     import pyarrow as pa
 
     try:
-        batch = _only_batch(pa.py_buffer(data))
+        batch = only_batch(pa.py_buffer(data))
         batch.validate(full=True)
         metadata = dict(json.loads(batch.schema.metadata[METADATA_KEY]))
         keys = _checked(batch, "key", pa.large_utf8()).to_pylist()
@@ -130,7 +129,8 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
-def _only_batch(whole: pa.Buffer) -> pa.RecordBatch:
+def only_batch(whole: pa.Buffer) -> pa.RecordBatch:
+    """Return the one record batch of an Arrow file; raises what pyarrow raises, and ValueError."""
     import pyarrow as pa
 
     reader = pa.ipc.open_file(pa.BufferReader(whole))

@@ -62,7 +62,7 @@ def member_name(key: str, field: Field, path: bytes, content: bytes = b"") -> st
 
 def new_suffix(field: Field, path: bytes, content: bytes) -> str | None:
     """Return the suffix of what is stored now; None: the original file's still says what it is."""
-    if field.coding is Coding.RAW:
+    if field.coding is Coding.RAW and field.has_pixels:
         return "npy"
     if field.coding is Coding.RECODED:
         for beginning, suffixes in _BEGINNINGS.items():

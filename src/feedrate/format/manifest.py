@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pack.json: what a pack holds. It carries no time and no host, so that equal inputs give equal bytes."""
+"""pack.json: what a pack holds. It carries no time and no host, so that equal inputs give equal bytes.
+
+Version 2 is written only where something of it is used: files that lie in other folders, keys and numbers
+that are shifted, columns that were added (docs/format.md).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import NotFound, PackError
+from feedrate.format import containers
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.probe.paths import suggest_path
 
 FORMAT = "feedrate-pack"
-VERSION = 1
+VERSION = 2
 FILE_NAME = "pack.json"
+# What a column that is added later can be: what fits into an index.
+ADDABLE_KINDS = (Kind.NUMBER, Kind.TEXT, Kind.JSON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +39,101 @@ class IndexPart:
     size_bytes: int
     crc32c: int
     columns: Mapping[str, tuple[int, ...]]
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
+    """A file of samples and its part of the index.
+
+    Attributes:
+        folder: where the file lies, relative to the pack's folder; "": in it.
+        prefix: a folder that keys and original paths are in: what stands in the shard is 'cat/1', the key is
+            'PREFIX/cat/1'.
+        first_number: what is added to the numbers that stand in the index.
+        container: tar, tfrecord or hdf5; "ranges": a file that was there before, and was indexed; "files":
+            a folder that was there before, and a value is the file under it that its path names.
+        mtime_ns: of a file that was there before, when it was indexed.
+    """
+
     name: str
     size_bytes: int
     crc32c: int
     samples: int
     index: IndexPart
+    folder: str = ""
+    prefix: str = ""
+    first_number: int = 0
+    container: str = "tar"
+    mtime_ns: int = 0
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.container in containers.IN_PLACE
+
+    @property
+    def is_plain(self) -> bool:
+        return (
+            not (self.folder or self.index.folder or self.prefix or self.first_number)
+            and self.container == "tar"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPart:
+    """Values of fields for samples `first` to `first + samples - 1`, in an Arrow file of their own.
+
+    They stand before what the shards, and parts that come earlier, say of the same fields.
+    """
+
+    name: str
+    size_bytes: int
+    crc32c: int
+    first: int
+    samples: int
+    fields: tuple[str, ...]
+    columns: Mapping[str, tuple[int, ...]]
+    folder: str = ""
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.samples
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
+    """What a pack holds.
+
+    Attributes:
+        fields: what every shard and its part of the index hold.
+        added: fields whose values stand in `parts` alone; one may have the name of a stored field.
+    """
+
     fields: tuple[Field, ...]
     shards: tuple[Shard, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    added: tuple[Field, ...] = ()
+    parts: tuple[ColumnPart, ...] = ()
 
     @property
     def samples(self) -> int:
         return sum(shard.samples for shard in self.shards)
 
+    @property
+    def version(self) -> int:
+        is_plain = not self.added and not self.parts and all(shard.is_plain for shard in self.shards)
+        has_bare = any(f.kind is Kind.ARRAY and f.coding is Coding.RAW for f in self.fields)
+        return 1 if is_plain and not has_bare else 2
+
+    @property
+    def all_fields(self) -> tuple[Field, ...]:
+        """What a sample has: stored fields, unless an added one has their name, then the other added ones."""
+        added = {f.name: f for f in self.added}
+        stored = [added.pop(f.name, f) for f in self.fields]
+        return (*stored, *added.values())
+
     def field(self, name: str) -> Field | None:
-        return next((f for f in self.fields if f.name == name), None)
+        return next((f for f in self.all_fields if f.name == name), None)
 
 
 def shard_name(number: int) -> str:
@@ -68,11 +147,13 @@ def index_name(number: int) -> str:
 def dump_manifest(manifest: Manifest) -> bytes:
     document = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": manifest.version,
         "samples": manifest.samples,
         "fields": {f.name: dump_field(f) for f in manifest.fields},
+        **({"added": {f.name: dump_field(f) for f in manifest.added}} if manifest.added else {}),
         "settings": manifest.settings,
         "shards": [_dump_shard(s) for s in manifest.shards],
+        **({"parts": [_dump_part(p) for p in manifest.parts]} if manifest.parts else {}),
     }
     return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
 
@@ -121,18 +202,44 @@ def parse_manifest(text: bytes) -> Manifest:
             fields=tuple(load_field(name, f) for name, f in document["fields"].items()),
             shards=tuple(_load_shard(s) for s in document["shards"]),
             settings=dict(document["settings"]),
+            added=tuple(load_field(name, f) for name, f in document.get("added", {}).items()),
+            parts=tuple(_load_part(p) for p in document.get("parts", ())),
         )
         samples = document["samples"]
     except PackError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"is damaged: {type(error).__name__} {error}") from error
-    names = [name for shard in manifest.shards for name in (shard.name, shard.index.name)]
-    if len(set(names)) < len(names):
+    # Several parts of the index may describe one file, each other samples of it.
+    shared = {(s.folder, s.name) for s in manifest.shards if s.container == "hdf5" or s.is_in_place}
+    files = [(s.folder, s.name) for s in manifest.shards if s.container in ("tar", "tfrecord")]
+    files += [*shared, *((s.index.folder, s.index.name) for s in manifest.shards)]
+    if len(set(files)) < len(files):
         raise PackError("is damaged: two of its files have the same name")
     if samples != manifest.samples:
         raise PackError(f"is damaged: it promises {samples} samples, its shards hold {manifest.samples}")
+    _check_parts(manifest)
     return manifest
+
+
+def _check_parts(manifest: Manifest) -> None:
+    """Every sample must have every field: in a part where the field is an added one."""
+    stored = {f.name for f in manifest.fields if f.kind is Kind.NUMBER}
+    known = stored | {f.name for f in manifest.added}
+    for part in manifest.parts:
+        strange = next((name for name in part.fields if name not in known), None)
+        if strange is not None or part.stop > manifest.samples:
+            what = f"field {strange!r}" if strange is not None else "samples"
+            raise PackError(f"is damaged: {part.name} holds {what} that the pack does not have")
+    for added in manifest.added:
+        if added.kind not in ADDABLE_KINDS:
+            raise PackError(f"is damaged: it adds field '{added.name}' of kind {added.kind}")
+        covered = 0
+        for part in sorted((p for p in manifest.parts if added.name in p.fields), key=lambda p: p.first):
+            if part.first <= covered:
+                covered = max(covered, part.stop)
+        if covered < manifest.samples:
+            raise PackError(f"is damaged: sample {covered} has no value of field '{added.name}'")
 
 
 def _not_a_pack(folder: Path) -> tuple[str]:
@@ -178,19 +285,56 @@ def load_field(name: str, document: dict[str, Any]) -> Field:
 def _dump_shard(shard: Shard) -> dict[str, Any]:
     index = shard.index
     return {
+        **({"folder": shard.folder} if shard.folder else {}),
         "name": shard.name, "bytes": shard.size_bytes, "crc32c": f"{shard.crc32c:08x}",
         "samples": shard.samples,
+        **({"prefix": shard.prefix} if shard.prefix else {}),
+        **({"first_number": shard.first_number} if shard.first_number else {}),
+        **({} if shard.container == "tar" else {"container": shard.container}),
+        **({"mtime_ns": shard.mtime_ns} if shard.mtime_ns else {}),
         "index": {
+            **({"folder": index.folder} if index.folder else {}),
             "name": index.name, "bytes": index.size_bytes, "crc32c": f"{index.crc32c:08x}",
-            "columns": {name: list(positions) for name, positions in index.columns.items()},
+            "columns": _dump_columns(index.columns),
         },
     }  # fmt: skip
 
 
+def _dump_part(part: ColumnPart) -> dict[str, Any]:
+    return {
+        **({"folder": part.folder} if part.folder else {}),
+        "name": part.name, "bytes": part.size_bytes, "crc32c": f"{part.crc32c:08x}",
+        "first": part.first, "samples": part.samples, "fields": list(part.fields),
+        "columns": _dump_columns(part.columns),
+    }  # fmt: skip
+
+
+def _dump_columns(columns: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
+    return {name: list(positions) for name, positions in columns.items()}
+
+
+def _load_columns(document: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {str(k): tuple(_count(p) for p in v) for k, v in document.items()}
+
+
+def _load_part(document: dict[str, Any]) -> ColumnPart:
+    return ColumnPart(
+        name=plain_name(document["name"]),
+        size_bytes=_count(document["bytes"]),
+        crc32c=_crc(document["crc32c"]),
+        first=_count(document["first"]),
+        samples=_count(document["samples"]),
+        fields=tuple(str(name) for name in document["fields"]),
+        columns=_load_columns(document["columns"]),
+        folder=_folder(document.get("folder", "")),
+    )
+
+
 def _load_shard(document: dict[str, Any]) -> Shard:
     index = document["index"]
+    container = _container(document.get("container", "tar"))
     return Shard(
-        name=plain_name(document["name"]),
+        name=(_any_name if container in containers.IN_PLACE else plain_name)(document["name"]),
         size_bytes=_count(document["bytes"]),
         crc32c=_crc(document["crc32c"]),
         samples=_count(document["samples"]),
@@ -198,9 +342,25 @@ def _load_shard(document: dict[str, Any]) -> Shard:
             name=plain_name(index["name"]),
             size_bytes=_count(index["bytes"]),
             crc32c=_crc(index["crc32c"]),
-            columns={str(k): tuple(_count(p) for p in v) for k, v in index["columns"].items()},
+            columns=_load_columns(index["columns"]),
+            folder=_folder(index.get("folder", "")),
         ),
+        folder=_folder(document.get("folder", "")),
+        prefix=_prefix(document.get("prefix", "")),
+        first_number=_count(document.get("first_number", 0)),
+        container=container,
+        mtime_ns=_count(document.get("mtime_ns", 0), 2**63),
     )
+
+
+def _container(name: object) -> str:
+    known = (*containers.NAMES, *containers.IN_PLACE)
+    if name not in known:
+        raise PackError(
+            f"has shards of format {name!r}; this feedrate reads {', '.join(known)}",
+            hint="update feedrate: pip install --upgrade feedrate",
+        )
+    return str(name)
 
 
 def plain_name(name: object) -> str:
@@ -210,8 +370,33 @@ def plain_name(name: object) -> str:
     return name
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
+def _folder(text: object) -> str:
+    """Return a relative folder as it stands in pack.json: '', 'a/b', '../a'."""
+    if not isinstance(text, str) or "\0" in text or len(text) > 4096:
+        raise ValueError(f"{text!r} is not a folder")
+    parts = text.split("/")
+    while parts[:1] == [".."]:
+        parts = parts[1:]
+    if text and parts and not all(part not in ("", ".", "..") for part in parts):
+        raise ValueError(f"{text!r} is not a relative folder")
+    return text
+
+
+def _prefix(text: object) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a prefix of keys")  # noqa: TRY004 - damage, like the others
+    return "/".join(plain_name(part) for part in text.split("/")) if text else ""
+
+
+def _any_name(name: object) -> str:
+    """Files that were there before may be called anything; it is the folder that leads to them."""
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is not the name of a file")
+    return name
+
+
+def _count(value: object, limit: int = 2**48) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
         raise ValueError(f"{value!r} is not a count")
     return value
 

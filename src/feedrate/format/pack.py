@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import BadSample, PackError
+from feedrate.format.added import part_dtype
+from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype
-from feedrate.format.manifest import read_manifest
+from feedrate.format.manifest import ColumnPart, IndexPart, Shard, read_manifest
 from feedrate.kernel import I32, I64, Ranges, Status
 
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -32,17 +36,29 @@ class Pack:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.manifest = read_manifest(path)
-        self.fields = self.manifest.fields
+        self.fields = self.manifest.all_fields
         self.dtype = row_dtype(self.fields)
+        self._stored = row_dtype(self.manifest.fields)
         shards = self.manifest.shards
         self._starts = np.cumsum([0, *(s.samples for s in shards)]).astype(np.int64)
-        # File 2i is shard i, file 2i + 1 its index part.
-        self.files = kernel.Files([self.path / name for s in shards for name in (s.name, s.index.name)])
-        names = self.dtype.names or ()
-        variable = ["key", *(name for field in self.fields for name in field.variable_columns())]
+        self._first_numbers = np.array([s.first_number for s in shards], np.int64)
+        self._is_plain = not (self.manifest.added or self.manifest.parts or self._first_numbers.any())
+        # File 2i is shard i, file 2i + 1 its index part; behind them the parts with added columns. Of shards
+        # in one file the first has its number.
+        stored = [self.locate_file(file) for s in shards for file in (s, s.index)]
+        self.files = kernel.Files([*stored, *map(self.locate_file, self.manifest.parts)])
+        self._is_loose = np.array([s.container == FILES for s in shards], np.bool_)
+        self._check_in_place()
+        first: dict[Path, int] = {}
+        self._file_of_shard = np.array(
+            [first.setdefault(path, 2 * i) for i, path in enumerate(stored[::2])], np.int32
+        )
+        names = self._stored.names or ()
+        variable = ["key", *(name for f in self.manifest.fields for name in f.variable_columns())]
         try:
             bases = [[s.index.columns[n][0] for n in names] for s in shards]
             pairs = {n: [(s.index.columns[n][0], s.index.columns[n][1]) for s in shards] for n in variable}
+            self._parts = [self._open_part(i, part) for i, part in enumerate(self.manifest.parts)]
         except (KeyError, IndexError) as error:
             raise PackError(
                 f"{self.path}: the index lacks column {error}", hint="pack the source again"
@@ -52,8 +68,35 @@ class Pack:
         self._variable = {n: np.array(pair, np.int64).reshape(len(shards), 2) for n, pair in pairs.items()}
         # Entry-point ranges are two neighbours of an offsets column: 16 bytes wide, 8 apart.
         self._strides = np.array(
-            [8 if n.endswith(".entries") else self.dtype[n].itemsize for n in names], np.int64
+            [8 if n.endswith(".entries") else self._stored[n].itemsize for n in names], np.int64
         )
+
+    def _open_part(self, number: int, part: ColumnPart) -> _OpenPart:
+        fields = [field for field in self.fields if field.name in part.fields]
+        dtype = part_dtype(fields)
+        bases = np.array([part.columns[name][0] for name in dtype.names or ()], np.int64)
+        data = {f.name: part.columns[f.name][1] for f in fields if f.kind != "number"}
+        return _OpenPart(2 * len(self.manifest.shards) + number, part, dtype, bases, data)
+
+    def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
+        """Return where a file of the pack lies."""
+        return self.path / file.folder / file.name
+
+    def _check_in_place(self) -> None:
+        """Files that are indexed where they were may change: their sizes are looked at once."""
+        for path, shard in {self.locate_file(s): s for s in self.manifest.shards if s.is_in_place}.items():
+            try:
+                size_bytes = 0 if shard.container == FILES else os.stat(path).st_size
+            except OSError as error:
+                raise PackError(
+                    f"{self.path} is an index of {path}, which cannot be read: {error.strerror}"
+                ) from error
+            if shard.container == RANGES and size_bytes != shard.size_bytes:
+                raise PackError(
+                    f"{path} has changed since it was indexed: {shard.size_bytes:,} bytes then, "
+                    f"{size_bytes:,} now",
+                    hint="index it again: feedrate index",
+                )
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -69,21 +112,72 @@ class Pack:
         shards = np.searchsorted(self._starts, positions, side="right") - 1
         return shards, positions - self._starts[shards]
 
-    def rows(self, positions: I64) -> tuple[Rows, I32]:
-        """Return the index rows of some samples, and a `Status` each: use no row that is not OK."""
-        shards, rows = self.locate(positions)
+    def rows(self, positions: I64, wanted: Collection[str] | None = None) -> tuple[Rows, I32]:
+        """Return the index rows of some samples, and a `Status` each: use no row that is not OK.
+
+        Of added columns only those of the fields `wanted` are read, None: of all; the others are 0.
+        """
+        shards, places = self.locate(positions)
         files = (2 * shards + 1).astype(np.int32)
-        found: tuple[Rows, I32] = kernel.gather_rows(
-            self.files, files, rows, self._bases[shards], self._strides, self.dtype
+        stored, statuses = kernel.gather_rows(
+            self.files, files, places, self._bases[shards], self._strides, self._stored
         )
-        return found
+        if self._is_plain:
+            return stored, statuses
+        rows = np.zeros(len(positions), self.dtype)
+        for name in self._stored.names or ():
+            if name in (self.dtype.names or ()) and self.dtype[name] == self._stored[name]:
+                rows[name] = stored[name]
+        rows["number"] += self._first_numbers[shards]
+        for part in self._parts:
+            if wanted is None or not part.entry.fields or any(f in wanted for f in part.entry.fields):
+                part.lay_over(self.files, positions, rows, statuses)
+        rows[statuses != 0] = 0
+        return rows, statuses
+
+    def find_values(
+        self, field: str, rows: Rows, positions: I64, *, with_entries: bool = False
+    ) -> tuple[kernel.Files, Ranges, Ranges | None]:
+        """Return where the bytes of a field lie, and the entry points if asked for, and in which files.
+
+        Where values are files of their own, those are opened for this call alone: there may be millions.
+        """
+        values = self.ranges(field, rows, positions)
+        entries = self.entries(field, rows, positions) if with_entries else None
+        shards, _ = self.locate(positions)
+        # A text that was added later lies in a part of its own, whatever the shard.
+        loose = self._is_loose[shards] & (values.file == self._file_of_shard[shards])
+        if not loose.any():
+            return self.files, values, entries
+        at = np.flatnonzero(loose)
+        others = (
+            values.file[~loose] if entries is None else np.concatenate([values.file[~loose], entries.file])
+        )
+        known = np.unique(others)
+        paths: list[str | os.PathLike[str]] = [self.files.paths[number] for number in known.tolist()]
+        for shard, path in zip(shards[at], self._stored_texts(f"{field}.path", positions[at]), strict=True):
+            if path.startswith(b"/") or b".." in path.split(b"/"):
+                raise PackError(f"{self.path}: the index names a file outside of the folder: {path!r}")
+            paths.append(os.path.join(self.files.paths[2 * shard], os.fsdecode(path)))
+        file = np.searchsorted(known, values.file).astype(np.int32)
+        file[at] = len(known) + np.arange(len(at))
+        values = replace(values, file=file)
+        if entries is not None:
+            entries = replace(entries, file=np.searchsorted(known, entries.file).astype(np.int32))
+        return kernel.Files(paths), values, entries
 
     def ranges(self, field: str, rows: Rows, positions: I64) -> Ranges:
-        """Return where the bytes of a field lie."""
+        """Return where the bytes of a field lie in `files`; see `find_values` for values that are files."""
         shards, _ = self.locate(positions)
+        file, offset = self._file_of_shard[shards], np.array(rows[f"{field}.offset"])
+        for part in self._parts:
+            if field in part.data:
+                inside = part.covers(positions)
+                file[inside] = part.file
+                offset[inside] = part.data[field] + rows[f"{field}.offset"][inside]
         return Ranges(
-            file=(2 * shards).astype(np.int32),
-            offset=np.ascontiguousarray(rows[f"{field}.offset"]),
+            file=file,
+            offset=offset,
             length=np.ascontiguousarray(rows[f"{field}.length"]),
             crc32c=np.ascontiguousarray(rows[f"{field}.crc32c"]),
         )
@@ -104,6 +198,16 @@ class Pack:
         Raises:
             PackError: the index cannot be read there.
         """
+        if column not in self._variable:
+            return [b""] * len(positions)  # the path of an added text: it was never a file
+        texts = self._stored_texts(column, positions)
+        if not any(shard.prefix for shard in self.manifest.shards) or column.endswith(".entries"):
+            return texts
+        prefixes = [f"{s.prefix}/".encode() if s.prefix else b"" for s in self.manifest.shards]
+        shards, _ = self.locate(positions)
+        return [prefixes[s] + text if text else text for s, text in zip(shards, texts, strict=True)]
+
+    def _stored_texts(self, column: str, positions: I64) -> list[bytes]:
         shards, rows = self.locate(positions)
         files = (2 * shards + 1).astype(np.int32)
         bases = self._variable[column][shards]
@@ -131,24 +235,82 @@ class Pack:
             PackError: an index part cannot be read there.
         """
         dtype = self.dtype[name]
-        parts = [np.zeros(0, dtype.base).reshape(0, *dtype.shape)]
+        if name in (self._stored.names or ()) and self._stored[name] == dtype:
+            stored = [self._stored_column(shard, name) for shard in self.manifest.shards]
+            values = np.concatenate([np.zeros(0, dtype.base).reshape(0, *dtype.shape), *stored])
+        else:
+            values = np.zeros(len(self), dtype)
+        if name == "number":
+            values = values + np.repeat(self._first_numbers, np.diff(self._starts))
+        for part in self._parts:
+            if name in (part.dtype.names or ()) and name != "check":
+                entry = part.entry
+                where = self.locate_file(entry), entry.columns[name][0]
+                values[entry.first : entry.stop] = self._read_column(*where, dtype, entry.samples)
+        return values
+
+    def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        dtype, is_pairs = self._stored[name], name.endswith(".entries")
+        # Entry-point ranges are neighbours of an offsets column: one value more than there are samples.
+        count = shard.samples + (1 if is_pairs and shard.samples else 0)
+        values = self._read_column(
+            self.locate_file(shard.index), shard.index.columns[name][0], dtype.base, count
+        )
+        pairs = np.stack([values[:-1], values[1:]], axis=1) if is_pairs and count else None
+        return values.reshape(-1, *dtype.shape) if pairs is None else pairs
+
+    def _read_column(
+        self, path: Path, start: int, dtype: np.dtype[Any], count: int
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        wanted = count * dtype.itemsize
+        try:
+            with open(path, "rb") as file:
+                is_there = start + wanted <= os.fstat(file.fileno()).st_size
+                data = os.pread(file.fileno(), wanted, start) if is_there else b""
+            return np.frombuffer(data, dtype, count) if count else np.zeros(0, dtype)
+        except (OSError, ValueError) as error:
+            raise PackError(
+                f"{self.path}: {path.name} cannot be read", hint=f"feedrate verify {self.path}"
+            ) from error
+
+    def checked_classes(self, name: str) -> I64:
+        """Return a column of classes of the whole pack; where it was added, its files are checked first.
+
+        Raises:
+            PackError: a file of it cannot be read, or is not what was added.
+        """
+        for part in self._parts:
+            if name in part.entry.fields:
+                path = self.locate_file(part.entry)
+                try:
+                    is_good = kernel.crc32c(path.read_bytes()) == part.entry.crc32c
+                except OSError:
+                    is_good = False
+                if not is_good:
+                    raise PackError(
+                        f"{self.path}: {path.name}, which holds '{name}' of its samples, is damaged or gone",
+                        hint=f"feedrate verify {self.path}",
+                    )
+        values: I64 = self.column(name)
+        return values
+
+    def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
+        """Yield a variable-width column of the whole pack, a stretch at a time."""
+        for start in range(0, len(self), chunk):
+            yield from self.texts(column, np.arange(start, min(start + chunk, len(self)), dtype=np.int64))
+
+    def columns(self, name: str) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """Yield such a column shard by shard, so that the whole of it need not be in memory.
+
+        Raises:
+            PackError: an index part cannot be read there.
+        """
+        is_laid_over = any(name in (part.dtype.names or ()) for part in self._parts)
+        if is_laid_over or name == "number" or name not in (self._stored.names or ()):
+            yield from np.split(self.column(name), self._starts[1:-1])
+            return
         for shard in self.manifest.shards:
-            is_pairs = name.endswith(".entries")
-            # Entry-point ranges are neighbours of an offsets column: one value more than there are samples.
-            count = shard.samples + (1 if is_pairs and shard.samples else 0)
-            wanted, start = count * dtype.base.itemsize, shard.index.columns[name][0]
-            try:
-                with open(self.path / shard.index.name, "rb") as file:
-                    is_there = start + wanted <= os.fstat(file.fileno()).st_size
-                    data = os.pread(file.fileno(), wanted, start) if is_there else b""
-                values = np.frombuffer(data, dtype.base, count) if count else np.zeros(0, dtype.base)
-            except (OSError, ValueError) as error:
-                raise PackError(
-                    f"{self.path}: {shard.index.name} cannot be read", hint=f"feedrate verify {self.path}"
-                ) from error
-            pairs = np.stack([values[:-1], values[1:]], axis=1) if is_pairs and count else None
-            parts.append(values.reshape(-1, *dtype.shape) if pairs is None else pairs)
-        return np.concatenate(parts)
+            yield self._stored_column(shard, name)
 
     def describe_bad(self, position: int, field: str, row: Rows | None, reason: str) -> BadSample:
         """Return the error that names a sample which cannot be used."""
@@ -162,9 +324,61 @@ class Pack:
         offset = (
             int(row[offset_column]) if row is not None and offset_column in (row.dtype.names or ()) else 0
         )
-        return BadSample(
-            key=key, shard=self.manifest.shards[int(shard[0])].name, offset=offset, field=field, reason=reason
+        entry = self.manifest.shards[int(shard[0])]
+        reason += self._say_change(entry, field, at, row)
+        return BadSample(key=key, shard=entry.name, offset=offset, field=field, reason=reason)
+
+    def _say_change(self, shard: Shard, field: str, at: I64, row: Rows | None) -> str:
+        """Return what to add about a file that was there before and is no longer what it was."""
+        if not shard.is_in_place:
+            return ""
+        path, size_bytes = self.locate_file(shard), shard.size_bytes
+        try:
+            if shard.container == FILES:
+                path /= os.fsdecode(self._stored_texts(f"{field}.path", at)[0])
+                size_bytes = -1 if row is None else int(row[f"{field}.length"])
+            found = os.stat(path)
+        except (OSError, PackError, KeyError, ValueError):
+            return "; it cannot be found where it was indexed"
+        if found.st_size != size_bytes or (shard.mtime_ns and found.st_mtime_ns != shard.mtime_ns):
+            return f"; {path} has changed since it was indexed: index it again with 'feedrate index'"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenPart:
+    """A part with added columns. `data`: where the bytes of each of its texts begin."""
+
+    file: int
+    entry: ColumnPart
+    dtype: np.dtype[Any]
+    bases: I64
+    data: Mapping[str, int]
+
+    def covers(self, positions: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        inside: np.ndarray[Any, np.dtype[np.bool_]] = (positions >= self.entry.first) & (
+            positions < self.entry.stop
         )
+        return inside
+
+    def lay_over(self, files: kernel.Files, positions: I64, rows: Rows, statuses: I32) -> None:
+        """Fill in the values of this part; a status that is good becomes that of the part's row."""
+        inside = np.flatnonzero(self.covers(positions))
+        if not inside.size:
+            return
+        names = self.dtype.names or ()
+        strides = np.array([self.dtype[name].itemsize for name in names], np.int64)
+        found, bad = kernel.gather_rows(
+            files,
+            np.full(len(inside), self.file, np.int32),
+            positions[inside] - self.entry.first,
+            np.tile(self.bases, (len(inside), 1)),
+            strides,
+            self.dtype,
+        )
+        for name in names[:-1]:
+            rows[name][inside] = found[name]
+        statuses[inside] = np.where(statuses[inside] == 0, bad, statuses[inside])
 
 
 __all__ = ["Pack", "Rows", "Status"]

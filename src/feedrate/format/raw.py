@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images as plain rows of uint8: a .npy file, and the table of checksums that lets single rows be trusted.
 
+Where a container itself says type and shape (HDF5), a .npy file is stored without its header: bare.
+
 The kernel reads the table (native/raw.h describes it); here both are written, and read back for checking.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.kernel import U8
@@ -53,21 +58,77 @@ def parse_raw(data: bytes) -> tuple[U8, int]:
 
 def dump_table(data: bytes, block_rows: int | None = None) -> bytes:
     """Return the table of a raw image: its geometry, and a crc32c per block of rows."""
-    pixels, start = parse_raw(data)
-    height, width = pixels.shape[:2]
-    channels = 1 if pixels.ndim == 2 else 3
-    row_bytes = width * channels
-    block_rows = block_rows or min(max(1, BLOCK_BYTES // row_bytes), height)
-    head = _HEAD.pack(ord("R"), 1, channels, 0, block_rows, width, height, start)
-    view, step = memoryview(data), block_rows * row_bytes
-    crcs = [kernel.crc32c(view[at : at + step]) for at in range(start, len(data), step)]
-    tail = struct.pack(f"<{len(crcs)}I", *crcs)
-    return head + struct.pack("<I", kernel.crc32c(tail, kernel.crc32c(head))) + tail
+    return _dump_table(*parse_raw(data), block_rows)
+
+
+def bare_table(table: bytes) -> bytes:
+    """Return the table of the same image without the header of its file."""
+    return _check_table(_HEAD.pack(*_HEAD.unpack_from(table)[:7], 0), table[_HEAD.size + 4 :])
+
+
+def parse_stored(data: bytes, table: bytes) -> U8:
+    """Return the pixels of a raw image; its table says whether the file's header is there.
+
+    Raises:
+        ValueError: the bytes are not such an image; in words.
+    """
+    if len(table) < _HEAD.size or _HEAD.unpack_from(table)[7] != 0:
+        return parse_raw(data)[0]
+    _, _, channels, _, _, width, height, _ = _HEAD.unpack_from(table)
+    if len(data) != channels * width * height:
+        raise ValueError(f"has {len(data)} bytes, {height} x {width} x {channels} pixels need others")
+    shape = (height, width) if channels == 1 else (height, width, channels)
+    return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def table_fits(data: bytes, table: bytes) -> bool:
     """Say whether a table is right for a raw image, whatever the size of its blocks."""
     if len(table) < _HEAD.size:
         return False
-    block_rows = int(_HEAD.unpack_from(table)[4])
-    return 1 <= block_rows <= len(parse_raw(data)[0]) and dump_table(data, block_rows) == table
+    *_, block_rows, _, _, start = _HEAD.unpack_from(table)
+    pixels = parse_stored(data, table)
+    start = start and parse_raw(data)[1]
+    return 1 <= block_rows <= len(pixels) and _dump_table(pixels, start, block_rows) == table
+
+
+def _dump_table(pixels: U8, start: int, block_rows: int | None) -> bytes:
+    height, width = pixels.shape[:2]
+    channels = 1 if pixels.ndim == 2 else 3
+    row_bytes = width * channels
+    block_rows = block_rows or min(max(1, BLOCK_BYTES // row_bytes), height)
+    head = _HEAD.pack(ord("R"), 1, channels, 0, block_rows, width, height, start)
+    rows, step = np.ascontiguousarray(pixels).reshape(-1), block_rows * row_bytes
+    crcs = [kernel.crc32c(rows[at : at + step]) for at in range(0, len(rows), step)]
+    return _check_table(head, struct.pack(f"<{len(crcs)}I", *crcs))
+
+
+def _check_table(head: bytes, crcs: bytes) -> bytes:
+    return head + struct.pack("<I", kernel.crc32c(crcs, kernel.crc32c(head))) + crcs
+
+
+def bare_array(data: bytes) -> npt.NDArray[Any] | None:
+    """Return the array of a .npy file whose header follows from type and shape; None: it has another one."""
+    if not data.startswith(_MAGIC):
+        return None
+    stream = io.BytesIO(data)
+    stream.seek(len(_MAGIC))
+    try:
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    except Exception:  # numpy raises whatever it likes on a bad header
+        return None
+    start = stream.tell()
+    size_bytes = int(dtype.itemsize * np.prod(shape, dtype=object))
+    if is_fortran or dtype.kind not in "biufc" or len(data) - start != size_bytes:
+        return None
+    if data[:start] != npy_header(dtype.str, shape):
+        return None
+    return np.frombuffer(data, dtype, offset=start).reshape(shape)
+
+
+@functools.lru_cache(maxsize=64)
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return how a .npy file of this type and shape begins."""
+    stream = io.BytesIO()
+    described = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, described)
+    return stream.getvalue()

@@ -78,7 +78,7 @@ class Assembler:
         return Batch(self._finish(draft, values, samples), samples, tuple(lost))
 
     def _draft(self, epoch: int, positions: I64, slots: I64 | None, lost: list[BadSample]) -> Draft:
-        rows, statuses = self.pack.rows(positions)
+        rows, statuses = self.pack.rows(positions, [w.name for w in self.wanted])
         damaged = np.flatnonzero(statuses)
         if damaged.size:
             for i in damaged:

@@ -21,12 +21,14 @@ from feedrate.load.image import ImageOp, Resize, View
 from feedrate.load.options import (
     Wanted,
     check_image,
+    check_split,
     check_whole,
     find_field,
     find_reference,
     flip_probability,
     resolve_fields,
 )
+from feedrate.load.splits import find_split, members
 from feedrate.load.tensors import choose_output
 from feedrate.load.values import explain_status, move_boxes, read_field
 
@@ -49,6 +51,7 @@ class Dataset:
         flip: mirror left to right; True: half of the samples; a number: that share.
         seed: fixes the draw of each sample per epoch (see `set_epoch`). None: every access draws anew from
             Python's `random`, which a DataLoader seeds in each of its workers.
+        split: a part of the samples, as `Loader` takes it: positions then count its samples alone.
         output: images as "pil" (what torchvision's transforms expect), "numpy" (H,W,C) or "torch" (C,H,W).
     """
 
@@ -62,6 +65,7 @@ class Dataset:
         flip: bool | float = False,
         seed: int | None = None,
         output: Output = "pil",
+        split: str | tuple[float, float] | None = None,
     ) -> None:
         if isinstance(pack, Pack):
             pack = pack.path
@@ -77,20 +81,23 @@ class Dataset:
         self.path = os.fspath(pack)
         self.transform, self.target_transform = transform, target_transform
         self._fields, self._image, self._flip, self._seed, self._output = fields, image, flip, seed, output
+        if split is not None and not isinstance(split, str):
+            check_split(split)
+        self._split = split
         self._epoch = 0
         self._opened: _Opened | None = None
         self._open()
 
     def _open(self) -> _Opened:
         if self._opened is None or self._opened.process != os.getpid():
-            self._opened = _Opened(self.path, self._fields, self._image, self._flip)
+            self._opened = _Opened(self.path, self._fields, self._image, self._flip, self._split)
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
     def __len__(self) -> int:
-        return len(self._open().pack)
+        return len(self._open().subset)
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
@@ -102,7 +109,7 @@ class Dataset:
             BadSample: one of them cannot be read or decoded.
         """
         opened = self._open()
-        positions = np.array([self._position(i) for i in indices], np.int64)
+        positions = opened.subset.positions(np.array([self._position(i) for i in indices], np.int64))
         columns = opened.read(positions, self._seed, self._epoch)
         columns = [self._dress(w, c) for w, c in zip(opened.wanted, columns, strict=True)]
         samples = list(zip(*columns, strict=True))
@@ -111,7 +118,8 @@ class Dataset:
     def _position(self, index: int) -> int:
         position, n = operator.index(index), len(self)
         if not -n <= position < n:
-            raise IndexError(f"sample {position} of a pack that has {n}")
+            whole = "pack" if self._split is None else f"split {self._split!r}"
+            raise IndexError(f"sample {position} of a {whole} that has {n}")
         return position % n
 
     def _dress(self, wanted: Wanted, column: Sequence[Any]) -> list[Any]:
@@ -155,7 +163,8 @@ class Dataset:
     def targets(self) -> list[Any]:
         """Labels of all samples, by position; read from the index at each call."""
         find_field(self._open().pack, "label")
-        labels: list[Any] = self._open().pack.column("label").tolist()
+        opened = self._open()
+        labels: list[Any] = opened.pack.column("label")[members(opened.subset)].tolist()
         return labels
 
     def __repr__(self) -> str:
@@ -166,10 +175,16 @@ class _Opened:
     """The part of a dataset that belongs to one process."""
 
     def __init__(
-        self, path: str, fields: Sequence[str] | None, image: ImageOp | None, flip: bool | float
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        fields: Sequence[str] | None,
+        image: ImageOp | None,
+        flip: bool | float,
+        split: str | tuple[float, float] | None,
+    ) -> None:
         self.process = os.getpid()
         self.pack = Pack(path)
+        self.subset = find_split(self.pack, split)
         for name in fields or ():
             if isinstance(name, View):
                 raise UsageError("Dataset has no views; use Loader, or resize in the transform")
@@ -187,7 +202,7 @@ class _Opened:
 
     def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
         """Return one column per field."""
-        rows, statuses = self.pack.rows(positions)
+        rows, statuses = self.pack.rows(positions, [w.name for w in self.wanted])
         for i in np.flatnonzero(statuses):
             reason = f"its row of the index cannot be used: {explain_status(statuses[i])}"
             raise self.pack.describe_bad(int(positions[i]), self.wanted[0].name, None, reason)

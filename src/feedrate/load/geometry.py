@@ -81,9 +81,9 @@ def decode_pixels(
 ) -> kernel.DecodeReport:
     """Decode an image or mask field into `out`."""
     pack, rows, positions = places.pack, places.rows, places.positions
-    images = pack.ranges(pixels.name, rows, positions)
-    entries = pack.entries(pixels.name, rows, positions) if pixels.kind is Kind.IMAGE else None
+    is_image = pixels.kind is Kind.IMAGE
+    files, images, entries = pack.find_values(pixels.name, rows, positions, with_entries=is_image)
     return kernel.decode_batch(
-        pack.files, images, out, boxes=geometry.boxes_on(pixels, rows), flips=geometry.flips, entries=entries,
+        files, images, out, boxes=geometry.boxes_on(pixels, rows), flips=geometry.flips, entries=entries,
         nearest=pixels.kind is Kind.MASK, raw=pixels.coding is Coding.RAW, pool=pool,
     )  # fmt: skip

@@ -33,11 +33,12 @@ from feedrate.load.options import (
     flip_probability,
     resolve_fields,
 )
-from feedrate.load.order import EpochOrder, cut
+from feedrate.load.order import EpochOrder
 from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares, find_rank
 from feedrate.load.ring import Ring
 from feedrate.load.sampling import choose_order
+from feedrate.load.splits import find_split
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.probe.cpu import count_usable_cores
@@ -90,7 +91,8 @@ class Loader:
         flip: mirror left to right; True: half of the samples; a number: that share.
         order: "windowed" (large sequential reads), positions, or a function from epoch to positions.
         weights: draw with replacement: one weight per sample, or "balanced" for equal shares of the classes.
-        split: use a fixed part of the samples, e.g. (0, 0.9) and (0.9, 1); does not depend on the seed.
+        split: a part of the samples that 'feedrate split' made: "train", "train+validation", "fold:2"; or a
+            fixed share of them, (0, 0.9) and (0.9, 1), which does not depend on the seed.
         drop_last: drop the last global batch when it is not full.
         pad: fill the last global batch up with samples from the epoch's beginning, so that ranks get equal
             numbers.
@@ -114,7 +116,7 @@ class Loader:
         flip: bool | float = False,
         order: str | Sequence[int] | npt.NDArray[Any] | Callable[[int], Any] | None = None,
         weights: str | Sequence[float] | npt.NDArray[Any] | None = None,
-        split: tuple[float, float] | None = None,
+        split: str | tuple[float, float] | None = None,
         drop_last: bool = False,
         pad: bool = False,
         rank: int | None = None,
@@ -138,7 +140,7 @@ class Loader:
         self._wanted = resolve_fields(opened, fields, image)
         reference = find_reference(opened, image, flip)
         self._artist = Artist(reference, image, flip_probability(flip), seed) if reference else None
-        self._subset = cut(len(opened), split)
+        self._subset = find_split(opened, split)
         self._order = choose_order(opened, options, self._subset)
         self._fingerprint = fingerprint(opened.manifest)
         self._output = choose_output(output)
@@ -251,9 +253,10 @@ class Loader:
         Counts samples given on all ranks together, so it may be loaded with another number of ranks or batch
         size.
         """
-        return dump_state(
-            self._fingerprint, self._options, self._order, (self._cursor.epoch, self._cursor.samples)
-        )
+        return self._dump_state((self._cursor.epoch, self._cursor.samples))
+
+    def _dump_state(self, place: tuple[int, int]) -> dict[str, Any]:
+        return dump_state(self._fingerprint, self._options, self._subset, self._order, place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on where `state` was taken.
@@ -261,7 +264,7 @@ class Loader:
         Raises:
             UsageError: the state is of another pack, seed or order; the message names the difference.
         """
-        epoch, samples = check_state(state, dump_state(self._fingerprint, self._options, self._order, (0, 0)))
+        epoch, samples = check_state(state, self._dump_state((0, 0)))
         length = self._order.at(epoch).length
         if samples > length:
             raise UsageError(f"the state has given {samples} samples of an epoch that holds {length}")

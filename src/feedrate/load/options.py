@@ -33,7 +33,7 @@ class Options:
     flip: bool | float
     order: Any
     weights: Any
-    split: tuple[float, float] | None
+    split: str | tuple[float, float] | None
     drop_last: bool
     pad: bool
     rank: int | None
@@ -86,7 +86,8 @@ class Options:
         if self.order is not None and self.weights is not None:
             raise UsageError("order says which samples come, and so does weights: give one of them")
         if self.split is not None:
-            check_split(self.split)
+            if not isinstance(self.split, str):
+                check_split(self.split)
             if self.order is not None:
                 raise UsageError(
                     "order and split cannot be combined: a split is scattered over the whole pack",
@@ -204,7 +205,8 @@ def check_split(split: Any) -> None:
         fits = False
     if not fits:
         raise UsageError(
-            f"split must be two fractions with 0 <= start < stop <= 1, got {split!r}", hint="split=(0, 0.9)"
+            f"split must be two fractions with 0 <= start < stop <= 1, got {split!r}",
+            hint="split=(0, 0.9), or split=\"train\" where 'feedrate split' made such a part",
         )
 
 

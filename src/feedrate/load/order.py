@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from feedrate.draws import F64, I64, Purpose, draw_uniforms, make_key, mix_array, permute
 from feedrate.errors import UsageError
@@ -180,9 +181,14 @@ class Subset:
     n: int
     start: int
     stop: int
+    fractions: tuple[float, float] | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    def identity(self) -> list[float] | None:
+        """Return the fractions it was cut with, for the saved state."""
+        return None if self.fractions is None else [float(edge) for edge in self.fractions]
 
     def positions(self, indices: I64) -> I64:
         if len(self) == self.n:
@@ -190,10 +196,28 @@ class Subset:
         return permute(indices + self.start, self.n, make_key(self.n, Purpose.SPLIT))
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Positions of a split that is stored in the pack: `chosen` are its samples, in stored order."""
+
+    name: str
+    chosen: npt.NDArray[np.int32] | I64
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def positions(self, indices: I64) -> I64:
+        return self.chosen[indices].astype(np.int64)
+
+    def identity(self) -> str:
+        """Return what distinguishes it from another split of the same name, for the saved state."""
+        return f"{self.name} {_digest(self.chosen.astype(np.int64))}"
+
+
 def cut(n: int, fractions: tuple[float, float] | None) -> Subset:
     """Return the samples of a split `(start, stop)`; None: all of them."""
     start, stop = fractions or (0.0, 1.0)
-    return Subset(n, round(start * n), round(stop * n))
+    return Subset(n, round(start * n), round(stop * n), fractions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,8 @@ def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
     def decode(chosen: I64, geometry: Geometry, out: U8) -> DecodeReport:
         return decode_pixels(Places(pack, rows[chosen], positions[chosen]), stored, geometry, out, None)
 
-    yield Samples(names, rows, pack.files, pack.ranges(IMAGE.name, rows, positions), decode)
+    files, images, _ = pack.find_values(IMAGE.name, rows, positions)
+    yield Samples(names, rows, files, images, decode)
 
 
 def take_ranges(ranges: Ranges, chosen: I64) -> Ranges:

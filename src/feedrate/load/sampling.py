@@ -6,17 +6,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate.draws import F64
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.load.options import Options, find_field
-from feedrate.load.order import Given, Order, Sequential, Shuffled, Subset, Weighted, Windowed
+from feedrate.load.order import Given, Order, Sequential, Shuffled, Weighted, Windowed
+from feedrate.load.splits import Split, members
 
 
-def choose_order(pack: Pack, options: Options, subset: Subset) -> Order:
+def choose_order(pack: Pack, options: Options, subset: Split) -> Order:
     """Return the order over the samples of `subset`."""
     n = len(subset)
     if options.weights is not None:
@@ -28,7 +28,7 @@ def choose_order(pack: Pack, options: Options, subset: Subset) -> Order:
     return Shuffled(n, options.seed) if options.shuffle else Sequential(n)
 
 
-def _weigh(pack: Pack, weights: Any, subset: Subset) -> F64:
+def _weigh(pack: Pack, weights: Any, subset: Split) -> F64:
     if isinstance(weights, str):
         if weights != "balanced":
             raise UsageError(f'weights must be "balanced" or one number per sample, got {weights!r}')
@@ -44,13 +44,13 @@ def _weigh(pack: Pack, weights: Any, subset: Subset) -> F64:
     if not np.isfinite(given).all() or (given < 0).any():
         worst = given[~np.isfinite(given) | (given < 0)][0]
         raise UsageError(f"weights must be finite and not negative, got {worst}")
-    chosen = given[_members(subset)]
+    chosen = given[members(subset)]
     if len(chosen) and not chosen.sum() > 0:
         raise UsageError("weights are all 0: no sample can be drawn")
     return chosen
 
 
-def _balance(pack: Pack, subset: Subset) -> F64:
+def _balance(pack: Pack, subset: Split) -> F64:
     label = find_field(pack, "label")
     if label.kind is not Kind.NUMBER or label.dtype != "int64":
         raise UsageError(
@@ -58,10 +58,6 @@ def _balance(pack: Pack, subset: Subset) -> F64:
         )
     # Not checked row by row, which takes 24 s for 1.3 million: a damaged row is found when its sample comes.
     _, classes, counts = np.unique(
-        pack.column("label")[_members(subset)], return_inverse=True, return_counts=True
+        pack.column("label")[members(subset)], return_inverse=True, return_counts=True
     )
     return 1.0 / counts[classes]
-
-
-def _members(subset: Subset) -> npt.NDArray[np.int64]:
-    return subset.positions(np.arange(len(subset), dtype=np.int64))

@@ -11,6 +11,7 @@ from feedrate.errors import UsageError
 from feedrate.format.manifest import Manifest
 from feedrate.load.options import Options
 from feedrate.load.order import Order
+from feedrate.load.splits import Split
 
 VERSION = 1
 _WORDS = {
@@ -28,7 +29,9 @@ def fingerprint(manifest: Manifest) -> str:
     return f"{manifest.samples}-{kernel.crc32c(checks.encode()):08x}"
 
 
-def dump_state(pack: str, options: Options, order: Order, place: tuple[int, int]) -> dict[str, Any]:
+def dump_state(
+    pack: str, options: Options, split: Split, order: Order, place: tuple[int, int]
+) -> dict[str, Any]:
     """Return the state at `place`: epoch, and samples given in it on all ranks together."""
     epoch, samples = place
     return {
@@ -37,7 +40,7 @@ def dump_state(pack: str, options: Options, order: Order, place: tuple[int, int]
         "seed": int(options.seed),
         "order": order.kind,
         "detail": order.identity(),
-        "split": None if options.split is None else [float(edge) for edge in options.split],
+        "split": split.identity(),
         "epoch": epoch,
         "samples": samples,
     }

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I64, U8, Status
 from feedrate.load.image import I32, Size
@@ -45,8 +45,8 @@ def read_field(pack: Pack, wanted: Field, rows: Rows, positions: I64, pool: kern
     """Read a field that is not pixels."""
     if wanted.kind is Kind.NUMBER:
         return Values(np.ascontiguousarray(rows[wanted.name]))
-    ranges = pack.ranges(wanted.name, rows, positions)
-    buffer, starts, statuses = kernel.read_ranges(pack.files, ranges, pool)
+    files, ranges, _ = pack.find_values(wanted.name, rows, positions)
+    buffer, starts, statuses = kernel.read_ranges(files, ranges, pool)
     read = Values([], bytes_read=len(buffer))
     if statuses.any():
         read.bad = {int(i): explain_status(statuses[i]) for i in np.flatnonzero(statuses)}
@@ -57,8 +57,15 @@ def read_field(pack: Pack, wanted: Field, rows: Rows, positions: I64, pool: kern
     return read
 
 
+def _parser(wanted: Field) -> Callable[[bytes], Any]:
+    if wanted.kind is not Kind.ARRAY or wanted.coding is not Coding.RAW:
+        return _PARSERS[wanted.kind]
+    dtype, shape = np.dtype(wanted.dtype), wanted.shape or ()
+    return lambda data: np.frombuffer(data, dtype).reshape(shape).copy()
+
+
 def _parse_each(wanted: Field, buffer: U8, starts: I64, read: Values) -> None:
-    parse = _PARSERS[wanted.kind]
+    parse = _parser(wanted)
     view = buffer.data
     for i, (start, stop) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         value = None
@@ -86,6 +93,8 @@ def _stack_arrays(wanted: Field, buffer: U8, starts: I64) -> npt.NDArray[Any] | 
     dtype = np.dtype(wanted.dtype)
     header = int(lengths[0]) - dtype.itemsize * int(np.prod(wanted.shape, dtype=np.int64))
     table = buffer.reshape(len(lengths), -1)
+    if wanted.coding is Coding.RAW:
+        return None if header or dtype.hasobject else buffer.view(dtype).reshape(len(lengths), *wanted.shape)
     if header < 10 or dtype.hasobject or (table[:, :header] != table[0, :header]).any():
         return None
     try:

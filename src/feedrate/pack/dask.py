@@ -11,6 +11,7 @@ from typing import Any, cast
 from feedrate.errors import FeedrateError, MissingExtra
 from feedrate.pack.engine import Job, write_shards
 from feedrate.pack.plan import ShardTask
+from feedrate.pack.shard import MapCost
 
 _POLL_S = 1.0
 _CONNECT_S = 10
@@ -59,7 +60,7 @@ class _Dask:
         ended, _ = wait([_future(job) for job in jobs], timeout=_POLL_S, return_when=FIRST_COMPLETED)
         return [job for job in jobs if _future(job) in ended]
 
-    def outcome(self, job: Job) -> FeedrateError | str | None:
+    def outcome(self, job: Job) -> MapCost | FeedrateError | str:
         try:
             return _future(job).result()
         except Exception as error:  # KilledWorker and its like
@@ -68,5 +69,5 @@ class _Dask:
             )
 
 
-def _future(job: Job) -> Future[FeedrateError | None]:
-    return cast("Future[FeedrateError | None]", job.handle)
+def _future(job: Job) -> Future[MapCost | FeedrateError]:
+    return cast("Future[MapCost | FeedrateError]", job.handle)

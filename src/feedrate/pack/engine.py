@@ -10,18 +10,18 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from feedrate.errors import FeedrateError, StorageError
-from feedrate.format.manifest import shard_name
+from feedrate.format.containers import find_container
 from feedrate.pack.files import is_temporary
 from feedrate.pack.options import Engine
 from feedrate.pack.plan import ShardTask
-from feedrate.pack.shard import read_done, write_shard
+from feedrate.pack.shard import MapCost, find_done, write_shard
 from feedrate.pack.workers import Watch, run_tasks
 from feedrate.units import format_count
 
@@ -48,24 +48,22 @@ class Cluster(Protocol):
         """Return the jobs that have ended, after a moment at most."""
         ...
 
-    def outcome(self, job: Job) -> FeedrateError | str | None:
-        """Return the error that a job ended with, or words about how it was lost; None: neither."""
+    def outcome(self, job: Job) -> MapCost | FeedrateError | str:
+        """Return what `write_shards` returned, or words about how the job was lost."""
         ...
 
 
-def run_shards(tasks: Sequence[ShardTask], engine: Engine, *, workers: int | None, watch: Watch) -> None:
-    """Make all shards, wherever `engine` says.
+def run_shards(tasks: Sequence[ShardTask], engine: Engine, *, workers: int | None, watch: Watch) -> MapCost:
+    """Make all shards, wherever `engine` says; return over how many samples a map ran, and for how long.
 
     Raises:
         FeedrateError: a shard could not be made; the others that were begun are given up.
     """
     if engine.name == "local" or not tasks:
         size_bytes = sum(task.source_bytes for task in tasks)
-        for _ in run_tasks(write_shard, tasks, workers=workers, size_bytes=size_bytes, watch=watch):
-            pass
-        return
+        return _add_up(run_tasks(write_shard, tasks, workers=workers, size_bytes=size_bytes, watch=watch))
     with _open_cluster(engine, Path(tasks[0].target), workers or 1) as cluster:
-        _run_remote(cluster, tasks, watch)
+        return _run_remote(cluster, tasks, watch)
 
 
 def _open_cluster(engine: Engine, target: Path, workers: int) -> AbstractContextManager[Cluster]:
@@ -78,10 +76,18 @@ def _open_cluster(engine: Engine, target: Path, workers: int) -> AbstractContext
     return open_dask(engine.name, workers)
 
 
-def _run_remote(cluster: Cluster, tasks: Sequence[ShardTask], watch: Watch) -> None:
+def _add_up(costs: Iterable[MapCost]) -> MapCost:
+    samples, seconds = 0, 0.0
+    for cost in costs:
+        samples, seconds = samples + cost[0], seconds + cost[1]
+    return samples, seconds
+
+
+def _run_remote(cluster: Cluster, tasks: Sequence[ShardTask], watch: Watch) -> MapCost:
     count = min(cluster.jobs_at_once or len(tasks), len(tasks))
     running = cluster.submit([tuple(tasks[start::count]) for start in range(count)])
     losses: Counter[int] = Counter()
+    costs: list[MapCost] = []
     while running:
         for job in cluster.wait(running):
             running.remove(job)
@@ -89,20 +95,23 @@ def _run_remote(cluster: Cluster, tasks: Sequence[ShardTask], watch: Watch) -> N
             outcome = cluster.outcome(job)
             if isinstance(outcome, FeedrateError):
                 raise outcome
+            if isinstance(outcome, tuple):
+                costs.append(outcome)
             if not left:
                 continue
             losses[left[0].number] += 1
             if losses[left[0].number] >= _MOST_LOSSES:
                 raise FeedrateError(
-                    f"{shard_name(left[0].number)} was begun {format_count(_MOST_LOSSES, 'time')} and never "
-                    f"finished{f': {outcome}' if outcome else ''}",
+                    f"{_shard_name(left[0])} was begun {format_count(_MOST_LOSSES, 'time')} and never "
+                    f"finished{f': {outcome}' if isinstance(outcome, str) else ''}",
                     hint="run the same command again to go on",
                 )
             running += cluster.submit([left])
         watch(*_measure(tasks))
+    return _add_up(costs)
 
 
-def write_shards(tasks: Sequence[ShardTask], workers: int) -> FeedrateError | None:
+def write_shards(tasks: Sequence[ShardTask], workers: int) -> MapCost | FeedrateError:
     """Make shards, in a job, that are not there yet; returns what went wrong, since not all engines carry
     exceptions as they are."""
     if not os.path.exists(tasks[0].listing):
@@ -112,15 +121,17 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> FeedrateError | No
         )
     left = [task for task in tasks if not _is_done(task)]
     try:
-        for _ in run_tasks(write_shard, left, workers=workers, size_bytes=0, watch=lambda *_: None):
-            pass
+        return _add_up(run_tasks(write_shard, left, workers=workers, size_bytes=0, watch=lambda *_: None))
     except FeedrateError as error:
         return error
-    return None
 
 
 def _is_done(task: ShardTask) -> bool:
-    return read_done(Path(task.target), task.number, task.plan) is not None
+    return find_done(task) is not None
+
+
+def _shard_name(task: ShardTask) -> str:
+    return find_container(task.container).shard_name(task.number)
 
 
 def _measure(tasks: Sequence[ShardTask]) -> tuple[int, int]:
@@ -128,7 +139,7 @@ def _measure(tasks: Sequence[ShardTask]) -> tuple[int, int]:
     made = dict(_find_shards(Path(tasks[0].target)))
     samples = size_bytes = 0.0
     for task in tasks:
-        share = min(1.0, made.get(shard_name(task.number), 0) / task.expected_bytes)
+        share = min(1.0, made.get(_shard_name(task), 0) / task.expected_bytes)
         samples += share * task.samples
         size_bytes += share * task.source_bytes
     return int(samples), int(size_bytes)

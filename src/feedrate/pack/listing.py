@@ -2,9 +2,11 @@
 """The samples of a source, listed on disk: any of them is one `pread` away, for any process, and memory does
 not grow with their number.
 
-    chunk, chunk, ...     of 4096 samples: a row of fixed size each, then what the rows point at, as JSON
-    end                   JSON: where chunks begin, how many samples, the fields
+    chunk, chunk, ...     of a few thousand samples: a row of fixed size each, then what the rows point at
+    end                   JSON: where chunks begin, how many samples they have, the fields
     16 bytes              where the end begins; MAGIC
+
+A row points at JSON, or, where a sample is one image file and perhaps a number, at the file's path.
 """
 
 from __future__ import annotations
@@ -16,27 +18,34 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import StorageError
+from feedrate.format.containers.tar import BLOCK_BYTES, member_bytes
 from feedrate.format.fields import Field
 from feedrate.format.keys import key_of_stem, make_stem
 from feedrate.format.manifest import dump_field, load_field
-from feedrate.format.tar import member_bytes
 from feedrate.kernel import I64, Ranges
-from feedrate.source.record import Held, Record, Stored, Value
+from feedrate.source.record import Held, ImageFiles, Record, Stored, Value
 
 NAME = "packing.listing"
 _CHUNK = 4096
+# Fewer files than this are not worth a chunk of their own.
+_BLOCK_FILES = 64
 _MAGIC = b"feedrls1"
 _END = struct.Struct("<q8s")
 _ROW = np.dtype(
     [("offset", "<i8"), ("length", "<i4"), ("again", "<u4"), ("number", "<i8"), ("tar_bytes", "<i8"),
-     ("source_bytes", "<i8")]
+     ("source_bytes", "<i8"), ("label", "<i8"), ("kind", "<i8")]
 )  # fmt: skip
+# Rows are read whole, in order, where that is not much more than what is asked for.
+_READ_ALL = 8
+RECORD, FILE, LABELLED = 0, 1, 2  # kinds of rows
+NUMBER_BYTES = 8  # what a number counts as
 _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -59,7 +68,7 @@ def value_bytes(value: Value | None) -> int:
     """Return what a value takes in the source; in a tar too, unless its pixels are changed."""
     if isinstance(value, (Stored, Held)):
         return value.size_bytes
-    return len(value) if isinstance(value, bytes) else 8
+    return len(value) if isinstance(value, bytes) else NUMBER_BYTES
 
 
 class ListingWriter:
@@ -72,31 +81,55 @@ class ListingWriter:
     def __init__(self, out: BinaryIO) -> None:
         self.count = self.files = self.source_bytes = 0
         self._out, self._offset = out, 0
-        self._chunks: list[int] = []
-        self._texts: list[str] = []
-        self._facts: list[tuple[int, int, int]] = []  # number, tar_bytes, source_bytes
+        self._chunks: list[tuple[int, int]] = []  # where each begins, and its samples
+        self._names: list[bytes] = []
+        self._texts: list[bytes] = []
+        self._facts: list[tuple[int, int, int, int, int]] = []  # as in a row, from its number on
         self._times: list[int] = []
         self._hashes = array("Q")
         self._contents, self._changes = hashlib.sha256(), hashlib.sha256()
 
     def add(self, number: int, record: Record) -> None:
         tar_bytes = source_bytes = 0
-        values = {}
-        for name, value in record.values.items():
-            values[name] = _dump_value(value)
+        for value in record.values.values():
             size_bytes = value_bytes(value)
             source_bytes += size_bytes
             tar_bytes += member_bytes(size_bytes)
             if isinstance(value, (Stored, Held)):
                 self._times.append(value.mtime_ns)
                 self.files += 1
-        self._texts.append(_encode([record.name.decode("latin-1"), values]))
-        self._facts.append((number, tar_bytes, source_bytes))
-        self._hashes.append(_hash(make_stem(record.name)))
+        kind, label = _kind_of(record)
+        if kind == RECORD:
+            values = {name: _dump_value(value) for name, value in record.values.items()}
+            self._texts.append(_encode([record.name.decode("latin-1"), values]).encode("ascii"))
+        else:
+            self._texts.append(record.name)
+        self._names.append(record.name)
+        self._facts.append((number, tar_bytes, source_bytes, label, kind))
         self.count += 1
-        self.source_bytes += source_bytes
         if len(self._texts) == _CHUNK:
             self._flush()
+
+    def add_files(self, first_number: int, files: ImageFiles) -> None:
+        """Add many samples, numbered from `first_number` on."""
+        if len(files) < _BLOCK_FILES:
+            for number, record in enumerate(files.records(), first_number):
+                self.add(number, record)
+            return
+        self._flush()
+        rows = np.zeros(len(files), _ROW)
+        has_label = files.label is not None
+        rows["number"] = np.arange(first_number, first_number + len(files))
+        rows["kind"], rows["label"] = (LABELLED, files.label) if has_label else (FILE, 0)
+        rows["source_bytes"] = files.sizes + (NUMBER_BYTES if has_label else 0)
+        rows["tar_bytes"] = BLOCK_BYTES + files.sizes + -files.sizes % BLOCK_BYTES
+        rows["tar_bytes"] += member_bytes(NUMBER_BYTES) if has_label else 0
+        self.count += len(files)
+        self.files += len(files)
+        self._changes.update(np.ascontiguousarray(files.times_ns).tobytes())
+        for start in range(0, len(files), _CHUNK):
+            paths = files.paths[start : start + _CHUNK]
+            self._write(rows[start : start + _CHUNK], paths, paths)
 
     def finish(self, fields: Sequence[Field]) -> None:
         """Write the end, and number the samples whose keys would be the same."""
@@ -124,19 +157,27 @@ class ListingWriter:
         if not self._texts:
             return
         rows = np.zeros(len(self._texts), _ROW)
-        numbers, rows["tar_bytes"], rows["source_bytes"] = zip(*self._facts, strict=True)
-        rows["number"] = numbers
-        rows["length"] = [len(text) for text in self._texts]
+        columns = zip(*self._facts, strict=True)
+        for name in ("number", "tar_bytes", "source_bytes", "label", "kind"):
+            rows[name] = next(columns)
+        self._changes.update(array("q", self._times).tobytes())
+        self._write(rows, self._texts, self._names)
+        self._names, self._texts, self._facts, self._times = [], [], [], []
+
+    def _write(self, rows: Rows, texts: list[bytes], names: list[bytes]) -> None:
+        rows["length"] = [len(text) for text in texts]
         start = self._offset + rows.nbytes
         rows["offset"] = start + np.cumsum(rows["length"], dtype=np.int64) - rows["length"]
-        blob = "".join(self._texts).encode("ascii")
-        self._contents.update(rows["number"].tobytes() + blob)
-        self._changes.update(array("q", self._times).tobytes())
+        blob = b"".join(texts)
+        for column in ("number", "source_bytes", "label", "kind"):
+            self._contents.update(np.ascontiguousarray(rows[column]).tobytes())
+        self._contents.update(blob)
+        self._hashes.frombytes(kernel.hash_stems(*_join(names)).tobytes())
         self._out.write(rows.tobytes())
         self._out.write(blob)
-        self._chunks.append(self._offset)
+        self._chunks.append((self._offset, len(rows)))
         self._offset = start + len(blob)
-        self._texts, self._facts, self._times = [], [], []
+        self.source_bytes += int(rows["source_bytes"].sum())
 
     def _tell_apart(self) -> None:
         hashes = np.frombuffer(self._hashes, np.uint64)
@@ -145,12 +186,13 @@ class ListingWriter:
         if not repeated.size:
             return
         fd = self._out.fileno()
+        firsts = np.cumsum([0, *(count for _, count in self._chunks)])
         given: dict[bytes, int] = {}
         for index in np.flatnonzero(np.isin(hashes, repeated)).tolist():
-            chunk, inside = divmod(index, _CHUNK)
-            at = self._chunks[chunk] + inside * _ROW.itemsize
+            chunk = int(np.searchsorted(firsts, index, side="right")) - 1
+            at = self._chunks[chunk][0] + (index - int(firsts[chunk])) * _ROW.itemsize
             row = np.frombuffer(os.pread(fd, _ROW.itemsize, at), _ROW)[0]
-            stem = make_stem(_name(os.pread(fd, int(row["length"]), int(row["offset"]))))
+            stem = make_stem(_name(row, os.pread(fd, int(row["length"]), int(row["offset"]))))
             again = given.get(stem, 0)
             if again or stem in given:
                 again = max(again, 1) + 1
@@ -176,7 +218,9 @@ class Listing:
             raise StorageError(
                 f"cannot read {path}: {error}", hint="run the same 'feedrate pack' command again"
             ) from error
-        self._chunks = np.array(end["chunks"], np.int64)
+        chunks = np.array(end["chunks"], np.int64).reshape(-1, 2)
+        self._chunks, self._firsts = chunks[:, 0], np.cumsum(chunks[:, 1]) - chunks[:, 1]
+        self._counts = chunks[:, 1]
         self.fields = tuple(load_field(name, field) for name, field in end["fields"].items())
         self._classes = {
             field.name: {name: number for number, name in enumerate(field.classes)}
@@ -194,28 +238,47 @@ class Listing:
         self._files.close()
 
     def rows(self, indices: I64) -> Rows:
-        chunks, inside = np.divmod(indices, _CHUNK)
-        starts = self._chunks[chunks] + inside * _ROW.itemsize
-        rows: Rows = self._read(starts, np.full(len(indices), _ROW.itemsize, np.int64))[0].view(_ROW)
-        return rows
+        if len(indices) * _READ_ALL > self._count:
+            return self._read_rows(self._chunks, self._counts * _ROW.itemsize)[indices]
+        chunks = np.searchsorted(self._firsts, indices, side="right") - 1
+        starts = self._chunks[chunks] + (indices - self._firsts[chunks]) * _ROW.itemsize
+        return self._read_rows(starts, np.full(len(indices), _ROW.itemsize, np.int64))
+
+    def texts(self, rows: Rows) -> list[bytes]:
+        """Return what rows point at: the path of a file, or JSON."""
+        data, starts = self._read(np.ascontiguousarray(rows["offset"]), rows["length"].astype(np.int64))
+        whole = data.tobytes()
+        return [whole[start:stop] for start, stop in pairwise(starts.tolist())]
 
     def samples(self, indices: I64, rows: Rows | None = None) -> Iterator[Sample]:
         """Yield samples in the order that is asked for."""
         rows = self.rows(indices) if rows is None else rows
-        lengths = rows["length"].astype(np.int64)
-        data, starts = self._read(np.ascontiguousarray(rows["offset"]), lengths)
-        whole = data.tobytes().decode("ascii")
-        numbers, agains, bounds = rows["number"].tolist(), rows["again"].tolist(), starts.tolist()
-        for i, (number, again) in enumerate(zip(numbers, agains, strict=True)):
-            name, values = json.loads(whole[bounds[i] : bounds[i + 1]])
-            stem = make_stem(name.encode("latin-1"))
-            key = key_of_stem(stem) + (f"~{again}" if again else "")
-            yield Sample(number, key, tuple(self._value(field, values) for field in self.fields))
+        for row, text in zip(rows, self.texts(rows), strict=True):
+            yield self.sample(row, text)
 
-    def _value(self, field: Field, values: dict[str, Any]) -> Value | None:
-        value = _load_value(values.get(field.name))
+    def sample(self, row: Any, text: bytes) -> Sample:
+        """Return the sample of a row and what it points at."""
+        if row["kind"] == RECORD:
+            decoded, values = json.loads(text)
+            name = decoded.encode("latin-1")
+            loaded = {key: _load_value(value) for key, value in values.items()}
+        else:
+            name, has_label = text, row["kind"] == LABELLED
+            size_bytes = int(row["source_bytes"]) - (NUMBER_BYTES if has_label else 0)
+            loaded = {"image": Stored(name, size_bytes, name)}
+            loaded |= {"label": int(row["label"])} if has_label else {}
+        again = int(row["again"])
+        key = key_of_stem(make_stem(name)) + (f"~{again}" if again else "")
+        return Sample(int(row["number"]), key, tuple(self._value(field, loaded) for field in self.fields))
+
+    def _value(self, field: Field, values: dict[str, Value | None]) -> Value | None:
+        value = values.get(field.name)
         classes = self._classes.get(field.name)
         return classes[value] if classes is not None and isinstance(value, str) else value
+
+    def _read_rows(self, offsets: I64, lengths: I64) -> Rows:
+        rows: Rows = self._read(np.ascontiguousarray(offsets), np.ascontiguousarray(lengths))[0].view(_ROW)
+        return rows
 
     def _read(self, offsets: I64, lengths: I64) -> tuple[Any, I64]:
         data, starts, bad = kernel.read_ranges(
@@ -255,13 +318,31 @@ def _load_value(value: Any) -> Value | None:
     return Held(path, size_bytes, more[0].encode("latin-1"), more[1], tuple(more[2]))
 
 
-def _name(text: bytes) -> bytes:
+def _kind_of(record: Record) -> tuple[int, int]:
+    """Return the kind of row that will do for a record, and its label."""
+    values = record.values
+    image, label = values.get("image"), values.get("label")
+    is_file = isinstance(image, Stored) and image.file == image.path == record.name and not image.offset
+    if is_file and len(values) == 1:
+        return FILE, 0
+    if is_file and len(values) == 2 and type(label) is int and -(2**63) <= label < 2**63:
+        return LABELLED, label
+    return RECORD, 0
+
+
+def _join(names: list[bytes]) -> tuple[bytes, I64]:
+    return b"".join(names), np.cumsum([0, *map(len, names)], dtype=np.int64)
+
+
+def _name(row: Any, text: bytes) -> bytes:
+    if row["kind"] != RECORD:
+        return text
     name: str = json.loads(text)[0]
     return name.encode("latin-1")
 
 
 def _hash(stem: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(stem, digest_size=8).digest(), "little")
+    return int(kernel.hash_stems(*_join([stem]))[0])
 
 
 def _contains(in_order: np.ndarray[Any, np.dtype[np.uint64]], wanted: int) -> bool:

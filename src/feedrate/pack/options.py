@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feedrate.errors import UsageError
+from feedrate.format import containers
+from feedrate.pack.mapping import Map, refuse_unfindable
 from feedrate.pack.recode import Recode
 from feedrate.source.options import FieldSpec, SourceOptions
 
@@ -63,6 +65,8 @@ class PackOptions:
     workers: int | None = None  # None: as many as usable cores
     engine: Engine = field(default_factory=Engine)  # who makes the shards
     recode: Recode = field(default_factory=Recode)  # to store fewer pixels, or other ones
+    container: str = "tar"  # or "tfrecord" or "hdf5"
+    map: Map | None = None  # a function for what is the same in every epoch; see find_map
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -71,6 +75,10 @@ class PackOptions:
             raise UsageError(f"shard_bytes must be at least 1, got {self.shard_bytes}")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers must be at least 1, got {self.workers}")
+        if self.container not in containers.NAMES:
+            raise UsageError(f"format must be one of {', '.join(containers.NAMES)}, got {self.container!r}")
+        if self.map is not None:
+            refuse_unfindable(self.map, workers=self.workers)
         # It knows which of them fit together.
         _ = self.source
 

@@ -21,17 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feedrate.errors import SourceError, StorageError
+from feedrate.errors import FeedrateError, SourceError, StorageError
+from feedrate.format.containers import find_container
 from feedrate.format.fields import Field
-from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, index_name, shard_name
+from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
+from feedrate.format.pack import Pack
 from feedrate.pack import listing
 from feedrate.pack.engine import run_shards
 from feedrate.pack.files import appear, free_bytes, remove_temporaries
+from feedrate.pack.joining import join_parts, read_joined, remove_parts
 from feedrate.pack.listing import Listing, ListingWriter
+from feedrate.pack.mapping import Function, find_map
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_into_shards
+from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
+from feedrate.pack.quality_report import dump_quality, sum_quality
 from feedrate.pack.recode import sum_up
-from feedrate.pack.shard import ShardDone, dump_rejections, read_done
+from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done
+from feedrate.pack.trial import try_map
 from feedrate.pack.unfinished import (
     PROGRESS_NAME,
     begin,
@@ -42,10 +49,10 @@ from feedrate.pack.unfinished import (
     refuse_nesting,
     write_file,
 )
-from feedrate.results import PackResult, Rejection, Tick
+from feedrate.results import Mapped, PackResult, Quality, Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.place import is_url
-from feedrate.source.record import Reader
+from feedrate.source.record import ImageFiles, Reader
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
@@ -60,6 +67,7 @@ def pack(
     target: str | os.PathLike[str],
     options: PackOptions | None = None,
     *,
+    map: str | Function | None = None,
     watch: Callable[[Tick], None] = lambda _: None,
 ) -> PackResult:
     """Pack a dataset into `target`, or go on with a pack that was interrupted.
@@ -67,6 +75,8 @@ def pack(
     Args:
         source: class folders with images, a folder of images, or any folder with `options.labels`.
         target: a new folder, or that of an unfinished pack of the same source and settings.
+        map: a function for what is the same in every epoch, or its name, `module:function`: takes a dict of
+            a sample's fields and returns one of those that it adds or changes; None leaves the sample out.
         watch: called now and then with how far it is.
 
     Raises:
@@ -76,6 +86,8 @@ def pack(
         StorageError: the disk is full or failed; run the same again to go on.
     """
     options = options or PackOptions()
+    if map is not None:
+        options = dataclasses.replace(options, map=find_map(map))
     begin_s = time.monotonic()
     source, folder = os.fspath(source), Path(target)
     refuse_nesting(source, folder)
@@ -85,6 +97,8 @@ def pack(
         reader = open_reader(source, options.source, scratch=os.fspath(folder))
         remove_temporaries(folder)
         listed = _list(reader, folder, options, watch)
+        if options.map is not None:
+            listed = _try_map(listed, folder, options)
         result = _pack_shards(listed, folder, options, watch)
         finish(folder)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
@@ -99,6 +113,8 @@ class _Listed:
     settings: dict[str, Any]
     plan: str
     rejected: tuple[Rejection, ...]
+    made: tuple[Field, ...] = ()  # by a map
+    scale: float = 1.0
 
 
 def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]) -> _Listed:
@@ -106,12 +122,17 @@ def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[T
     rejected: list[Rejection] = []
     with appear(path, is_durable=False) as out:
         writer = ListingWriter(out)
-        for number, record in enumerate(reader):
-            if isinstance(record, Rejection):
-                rejected.append(record)
-                continue
-            writer.add(number, record)
-            if writer.count % _TELL_EVERY == 0:
+        number = told = 0
+        for block in reader.blocks():
+            if isinstance(block, ImageFiles):
+                writer.add_files(number, block)
+            elif isinstance(block, Rejection):
+                rejected.append(block)
+            else:
+                writer.add(number, block)
+            number += len(block) if isinstance(block, ImageFiles) else 1
+            if writer.count >= told + _TELL_EVERY:
+                told = writer.count
                 watch(Tick("listing", writer.count, 0))
         if not writer.count:
             raise _all_rejected(tuple(rejected))
@@ -122,6 +143,18 @@ def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[T
         begin(folder, settings, writer.fingerprint())
     plan = digest_plan(writer.digest(), fields, settings)
     return _Listed(reader, path, settings, plan, tuple(rejected))
+
+
+def _try_map(source: _Listed, folder: Path, options: PackOptions) -> _Listed:
+    """Learn from the first samples what a map makes of them, before anything is packed."""
+    try:
+        made, scale = try_map(source.listing, source.reader.root, options)
+    except FeedrateError:
+        if not any(folder.glob("shard-*")):
+            _remove_all(folder, [], {})
+        raise
+    plan = digest_plan(f"{source.plan} {scale}", made, source.settings)
+    return dataclasses.replace(source, made=made, scale=scale, plan=plan)
 
 
 def _pack_shards(
@@ -141,36 +174,63 @@ def _pack_shards(
             recode=options.recode,
             source_bytes=stretch.source_bytes,
             expected_bytes=stretch.expected_bytes,
+            container=options.container,
+            map=options.map,
+            made=tuple(dataclasses.replace(field, classes=None) for field in source.made),
         )
-        for number, stretch in enumerate(split_into_shards(listed, options))
+        for number, stretch in enumerate(split_into_shards(listed, options, scale=source.scale))
     ]
     listed.close()
-    missing = [task for task in tasks if read_done(folder, task.number, source.plan) is None]
+    joined = read_joined(folder, source.plan) if options.container == "hdf5" else None
+    missing = [task for task in tasks if joined is None and find_done(task) is None]
     _check_room(folder, missing)
     if source.reader.table is not None:
         with appear(folder / _table_name(source.settings)) as out:
             out.writelines(source.reader.table.pieces())
-    _run(tasks, missing, options, watch)
-    done = [read_done(folder, task.number, source.plan) for task in tasks]
-    complete = [shard for shard in done if shard is not None]
+    cost = _run(tasks, missing, options, watch)
+    complete = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
     if len(complete) < len(tasks):
         raise StorageError(
             f"a shard vanished from {folder} while it was packed", hint="run the same command again"
         )
     rejected = source.rejected + tuple(r for shard in complete for r in shard.rejected)
     if not any(shard.shard.samples for shard in complete):
-        _remove_all(folder, len(tasks), source.settings)
+        _remove_all(folder, tasks, source.settings)
         raise _all_rejected(rejected)
-    manifest = _make_manifest(listed.fields, source, complete, len(rejected))
+    fields = tasks[0].stored_fields(listed.fields)
+    if options.container == "hdf5" and joined is None:
+        fields, complete = join_parts(folder, fields, complete)
+    manifest = read_manifest(folder) if joined else _make_manifest(fields, source, complete, len(rejected))
     if rejected:
         write_file(folder / REJECTED_NAME, dump_rejections(rejected))
     write_file(folder / FILE_NAME, dump_manifest(manifest))
-    return _summarise(source.reader, folder, manifest, complete, rejected, resumed=len(tasks) - len(missing))
+    quality = _examine(folder, complete, source.rejected)
+    if options.container == "hdf5":
+        remove_parts(folder, len(tasks))
+    result = _summarise(
+        source.reader, folder, manifest, complete, rejected, resumed=len(tasks) - len(missing)
+    )
+    mapped = None
+    if options.map is not None:
+        mapped = Mapped(options.map.name, *cost, packed=manifest.samples, left_out=quality.left_out)
+    return dataclasses.replace(result, mapped=mapped, quality=quality)
+
+
+def _examine(folder: Path, done: list[ShardDone], rejected: tuple[Rejection, ...]) -> Quality:
+    """Write quality.json. The pack is whole by now, and unfinished until this is there, too."""
+    opened = Pack(folder)
+    try:
+        quality = sum_quality(opened, (shard.quality for shard in done), rejected, folder)
+    finally:
+        opened.close()
+    write_file(folder / QUALITY_NAME, dump_quality(quality))
+    return quality
 
 
 def _run(
     tasks: list[ShardTask], missing: list[ShardTask], options: PackOptions, watch: Callable[[Tick], None]
-) -> None:
+) -> tuple[int, float]:
+    """Write the missing shards; return over how many samples a map ran, and for how long."""
     total, total_bytes = sum(task.samples for task in tasks), sum(task.source_bytes for task in tasks)
     left, left_bytes = sum(task.samples for task in missing), sum(task.source_bytes for task in missing)
 
@@ -179,7 +239,7 @@ def _run(
         watch(Tick("packing", done, total, done_bytes, total_bytes))
 
     report(0, 0)
-    run_shards(missing, options.engine, workers=options.workers, watch=report)
+    return run_shards(missing, options.engine, workers=options.workers, watch=report)
 
 
 def _make_manifest(
@@ -239,6 +299,8 @@ def _summarise(
 def _check_room(folder: Path, missing: list[ShardTask]) -> None:
     tar_bytes, samples = sum(task.expected_bytes for task in missing), sum(task.samples for task in missing)
     needed = int(tar_bytes * (1 + _INDEX_SHARE)) + samples * _INDEX_ROW_BYTES
+    if any(task.container == "hdf5" for task in missing):
+        needed *= 2  # parts, and the file that is made of them
     free = free_bytes(folder)
     if needed > free:
         raise StorageError(
@@ -251,8 +313,9 @@ def _table_name(settings: Mapping[str, Any]) -> str:
     return str(settings["labels"]["name"])
 
 
-def _remove_all(folder: Path, shards: int, settings: Mapping[str, Any]) -> None:
-    names = [name(number) for number in range(shards) for name in (index_name, shard_name)]
+def _remove_all(folder: Path, tasks: list[ShardTask], settings: Mapping[str, Any]) -> None:
+    shards = [find_container(task.container).shard_name(task.number) for task in tasks]
+    names = [*shards, *(str(Path(shard).with_suffix(INDEX_SUFFIX)) for shard in shards)]
     names += [_table_name(settings)] if "labels" in settings else []
     for name in [*names, listing.NAME, SPOOL_NAME, PROGRESS_NAME]:
         (folder / name).unlink(missing_ok=True)

@@ -7,16 +7,17 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote_from_bytes
 
 import numpy as np
 
 from feedrate.draws import I64, Purpose, make_key, permute
+from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import dump_field
-from feedrate.format.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.pack.listing import Listing, Rows, Sample, value_bytes
+from feedrate.pack.mapping import Map
 from feedrate.pack.options import PackOptions
 from feedrate.pack.recode import Recode
 from feedrate.source.record import Reader
@@ -47,10 +48,24 @@ class ShardTask:
     recode: Recode
     source_bytes: int
     expected_bytes: int
+    scan: bool = True
+    container: str = "tar"
+    map: Map | None = None
+    made: tuple[Field, ...] = ()  # what the map makes, without the names of classes
 
     @property
     def samples(self) -> int:
         return self.last - self.first
+
+    def stored_fields(self, listed: Sequence[Field]) -> tuple[Field, ...]:
+        """Return the fields of the pack, given those of the source."""
+        if self.map is None:
+            return tuple(listed)
+        classes = {field.name: field.classes for field in listed if field.kind is Kind.NUMBER}
+        return tuple(
+            replace(f, classes=classes.get(f.name)) if f.dtype == "int64" and f.kind is Kind.NUMBER else f
+            for f in self.made
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +83,18 @@ def order_samples(first: int, last: int, count: int, seed: int) -> I64:
     return permute(np.arange(first, last, dtype=np.int64), count, make_key(seed, Purpose.PACK))
 
 
-def split_into_shards(listing: Listing, options: PackOptions) -> Iterator[Stretch]:
-    """Fill shards one after the other, in permuted order; a sample above the shard size has one to itself."""
+def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 1.0) -> Iterator[Stretch]:
+    """Fill shards one after the other, in permuted order; a sample above the shard size has one to itself.
+
+    `scale`: how much larger a sample becomes by a map.
+    """
     limit = options.shard_bytes - len(END_OF_ARCHIVE)
     first = filled = source_bytes = 0
     for start in range(0, len(listing), BLOCK):
         stop = min(start + BLOCK, len(listing))
         indices = order_samples(start, stop, len(listing), options.seed)
         rows = listing.rows(indices)
-        sums = np.cumsum(_estimate(listing, indices, rows, options.recode))
+        sums = np.cumsum((_estimate(listing, indices, rows, options.recode) * scale).astype(np.int64))
         source_sums = np.cumsum(rows["source_bytes"])
         done = done_source = at = 0
         while True:
@@ -119,6 +137,10 @@ def describe_settings(reader: Reader, options: PackOptions) -> dict[str, object]
     """Return the settings that shape a pack, as they stand in pack.json."""
     settings: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     settings |= options.recode.settings()
+    if options.container != "tar":
+        settings["format"] = options.container
+    if options.map is not None:
+        settings["map"] = options.map.settings()
     if reader.table is not None:
         size_bytes, crc32c = reader.table.measure()
         settings["labels"] = {

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Less to decode, by the user's choice: smaller pixels, a new JPEG quality, or no coding at all.
+"""Less to decode, by the user's choice: smaller pixels, a new JPEG quality, no coding at all, or what the
+kernel takes.
 
 Everything here changes what is stored, so nothing of it happens unless it was asked for, and it is counted.
 """
@@ -19,6 +20,7 @@ from feedrate.errors import UsageError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import dump_raw
 from feedrate.kernel import U8
+from feedrate.pack.exif import set_upright
 from feedrate.pack.values import ImageFacts
 from feedrate.results import Recoded
 from feedrate.source.values import UnusableValue, dump_array
@@ -27,6 +29,8 @@ DEFAULT_QUALITY = 90
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
+# Where normalising cannot be done without loss: little of it.
+NORMAL_QUALITY = 95
 PSNR_EVERY = 50
 
 # To plan shards before an image is looked at: what a pixel takes as JPEG, what decoding makes of a byte.
@@ -39,12 +43,15 @@ class Recode:
     """What to do with pixels. At most one of `resize` (shorter side) and `max_side` (longer side) is given.
 
     With `quality` all images are encoded anew; without it only those that were resized, in DEFAULT_QUALITY.
+    With `normalise` images that the kernel does not take, or that lie on their side, become upright baseline
+    JPEG: coefficient by coefficient where that is possible, else encoded anew in NORMAL_QUALITY.
     """
 
     resize: int | None = None
     max_side: int | None = None
     quality: int | None = None
     raw: bool = False
+    normalise: bool = False
 
     def __post_init__(self) -> None:
         for name, side in (("resize", self.resize), ("max_side", self.max_side)):
@@ -75,6 +82,8 @@ class Recode:
         elif self.limits_size or self.quality is not None:
             settings["quality"] = self.quality or DEFAULT_QUALITY
             settings["encoded"] = "resized images" if self.quality is None else "all images"
+        if self.normalise:
+            settings["normalise"] = "upright" if self.raw else f"quality {self.quality or NORMAL_QUALITY}"
         return settings
 
     def mark(self, fields: Sequence[Field]) -> tuple[Field, ...]:
@@ -111,37 +120,76 @@ class Recode:
 
 @dataclass(frozen=True, slots=True)
 class NewImage:
-    """An image as it will be stored; `pixels` are those that were encoded."""
+    """An image as it will be stored.
+
+    Attributes:
+        pixels: those that were encoded; None: coefficients were written again, and nothing was encoded.
+        normalised: it was not what the kernel takes, or lay on its side.
+    """
 
     data: bytes
-    pixels: U8
+    width: int
+    height: int
+    pixels: U8 | None = None
+    normalised: bool = False
 
 
-def recode_image(recode: Recode, data: bytes, facts: ImageFacts) -> NewImage | None:
+def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bool = True) -> NewImage | None:
     """Return an image as the user wants it stored; None: as it is.
+
+    `may_turn`: an image may be turned upright; not where masks or boxes follow its pixels as they lie.
 
     Raises:
         UnusableValue: it cannot be decoded.
     """
     width, height = recode.new_size(facts.width, facts.height)
-    if (width, height) == (facts.width, facts.height) and recode.quality is None and not recode.raw:
+    is_same = (width, height) == (facts.width, facts.height) and recode.quality is None and not recode.raw
+    orientation = facts.orientation if recode.normalise and may_turn else 1
+    is_normal = orientation == 1 and facts.pillow_reason is None
+    # What is damaged stays as it is: a new coat of JPEG would hide that. So do those beyond 8 bits.
+    if is_same and (not recode.normalise or is_normal or facts.is_damaged or facts.is_deep):
         return None
+    if is_same and (turned := _write_again(data, orientation)) is not None:
+        return turned
     try:
         is_gray = pillow.is_gray(data) if facts.is_gray is None else facts.is_gray
         pixels = kernel.decode_one(data, size=(height, width), mode="L" if is_gray else "RGB")
     except (ValueError, OSError) as error:
         raise UnusableValue(str(error)) from error
-    pixels = pixels[..., 0] if is_gray else pixels
+    pixels = _turn(pixels[..., 0] if is_gray else pixels, orientation)
+    height, width = pixels.shape[:2]
+    is_normalised = recode.normalise and not is_normal
     if recode.raw:
-        return NewImage(dump_raw(pixels), pixels)
-    quality = recode.quality or DEFAULT_QUALITY
+        return NewImage(dump_raw(pixels), width, height, pixels, is_normalised)
+    quality = recode.quality or (NORMAL_QUALITY if is_same else DEFAULT_QUALITY)
     encoded = pillow.encode_jpeg(
         pixels,
         quality=quality,
         full_chroma=quality >= FULL_CHROMA_QUALITY,
-        orientation=pillow.read_orientation(data),
+        orientation=1 if recode.normalise and may_turn else pillow.read_orientation(data),
     )
-    return NewImage(encoded, pixels)
+    return NewImage(encoded, width, height, pixels, is_normalised)
+
+
+def _write_again(data: bytes, orientation: int) -> NewImage | None:
+    """Return the same coefficients as an upright baseline JPEG; None: not all of them would be the same."""
+    written = kernel.to_baseline(data, orientation)
+    if written is None:
+        return None
+    written = written if orientation == 1 else set_upright(written)
+    scan = kernel.scan(written)
+    return None if scan.reason else NewImage(written, scan.width, scan.height, normalised=True)
+
+
+def _turn(pixels: U8, orientation: int) -> U8:
+    """Return pixels the right way up, given the EXIF orientation of how they lie."""
+    if orientation >= 5:
+        pixels = np.swapaxes(pixels, 0, 1)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return np.ascontiguousarray(pixels)
 
 
 def resize_mask(recode: Recode, data: bytes, size: tuple[int, int]) -> bytes | None:
@@ -171,6 +219,7 @@ def scale_boxes(data: bytes, before: tuple[int, int], after: tuple[int, int]) ->
 
 def measure_psnr(image: NewImage) -> float:
     """Return how far the encoded image is from the pixels that went in, in dB; 99: not at all."""
+    assert image.pixels is not None
     mode = "L" if image.pixels.ndim == 2 else "RGB"
     decoded = kernel.decode_one(image.data, mode=mode).reshape(image.pixels.shape)
     error = float(np.mean((decoded.astype(np.int32) - image.pixels) ** 2))
@@ -182,6 +231,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.images = self.resized = self.masks = self.kept = self.before_bytes = self.after_bytes = 0
+        self.lossless = 0
         self.psnr_db: list[float] = []
 
     def add(self, before_bytes: int, image: NewImage | None, *, is_resized: bool, is_raw: bool) -> None:
@@ -189,7 +239,9 @@ class Tally:
         if image is None:
             self.kept += 1
             return
-        if not is_raw and self.images % PSNR_EVERY == 0:
+        if image.pixels is None:
+            self.lossless += 1
+        elif not is_raw and (self.images - self.lossless) % PSNR_EVERY == 0:
             self.psnr_db.append(measure_psnr(image))
         self.images += 1
         self.resized += is_resized
@@ -203,7 +255,8 @@ class Tally:
 def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object]]) -> Recoded | None:
     """Return what recoding did to a whole pack; None: it was not asked for."""
     words = say_pixels(settings)
-    if not words:
+    has_pixels = any(tally.get("images") or tally.get("masks") for tally in tallies)
+    if not has_pixels and not _say_coding(settings):
         return None
 
     def total(name: str) -> int:
@@ -215,6 +268,7 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
         images=total("images"),
         resized=total("resized"),
         masks=total("masks"),
+        lossless=total("lossless"),
         kept=total("kept"),
         before_bytes=total("before_bytes"),
         after_bytes=total("after_bytes"),
@@ -225,12 +279,21 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
 
 def say_pixels(settings: Mapping[str, object]) -> str:
     """Say what a pack's settings did to pixels: "lossy: shorter side 256, quality 90"; "": nothing."""
+    function = settings.get("map")
+    mapped = [f"made by {function.get('function')}"] if isinstance(function, dict) else []
+    return "; ".join([*mapped, *([pixels] if (pixels := _say_coding(settings)) else [])])
+
+
+def _say_coding(settings: Mapping[str, object]) -> str:
     sizes = [f"{word} {settings[name]}" for name, word in _SIDES.items() if name in settings]
+    normal = settings.get("normalise")
     if settings.get("raw"):
-        return f"raw, lossy: {sizes[0]}" if sizes else "raw: as decoded, uncompressed"
-    if "quality" not in settings:
-        return ""
-    return "lossy: " + ", ".join([*sizes, f"quality {settings['quality']}"])
+        upright = ", turned upright" if normal else ""
+        return f"raw, lossy: {sizes[0]}{upright}" if sizes else f"raw: as decoded, uncompressed{upright}"
+    words = "lossy: " + ", ".join([*sizes, f"quality {settings['quality']}"]) if "quality" in settings else ""
+    if not normal:
+        return words
+    return (words + "; " if words else "") + f"normalised to baseline JPEG, {normal} where not lossless"
 
 
 _SIDES = {"resize": "shorter side", "max_side": "longer side"}

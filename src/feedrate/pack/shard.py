@@ -6,32 +6,33 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError
+from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
-from feedrate.format.keys import member_name, printable
-from feedrate.format.manifest import IndexPart, Shard, index_name, shard_name
-from feedrate.format.raw import dump_table
-from feedrate.format.tar import END_OF_ARCHIVE, member_header, padding
+from feedrate.format.keys import printable
+from feedrate.format.manifest import IndexPart, Shard
+from feedrate.pack.bulk import NOT_JPEG, Bulk, Written, is_plain
 from feedrate.pack.files import appear
-from feedrate.pack.listing import Listing, Sample
+from feedrate.pack.listing import Listing, Rows, Sample
+from feedrate.pack.loading import Loaded, Rejected, SampleLoader
+from feedrate.pack.mapped import Mapper
 from feedrate.pack.plan import BLOCK, ShardTask, order_samples
-from feedrate.pack.recode import NewImage, Recode, Tally, recode_image, resize_mask, scale_boxes
-from feedrate.pack.values import dump_number, inspect_array, inspect_image
-from feedrate.pack.workers import advance
+from feedrate.pack.recode import Tally
+from feedrate.pack.workers import advance, count_threads
 from feedrate.results import Rejection
 from feedrate.source.bytes import Bytes
-from feedrate.source.record import Held, Stored, Value
-from feedrate.source.values import UnusableValue
 
-Size = tuple[int, int]  # width, height
+INDEX_SUFFIX = ".arrow"
+MapCost = tuple[int, float]  # samples and seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,55 +47,85 @@ class ShardDone:
     by_pillow: dict[str, int]
     uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
     recoded: dict[str, Any]  # what a Tally counted
+    quality: dict[str, Any]  # what a QualityTally counted
+    notes: dict[str, Any]  # of the container
 
 
-def write_shard(task: ShardTask) -> None:
+def write_shard(task: ShardTask) -> MapCost:
     """Write a shard and its index part; each appears under its name only when whole.
+
+    Returns what a map took: a time, so it is no part of the pack.
 
     Raises:
         StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
     """
-    target = Path(task.target)
-    shard_path = target / shard_name(task.number)
+    container = find_container(task.container)
+    shard_path = Path(task.target) / container.shard_name(task.number)
     listing, source = Listing(task.listing), Bytes(task.source, task.target)
-    fields = listing.fields
-    writer = _Writer(fields, task.recode)
+    mapper = None if task.map is None else Mapper(task.map, listing.fields)
+    fields = task.stored_fields(listing.fields)
+    loader = SampleLoader(source, listing.fields, fields, task.recode, mapper)
     with appear(shard_path, expected_bytes=task.expected_bytes) as out:
-        for first in range(task.first, task.last, BLOCK):
-            indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
-            for sample in listing.samples(indices):
-                writer.add(out, source, sample)
-                advance(1, sample.source_bytes)
-        writer.put(out, END_OF_ARCHIVE)
+        output = Output(out)
+        writer = _Writer(loader, container.write(output))
+        for one in _samples(task, listing, fields, output, loader):
+            if isinstance(one, Written):
+                writer.add_written(one)
+                advance(len(one.rows), one.source_bytes)
+            else:
+                writer.add(one)
+                advance(1, one.source_bytes)
+        notes = writer.shard.end()
     listing.close()
     source.close()
     metadata = {
-        "plan": task.plan, "shard": shard_path.name, "bytes": writer.offset, "crc32c": f"{writer.crc32c:08x}",
-        "samples": len(writer.rows), "source_bytes": writer.source_bytes,
+        "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
+        "crc32c": f"{output.crc32c:08x}",
+        "samples": writer.samples, "source_bytes": writer.source_bytes,
         "rejected": writer.rejected, "damaged": writer.damaged,
         "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
-        **({"recoded": writer.tally.dump()} if task.recode.settings() else {}),
+        "quality": loader.quality.dump(),
+        **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
+        **({"notes": notes} if notes else {}),
     }  # fmt: skip
-    rows = np.array(writer.rows, row_dtype(fields))
+    rows = writer.rows()
     fill_derived(rows, writer.variable)
     data = dump_part(fields, Part(rows, writer.variable, metadata))
-    with appear(target / index_name(task.number), expected_bytes=len(data)) as out:
+    with appear(shard_path.with_suffix(INDEX_SUFFIX), expected_bytes=len(data)) as out:
         out.write(data)
+    return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
 
 
-def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
+def _samples(
+    task: ShardTask, listing: Listing, fields: tuple[Field, ...], output: Output, loader: SampleLoader
+) -> Iterator[Sample | Written]:
+    if is_plain(task, fields):
+        yield from Bulk(task, listing, fields, output, count_threads()).run(loader.quality)
+        return
+    for first in range(task.first, task.last, BLOCK):
+        indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
+        yield from listing.samples(indices)
+
+
+def find_done(task: ShardTask) -> ShardDone | None:
+    """Return what `write_shard` made of a task; None: it has to be done, or done again."""
+    shard = find_container(task.container).shard_name(task.number)
+    index = str(Path(shard).with_suffix(INDEX_SUFFIX))
+    return read_done(Path(task.target), index, shard, task.plan, task.container)
+
+
+def read_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
     """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
-    index_path, shard_path = target / index_name(number), target / shard_name(number)
+    index_path, shard_path = target / index, target / shard
     try:
         metadata = read_metadata(index_path)
         if metadata.get("plan") != plan or os.stat(shard_path).st_size != metadata["bytes"]:
             return None
         data = index_path.read_bytes()
-        index = IndexPart(index_path.name, len(data), kernel.crc32c(data), locate_columns(data))
+        part = IndexPart(index, len(data), kernel.crc32c(data), locate_columns(data))
+        crc32c = int(metadata.get("crc32c", "0"), 16)
         return ShardDone(
-            Shard(
-                shard_path.name, metadata["bytes"], int(metadata["crc32c"], 16), metadata["samples"], index
-            ),
+            Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container),
             metadata["source_bytes"],
             tuple(Rejection(*r) for r in metadata["rejected"]),
             tuple(Rejection(*r) for r in metadata["damaged"]),
@@ -102,77 +133,84 @@ def read_done(target: Path, number: int, plan: str) -> ShardDone | None:
             metadata["by_pillow"],
             metadata["uniform"],
             dict(metadata.get("recoded", {})),
+            dict(metadata["quality"]),
+            dict(metadata.get("notes", {})),
         )
     except (PackError, OSError, KeyError, TypeError, ValueError):
         return None
 
 
-@dataclass(slots=True)
-class _Loaded:
-    """One field of one sample, ready to be written."""
-
-    data: bytes
-    path: bytes = b""
-    source_bytes: int = 0
-    columns: tuple[Any, ...] = ()  # what the row has beside offset, length and crc32c
-    entries: bytes = b""
-    uniform: dict[str, Any] | None = None
-    pillow_reason: str | None = None
-    damage: str | None = None
-    sizes: tuple[Size, Size] | None = None  # of pixels: width and height in the source, and as stored
-    image: NewImage | None = None  # made anew
-
-
 class _Writer:
     """Counts along while a shard is written; holds rows of the index, never images."""
 
-    def __init__(self, fields: tuple[Field, ...], recode: Recode) -> None:
-        self.fields, self.recode, self.tally = fields, recode, Tally()
-        self.offset = self.crc32c = self.source_bytes = self.by_kernel = 0
-        self.rows: list[tuple[Any, ...]] = []
+    def __init__(self, loader: SampleLoader, shard: ShardWriter) -> None:
+        self.loader, self.shard, self.fields, self.tally = loader, shard, loader.stored, Tally()
+        self.source_bytes = self.by_kernel = 0
+        self.samples = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._pieces: list[Rows] = []
         self.variable: dict[str, list[bytes]] = {"key": []}
-        for field in fields:
+        for field in self.fields:
             self.variable |= {name: [] for name in field.variable_columns()}
         self.rejected: list[tuple[str, str, str]] = []
         self.damaged: list[tuple[str, str, str]] = []
         self.by_pillow: Counter[str] = Counter()
         self.uniform: dict[str, Any] = {}
 
-    def put(self, out: BinaryIO, data: bytes) -> None:
-        out.write(data)
-        self.crc32c = kernel.crc32c(data, self.crc32c)
-        self.offset += len(data)
-
-    def add(self, out: BinaryIO, source: Bytes, sample: Sample) -> None:
-        loaded: list[_Loaded] = []
-        for field, value in zip(self.fields, sample.values, strict=True):
-            try:
-                part = _load(field, value, source, self.recode)
-                if field.kind is Kind.BOXES and loaded[0].sizes is not None:
-                    part.data = scale_boxes(part.data, *loaded[0].sizes)
-                loaded.append(part)
-            except UnusableValue as error:
-                path = value.path if isinstance(value, (Stored, Held)) else sample.key.encode()
-                self.rejected.append((printable(path), field.name, str(error)))
-                return
+    def add(self, sample: Sample) -> None:
+        try:
+            loaded = self.loader.load(sample)
+        except Rejected as error:
+            self.rejected.append(error.line)
+            return
+        if loaded is None:
+            return
+        contents = [_as_content(field, part) for field, part in zip(self.fields, loaded, strict=True)]
+        try:
+            offsets = self.shard.add(sample.key, contents)
+        except TooLarge as error:
+            self.rejected.append((printable(loaded[0].path), self.fields[0].name, str(error)))
+            return
         row: list[Any] = [sample.number]
         self.variable["key"].append(sample.key.encode("ascii"))
-        for field, part in zip(self.fields, loaded, strict=True):
-            name = member_name(sample.key, field, part.path, part.data)
-            self.put(out, member_header(name, len(part.data)))
+        for field, part, offset in zip(self.fields, loaded, offsets, strict=True):
             if field.kind is not Kind.NUMBER:
-                row += [self.offset, len(part.data), kernel.crc32c(part.data)]
+                row += [offset, len(part.data), kernel.crc32c(part.data)]
                 self.variable[f"{field.name}.path"].append(part.path)
             row += part.columns
             if field.kind is Kind.IMAGE:
                 self.variable[f"{field.name}.entries"].append(part.entries)
                 row.append((0, 0))  # follows from the entries of all rows
-            self.put(out, part.data)
-            self.put(out, padding(len(part.data)))
             self._count(field, part)
-        self.rows.append((*row, 0))
+        self._rows.append((*row, 0))
+        self.samples += 1
 
-    def _count(self, field: Field, part: _Loaded) -> None:
+    def add_written(self, written: Written) -> None:
+        """Note samples that lie in the shard already."""
+        self._end_piece()
+        self._pieces.append(written.rows)
+        self.samples += len(written.rows)
+        self.variable["key"] += written.keys
+        self.variable["image.path"] += written.paths
+        self.variable["image.entries"] += written.entries
+        self.source_bytes += written.source_bytes
+        self.by_kernel += written.by_kernel
+        if written.by_kernel < len(written.rows):
+            self.by_pillow[NOT_JPEG] += len(written.rows) - written.by_kernel
+        shapes = [list(shape) for shape in written.shapes]
+        if len(shapes) > 1 or self.uniform.setdefault("image.shape", shapes[0]) != shapes[0]:
+            self.uniform["image.shape"] = None
+
+    def rows(self) -> Rows:
+        self._end_piece()
+        return np.concatenate(self._pieces) if self._pieces else np.zeros(0, row_dtype(self.fields))
+
+    def _end_piece(self) -> None:
+        if self._rows:
+            self._pieces.append(np.array(self._rows, row_dtype(self.fields)))
+            self._rows = []
+
+    def _count(self, field: Field, part: Loaded) -> None:
         self.source_bytes += part.source_bytes
         for name, value in (part.uniform or {}).items():
             if self.uniform.setdefault(f"{field.name}.{name}", value) != value:
@@ -192,43 +230,9 @@ class _Writer:
             self.by_pillow[part.pillow_reason] += 1
 
 
-def _load(field: Field, value: Value | None, source: Bytes, recode: Recode) -> _Loaded:
-    if value is None:
-        raise UnusableValue(f"has no '{field.name}'")
-    if isinstance(value, (int, float)):
-        return _Loaded(dump_number(value), columns=(value,))
-    if isinstance(value, str):
-        return _Loaded(value.encode("utf-8", "surrogateescape"))
-    path, data = (b"", value) if isinstance(value, bytes) else (value.path, source.read(value))
-    if field.has_pixels:
-        return _load_pixels(field, path, data, recode)
-    uniform = None
-    if field.kind is Kind.ARRAY:
-        shape, dtype = inspect_array(data)
-        uniform = {"shape": list(shape), "dtype": dtype}
-    return _Loaded(data, path, len(data) if path else 0, uniform=uniform)
-
-
-def _load_pixels(field: Field, path: bytes, data: bytes, recode: Recode) -> _Loaded:
-    facts = inspect_image(data)
-    loaded = _Loaded(data, path, len(data), damage=facts.pillow_reason if facts.is_damaged else None)
-    before = width, height = facts.width, facts.height
-    if field.kind is Kind.MASK:
-        loaded.data = resize_mask(recode, data, before) or data
-    else:
-        loaded.image = recode_image(recode, data, facts)
-    if loaded.image is not None:
-        loaded.data = loaded.image.data
-    if loaded.data is not data:
-        width, height = recode.new_size(width, height)
-    if field.coding is Coding.RAW:
-        loaded.entries = dump_table(loaded.data)
-    else:
-        facts = facts if loaded.data is data else inspect_image(loaded.data)
-        loaded.entries, loaded.pillow_reason = facts.entries, facts.pillow_reason
-    loaded.columns, loaded.uniform = (width, height), {"shape": [height, width]}
-    loaded.sizes = before, (width, height)
-    return loaded
+def _as_content(field: Field, part: Loaded) -> Content:
+    number = part.columns[0] if field.kind is Kind.NUMBER else None
+    return Content(field, part.data, part.path, number)
 
 
 def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:

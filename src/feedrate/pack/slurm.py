@@ -19,6 +19,7 @@ from feedrate.errors import FeedrateError, MissingExtra
 from feedrate.pack.engine import Job, write_shards
 from feedrate.pack.options import Engine
 from feedrate.pack.plan import ShardTask
+from feedrate.pack.shard import MapCost
 from feedrate.pack.unfinished import JOBS_NAME
 
 _POLL_S = 2.0
@@ -86,15 +87,15 @@ class _Slurm:
         self._living -= {_id(job) for job in ended}
         return ended
 
-    def outcome(self, job: Job) -> FeedrateError | str | None:
+    def outcome(self, job: Job) -> MapCost | FeedrateError | str:
         handle: Any = job.handle
         if not handle.paths.result_pickle.exists():
             return f"Slurm job {handle.job_id} ended without a word; see {handle.paths.stderr}"
         try:
-            result = handle.result()
+            result: MapCost | FeedrateError = handle.result()
         except Exception as error:  # of any kind: it is what the job died of
             return f"Slurm job {handle.job_id}: {str(error).strip().splitlines()[-1]}"
-        return result if isinstance(result, FeedrateError) else None
+        return result
 
     def cancel(self) -> None:
         if self._living:

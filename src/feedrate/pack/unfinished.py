@@ -74,6 +74,9 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
     there = read_manifest(folder)
     asked: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     asked |= options.recode.settings()
+    if options.container != "tar":
+        asked["format"] = options.container
+    asked |= {} if options.map is None else {"map": options.map.settings()}
     if options.labels is not None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
         asked["labels"] = there.settings.get("labels")
@@ -131,9 +134,12 @@ def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str
 _WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "list of fields",
           "path_column": "path column", "label_column": "label column",
           "label_separator": "label separator", "resize": "shorter side",
-          "max_side": "longer side", "encoded": "what is encoded anew"}  # fmt: skip
+          "max_side": "longer side", "encoded": "what is encoded anew",
+          "map": "map function, or its code,"}  # fmt: skip
 # Compared also where only the pack that is there has them.
-_COMPARED = frozenset(("labels", "resize", "max_side", "raw", "quality", "encoded"))
+_COMPARED = frozenset(
+    ("labels", "resize", "max_side", "raw", "quality", "encoded", "normalise", "map", "format")
+)
 
 
 def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
@@ -172,7 +178,7 @@ def finish(folder: Path) -> None:
     """Take away what says that the pack is unfinished; the last step."""
     remove_temporaries(folder)  # of jobs that were lost
     (folder / listing.NAME).unlink(missing_ok=True)
-    (folder / SPOOL_NAME).unlink(missing_ok=True)
     shutil.rmtree(folder / JOBS_NAME, ignore_errors=True)
+    (folder / SPOOL_NAME).unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink()
     sync_folder(folder)

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+import numpy as np
+
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, UsageError
-from feedrate.format.fields import Field
+from feedrate.format.containers import FILES
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part
 from feedrate.format.keys import printable, restored_path
 from feedrate.format.manifest import Manifest, Shard, plain_name, read_manifest
+from feedrate.format.raw import dump_raw, npy_header, parse_stored
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.tree import Tree, check_path
 from feedrate.pack.workers import advance, run_tasks
@@ -55,6 +59,10 @@ def unpack(
     """
     begin = time.monotonic()
     manifest = read_manifest(pack)
+    loose = next((s for s in manifest.shards if s.container == FILES), None)
+    if loose is not None:
+        where = os.path.normpath(Path(pack) / loose.folder / loose.name)
+        raise UsageError(f"{pack} is an index of the files in {where}: they are not packed")
     inner, outer = os.path.realpath(target), os.path.realpath(pack)
     if os.path.commonpath([inner, outer]) == outer:
         raise UsageError(f"{target} lies inside the pack", hint="name a folder outside of it")
@@ -84,7 +92,10 @@ def unpack_shard(task: ShardUnpack) -> Written:
     try:
         part = _read_index(task, folder)
         _check_paths(task, part)
-        with open(folder / task.shard.name, "rb") as shard, Tree(Path(task.target)) as tree:
+        with (
+            open(folder / task.shard.folder / task.shard.name, "rb") as shard,
+            Tree(Path(task.target)) as tree,
+        ):
             return _restore_samples(task, part, shard.fileno(), tree)
     except OSError as error:
         if isinstance(error, FeedrateError):
@@ -132,11 +143,21 @@ def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Writ
                     f"'{printable(path)}' is damaged in {task.shard.name} at byte {offset}: checksum",
                     hint=_verify_hint(task.pack),
                 )
+            data = _restore_file(field, data, part, number)
             kept += not tree.write(restored_path(field, path, data), data)
             files, sample_bytes = files + 1, sample_bytes + length
         size_bytes += sample_bytes
         advance(1, sample_bytes)
     return Written(files, kept, size_bytes)
+
+
+def _restore_file(field: Field, data: bytes, part: Part, number: int) -> bytes:
+    """Return a file as it was packed: an array that was stored without its header gets it back."""
+    if field.coding is not Coding.RAW:
+        return data
+    if field.kind is Kind.ARRAY:
+        return npy_header(np.dtype(field.dtype).str, field.shape or ()) + data
+    return dump_raw(parse_stored(data, part.variable[f"{field.name}.entries"][number]))
 
 
 def _unpack_table(pack: Path, target: Path, manifest: Manifest) -> Written:

@@ -10,17 +10,37 @@ from dataclasses import dataclass
 import numpy as np
 
 from feedrate import kernel, pillow
+from feedrate.pack.exif import find_orientation
 from feedrate.source.values import UnusableValue
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
+    """What is known of an image file.
+
+    Attributes:
+        pillow_reason: why the kernel leaves it to Pillow; None: it does not.
+        is_damaged: the kernel says so, Pillow does not mind.
+        is_gray: None: the kernel does not know.
+        format: "JPEG" (what the kernel takes), "progressive JPEG", "CMYK JPEG", "PNG", ...
+        mode: Pillow's; "" where the kernel takes it.
+        orientation: EXIF, 1 to 8.
+    """
+
     width: int
     height: int
     entries: bytes
-    pillow_reason: str | None  # why the kernel leaves it to Pillow; None: it does not
-    is_damaged: bool  # the kernel says so, Pillow does not mind
-    is_gray: bool | None  # None: the kernel does not know
+    pillow_reason: str | None
+    is_damaged: bool
+    is_gray: bool | None
+    format: str = "JPEG"
+    mode: str = ""
+    frames: int = 1
+    orientation: int = 1
+
+    @property
+    def is_deep(self) -> bool:
+        return self.mode.startswith(("I", "F"))
 
 
 def dump_number(value: int | float) -> bytes:
@@ -36,14 +56,43 @@ def inspect_image(data: bytes) -> ImageFacts:
     if not data:
         raise UnusableValue("the file is empty")
     scan = kernel.scan(data)
-    if not scan.damaged:
-        is_gray = scan.sampling == "gray" if scan.reason is None else None
-        return ImageFacts(scan.width, scan.height, scan.entries, scan.reason, False, is_gray)
+    if scan.reason is None:
+        is_gray, orientation = scan.sampling == "gray", find_orientation(data)
+        return ImageFacts(
+            scan.width, scan.height, scan.entries, None, False, is_gray, orientation=orientation
+        )
+    width, height = scan.width, scan.height
+    if scan.damaged:
+        try:
+            width, height = pillow.check(data)
+        except pillow.Undecodable as error:
+            raise UnusableValue(scan.reason or str(error)) from error
+    format_name, mode, frames = pillow.describe(data)
+    if format_name in ("JPEG", "MPO"):
+        format_name = f"{scan.reason} JPEG" if scan.reason in ("progressive", "CMYK") else "other JPEG"
+        frames = 1  # beside the picture, cameras store smaller ones of it
+    return ImageFacts(
+        width, height, b"", scan.reason, scan.damaged, None,
+        "JPEG" if scan.damaged and "JPEG" in format_name else format_name,
+        mode, frames, pillow.read_orientation(data),
+    )  # fmt: skip
+
+
+def inspect_headers(data: bytes) -> ImageFacts:
+    """Look at the headers of an image whose pixels are somebody else's business.
+
+    Raises:
+        UnusableValue: it has none that anybody knows.
+    """
     try:
-        width, height = pillow.check(data)
+        width, height, mode = pillow.measure(data)
+        format_name, _, frames = pillow.describe(data)
     except pillow.Undecodable as error:
-        raise UnusableValue(scan.reason or str(error)) from error
-    return ImageFacts(width, height, b"", scan.reason, True, None)
+        raise UnusableValue(str(error)) from error
+    if format_name == "MPO":
+        format_name, frames = "JPEG", 1
+    orientation = pillow.read_orientation(data)
+    return ImageFacts(width, height, b"", "", False, None, format_name, mode, frames, orientation)
 
 
 def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +15,16 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError
-from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.containers import Container, Content, Member, find_container
+from feedrate.format.fields import Field, Kind
 from feedrate.format.index import Part, locate_columns, parse_part, row_checks
-from feedrate.format.keys import member_name
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
-from feedrate.format.raw import parse_raw, table_fits
-from feedrate.format.tar import Member, read_members
+from feedrate.pack.check_values import check_image, check_in_place
 from feedrate.pack.packing import REJECTED_NAME
+from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.pack.recode import say_pixels
-from feedrate.pack.values import dump_number, inspect_image
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results import Problem, Tick, VerifyResult
-from feedrate.source.values import UnusableValue
 
 _CHUNK_BYTES = 2**20
 # A shard that is rotten through and through need not be listed sample by sample.
@@ -37,6 +36,7 @@ class ShardCheck:
     pack: str
     shard: Shard
     fields: tuple[Field, ...]
+    samples: range = range(0)  # which of those in the file, where several parts of the index describe it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def verify(
     folder = Path(pack)
     manifest = read_manifest(folder)
     total_bytes = sum(s.size_bytes for s in manifest.shards)
-    checks = [ShardCheck(os.path.abspath(folder), shard, manifest.fields) for shard in manifest.shards]
+    checks = _list_checks(folder, manifest)
 
     def report(samples: int, size_bytes: int) -> None:
         watch(Tick("verifying", samples, manifest.samples, size_bytes, total_bytes))
@@ -84,6 +84,16 @@ def verify(
         extra_files=_find_extra(folder, manifest),
         pixels=say_pixels(manifest.settings),
     )
+
+
+def _list_checks(folder: Path, manifest: Manifest) -> list[ShardCheck]:
+    checks, next_sample = [], Counter[str]()
+    for shard in manifest.shards:
+        first = next_sample[shard.name]
+        next_sample[shard.name] += shard.samples
+        samples = range(first, first + shard.samples)
+        checks.append(ShardCheck(os.path.abspath(folder), shard, manifest.fields, samples))
+    return checks
 
 
 def verify_shard(check: ShardCheck) -> ShardFindings:
@@ -125,7 +135,9 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
         yield Problem(index.name, "its columns do not begin where pack.json says")
     if len(part.rows) != shard.samples:
         yield Problem(index.name, f"has {len(part.rows)} samples, pack.json says {shard.samples}")
-    said = tuple(part.metadata.get(name) for name in ("shard", "bytes", "crc32c"))
+    # Where many parts describe one file, its checksum was not known when they were written.
+    crc32c = part.metadata.get("crc32c", f"{shard.crc32c:08x}")
+    said = (part.metadata.get("shard"), part.metadata.get("bytes"), crc32c)
     if said != (shard.name, shard.size_bytes, f"{shard.crc32c:08x}"):
         yield Problem(index.name, "names another shard, or other bytes of it, than pack.json")
     for number in np.flatnonzero(part.rows["check"] != np.array(row_checks(part.rows), np.uint32)).tolist():
@@ -135,9 +147,14 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
 
 def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
     shard = check.shard
-    path = Path(check.pack) / shard.name
+    path = Path(check.pack) / shard.folder / shard.name
+    if shard.is_in_place:
+        yield from check_in_place(shard, path, check.fields, part)
+        return
     try:
-        size_bytes, crc32c = _measure(path)
+        # Read through once, by the one who checks its first samples.
+        is_mine = check.samples.start == 0
+        size_bytes, crc32c = _measure(path) if is_mine else (os.stat(path).st_size, shard.crc32c)
     except OSError as error:
         yield Problem(shard.name, f"cannot be read: {error.strerror}")
         return
@@ -160,7 +177,8 @@ def _measure(path: Path) -> tuple[int, int]:
 
 def _check_samples(check: ShardCheck, part: Part, path: Path) -> Iterator[Problem]:
     name = check.shard.name
-    members = read_members(path)
+    container = find_container(check.shard.container)
+    members = container.read_members(path, check.fields, check.samples)
     with open(path, "rb") as file:
         try:
             for number in range(len(part.rows)):
@@ -168,8 +186,11 @@ def _check_samples(check: ShardCheck, part: Part, path: Path) -> Iterator[Proble
                 for field in check.fields:
                     member = next(members, None)
                     content = b"" if member is None else os.pread(file.fileno(), 16, member.offset)
-                    expected = _expected_member(field, part, number, content)
-                    yield from _check_field(name, field, (part, number), expected, member, file.fileno())
+                    expected = _expected_member(container, field, part, number, content)
+                    problems = _check_field(
+                        check.shard, container, field, (part, number), expected, member, file.fileno()
+                    )
+                    yield from problems
                     sample_bytes += expected.size_bytes
                 advance(1, sample_bytes)
             extra = next(members, None)
@@ -181,89 +202,58 @@ def _check_samples(check: ShardCheck, part: Part, path: Path) -> Iterator[Proble
             yield Problem(name, str(error).removeprefix(f"{name}: ").removeprefix(f"{name} "))
 
 
-def _expected_member(field: Field, part: Part, number: int, content: bytes) -> Member:
+def _expected_member(container: Container, field: Field, part: Part, number: int, content: bytes) -> Member:
     row = part.rows[number]
     key = part.variable["key"][number].decode("ascii")
     if field.kind is Kind.NUMBER:
-        # Its value lies in the index; where the tar holds it again is known to the tar alone.
-        return Member(member_name(key, field, b""), -1, len(dump_number(row[field.name].item())))
+        # Its value lies in the index; where the shard holds it again is known to the shard alone.
+        data = container.dump_number(field, row[field.name].item())
+        return Member(container.member_name(key, Content(field, data)), -1, len(data))
     path = part.variable[f"{field.name}.path"][number]
     return Member(
-        member_name(key, field, path, content),
+        container.member_name(key, Content(field, content, path)),
         int(row[f"{field.name}.offset"]),
         int(row[f"{field.name}.length"]),
     )
 
 
 def _check_field(
-    shard: str, field: Field, at: tuple[Part, int], expected: Member, member: Member | None, fd: int
+    shard: Shard,
+    container: Container,
+    field: Field,
+    at: tuple[Part, int],
+    expected: Member,
+    member: Member | None,
+    fd: int,
 ) -> Iterator[Problem]:
     part, number = at
     row, key = part.rows[number], part.variable["key"][number].decode("ascii")
+    file = container.name if container.name == "tar" else "shard"
 
     def problem(text: str) -> Problem:
         offset = expected.offset if expected.offset >= 0 else (member.offset if member else None)
-        return Problem(shard, f"field '{field.name}' {text}", key=key, offset=offset)
+        return Problem(shard.name, f"field '{field.name}' {text}", key=key, offset=offset)
 
     if member is None:
-        yield problem("is in the index but not in the tar")
+        yield problem(f"is in the index but not in the {file}")
         return
     if member.name != expected.name or (expected.offset >= 0 and member.offset != expected.offset):
-        yield problem(f"should be '{expected.name}'; the tar has '{member.name}' at byte {member.offset}")
+        yield problem(f"should be '{expected.name}'; the {file} has '{member.name}' at byte {member.offset}")
         return
     if member.size_bytes != expected.size_bytes:
-        yield problem(f"has {member.size_bytes} bytes in the tar, {expected.size_bytes} in the index")
+        yield problem(f"has {member.size_bytes} bytes in the {file}, {expected.size_bytes} in the index")
         return
     if member.offset + member.size_bytes > os.fstat(fd).st_size:
         yield problem("goes on after the end of the file")
         return
     data = os.pread(fd, member.size_bytes, member.offset)
     if field.kind is Kind.NUMBER:
-        if data != dump_number(row[field.name].item()):
-            yield problem("has one value in the tar and another in the index")
+        if data != container.dump_number(field, row[field.name].item()):
+            yield problem(f"has one value in the {file} and another in the index")
     elif kernel.crc32c(data) != row[f"{field.name}.crc32c"]:
         yield problem("its bytes are not those that were packed (checksum)")
     elif field.has_pixels:
-        yield from (problem(text) for text in _check_image(field, part, number, data))
-
-
-def _check_image(field: Field, part: Part, number: int, data: bytes) -> Iterator[str]:
-    row = part.rows[number]
-    size = (int(row[f"{field.name}.width"]), int(row[f"{field.name}.height"]))
-    if field.coding is Coding.RAW:
-        yield from _check_raw(data, size, part.variable[f"{field.name}.entries"][number])
-        return
-    try:
-        facts = inspect_image(data)
-    except UnusableValue as error:
-        yield f"cannot be decoded: {error}"
-        return
-    if size != (facts.width, facts.height):
-        yield f"is {facts.width} x {facts.height} pixels, the index says {size[0]} x {size[1]}"
-    if field.kind is Kind.IMAGE:
-        entries = part.variable[f"{field.name}.entries"][number]
-        if entries != facts.entries and not _lead_to_the_same_pixels(data, entries):
-            yield "has entry points in the index that do not fit it"
-
-
-def _check_raw(data: bytes, size: tuple[int, int], table: bytes) -> Iterator[str]:
-    try:
-        pixels, _ = parse_raw(data)
-    except ValueError as error:
-        yield str(error)
-        return
-    if size != pixels.shape[1::-1]:
-        yield f"is {pixels.shape[1]} x {pixels.shape[0]} pixels, the index says {size[0]} x {size[1]}"
-    if not table_fits(data, table):
-        yield "has checksums of rows in the index that do not fit it"
-
-
-def _lead_to_the_same_pixels(data: bytes, entries: bytes) -> bool:
-    """Another version of the kernel may place entry points elsewhere: what counts is where they lead."""
-    try:
-        return np.array_equal(kernel.decode_one(data, entries=entries), kernel.decode_one(data))
-    except ValueError:
-        return False
+        yield from (problem(text) for text in check_image(field, part, number, data))
 
 
 def _find_duplicates(findings: list[ShardFindings]) -> Iterator[Problem]:
@@ -294,7 +284,9 @@ def _check_table(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _find_extra(folder: Path, manifest: Manifest) -> tuple[str, ...]:
-    known = {FILE_NAME, REJECTED_NAME}
+    if any(shard.is_in_place for shard in manifest.shards):
+        return ()  # it lies among files of its user
+    known = {FILE_NAME, REJECTED_NAME, QUALITY_NAME}
     known |= {name for s in manifest.shards for name in (s.name, s.index.name)}
     table = manifest.settings.get("labels")
     if isinstance(table, dict):

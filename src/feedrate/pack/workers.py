@@ -62,6 +62,12 @@ class _SharedCounter(_Counter):
 
 
 _counter = _Counter()
+_threads = 1
+
+
+def count_threads() -> int:
+    """Return how many threads a task may use: processes share the machine out among them, one has it all."""
+    return _threads
 
 
 def advance(samples: int, size_bytes: int) -> None:
@@ -86,18 +92,25 @@ def run_tasks(
         FeedrateError: a worker died. Errors of the function come through as they are.
     """
     worth = max(1, size_bytes // _WORTH_A_WORKER_BYTES)
+    threads = workers or count_usable_cores()
     workers = min(workers or min(count_usable_cores(), worth), len(tasks))
-    return _run_here(function, tasks, watch) if workers <= 1 else _run_pool(function, tasks, workers, watch)
+    return (
+        _run_here(function, tasks, threads, watch)
+        if workers <= 1
+        else _run_pool(function, tasks, workers, watch)
+    )
 
 
-def _run_here(function: Callable[[Task], Done], tasks: Sequence[Task], watch: Watch) -> Iterator[Done]:
-    global _counter
-    before, _counter = _counter, _Counter(watch)
+def _run_here(
+    function: Callable[[Task], Done], tasks: Sequence[Task], threads: int, watch: Watch
+) -> Iterator[Done]:
+    global _counter, _threads
+    before, _counter, _threads = _counter, _Counter(watch), threads
     try:
         for task in tasks:
             yield function(task)
     finally:
-        _counter = before
+        _counter, _threads = before, 1
 
 
 def _run_pool(

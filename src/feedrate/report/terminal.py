@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from feedrate.report.quality import summarise_quality
 from feedrate.results import (
     FieldSummary,
+    Mapped,
     PackDescription,
     PackResult,
     Problem,
@@ -37,6 +39,8 @@ def draw_pack(result: PackResult) -> str:
                 ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
                 ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
                 ("left out", _if(result.unlisted, "image", "that the table does not name")),
+                *_mapped_rows(result.mapped),
+                *(summarise_quality(result.quality) if result.quality is not None else ()),
             ]
         ),
     ]  # fmt: skip
@@ -114,6 +118,8 @@ def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
         return []
     images, resized = format_count(recoded.images, "image"), f"{recoded.resized:,} of them resized"
     kept = f"; {format_count(recoded.kept, 'image')} kept as they were" if recoded.kept else ""
+    if recoded.lossless:
+        resized += f", {recoded.lossless:,} without loss"
     masks = f"; {format_count(recoded.masks, 'mask')} resized" if recoded.masks else ""
     before, after = format_bytes(recoded.before_bytes), format_bytes(recoded.after_bytes)
     rows = [
@@ -125,6 +131,22 @@ def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
         rows.append(
             ("", f"encoding left {recoded.mean_psnr_db:.1f} dB PSNR (mean of {sample}, after the resize)")
         )
+    return rows
+
+
+def _mapped_rows(mapped: Mapped | None) -> list[tuple[str, str]]:
+    if mapped is None:
+        return []
+    rows = [("map", mapped.function)]
+    saved = mapped.seconds_per_epoch
+    if saved is not None:
+        each = format_seconds(mapped.seconds / mapped.samples)
+        rows = [
+            ("map", f"{mapped.function} took {each} per sample: {format_seconds(saved)} of one core that")
+        ]
+        rows.append(("", "every epoch no longer spends, if it did this while training"))
+    if mapped.left_out:
+        rows.append(("", f"it left {format_count(mapped.left_out, 'sample')} out"))
     return rows
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from feedrate.results.quality import Quality
+
 
 @dataclass(frozen=True, slots=True)
 class Tick:
@@ -48,6 +50,28 @@ class Recoded:
     after_bytes: int
     mean_psnr_db: float | None
     psnr_images: int
+    lossless: int = 0  # of `images`: the same coefficients, only written in another way
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What a user's map did, once, that training no longer does in every epoch.
+
+    Attributes:
+        samples, seconds: that it ran over while this was measured, and how long: time of one core.
+        packed: samples of the whole pack; `left_out` were not wanted by the map.
+    """
+
+    function: str
+    samples: int
+    seconds: float
+    packed: int
+    left_out: int
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Return the time that an epoch no longer takes; None: nothing was measured."""
+        return self.seconds / self.samples * self.packed if self.samples else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +86,7 @@ class PackResult:
         ignored: suffix -> files that are no images.
         unlisted: images that no row of the table names.
         recoded: what changed pixels or files on request; None: nothing was asked for.
+        quality: what was found out about the dataset; also in quality.json.
     """
 
     source: str
@@ -81,6 +106,8 @@ class PackResult:
     ignored: Mapping[str, int]
     unlisted: int
     recoded: Recoded | None = None
+    mapped: Mapped | None = None
+    quality: Quality | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,16 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
+from feedrate.kernel import Entry
 from feedrate.results import Rejection
-from feedrate.source.record import Reader, Record, Stored
+from feedrate.source.record import ImageFiles, Reader, Record
 from feedrate.source.remote import walk
+from feedrate.source.walk import Inside
 from feedrate.units import format_count
 
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"))
@@ -34,44 +38,76 @@ class ImageFolders(Reader):
         self._classes: list[bytes] = []
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        classes: list[bytes] = []
-        self._classes = classes
+        for block in self.blocks():
+            if isinstance(block, ImageFiles):
+                yield from block.records()
+            else:
+                yield block
+
+    def blocks(self) -> Iterator[Record | Rejection | ImageFiles]:
+        self._classes = []
         others: Counter[str] = Counter()
         loose: list[bytes] = []
-        odd_images = deep_images = 0
-        for found in self._walk:
-            path = found.path
-            if not has_image_suffix(path):
-                others[file_suffix(path)] += found.odd is None
-                continue
-            if found.odd is not None:
-                odd_images += 1
-                yield Rejection(printable(path), "image", found.odd)
-                continue
-            image = Stored(path, found.size_bytes, path, 0, found.mtime_ns)
-            folder, slash, below = path.partition(b"/")
-            if not slash:
-                loose.append(path)
-                yield Record(path, {"image": image})
-                continue
-            if loose:
-                raise SourceError(
-                    f"{self.root} has class folders, but {format_count(len(loose), 'image')} beside them, "
-                    f"without a label: '{printable(loose[0])}'",
-                    hint="move them into class folders, or give all labels in a table: --labels FILE",
-                )
-            if not classes or classes[-1] != folder:
-                classes.append(folder)
-            deep_images += b"/" in below
-            # Folders come sorted, so the number of a class is known when its first image is.
-            yield Record(path, {"image": image, "label": len(classes) - 1})
-        self.ignored = dict(sorted((+others).items()))
-        if not loose and not classes and not odd_images:
+        images = deep_images = 0
+        for folder, inside in self._walk.folders():
+            for block in self._sort_out(folder, inside, others):
+                images += 1 if isinstance(block, Rejection) else len(block)
+                if isinstance(block, ImageFiles):
+                    if not folder:
+                        loose += block.paths[:1] * len(block)
+                    elif loose:
+                        raise self._refuse_loose(loose)
+                    deep_images += b"/" in folder
+                yield block
+        self.ignored = dict(sorted(others.items()))
+        if not images:
             raise SourceError(f"no images in {self.root}", hint=_what_is_there(others))
         if deep_images:
             self._refuse_splits()
-        for folder, reason in sorted(self._walk.unlisted.items()):
-            yield Rejection(printable(folder), "image", reason)
+        for path, reason in sorted(self._walk.unlisted.items()):
+            yield Rejection(printable(path), "image", reason)
+
+    def _sort_out(
+        self, folder: bytes, inside: Inside, others: Counter[str]
+    ) -> Iterator[Rejection | ImageFiles]:
+        start = folder + b"/" if folder else b""
+        is_image = inside.kinds == Entry.WANTED
+        odd = []
+        for index in np.flatnonzero(~is_image).tolist():
+            name, kind = inside.names[index], int(inside.kinds[index])
+            if kind == Entry.OTHER:
+                others[file_suffix(name)] += 1
+            elif has_image_suffix(name):
+                odd.append(index)
+        # What cannot be read stands between those that can, since it counts where samples are numbered.
+        first = 0
+        for index in [*odd, len(is_image)]:
+            chosen = np.flatnonzero(is_image[first:index]) + first
+            if chosen.size:
+                label = self._number_of(folder)
+                paths = [start + inside.names[i] for i in chosen.tolist()]
+                yield ImageFiles(paths, inside.sizes[chosen], inside.times_ns[chosen], label)
+            if index < len(is_image):
+                path, size_bytes = start + inside.names[index], int(inside.sizes[index])
+                reason = self._walk.explain(path, int(inside.kinds[index]), size_bytes)
+                yield Rejection(printable(path), "image", reason or "cannot be read")
+            first = index + 1
+
+    def _number_of(self, folder: bytes) -> int | None:
+        """Return the label of a folder with images: folders come sorted, so the next class is a new one."""
+        name = folder.partition(b"/")[0]
+        if not name:
+            return None
+        if not self._classes or self._classes[-1] != name:
+            self._classes.append(name)
+        return len(self._classes) - 1
+
+    def _refuse_loose(self, loose: list[bytes]) -> SourceError:
+        return SourceError(
+            f"{self.root} has class folders, but {format_count(len(loose), 'image')} beside them, "
+            f"without a label: '{printable(loose[0])}'",
+            hint="move them into class folders, or give all labels in a table: --labels FILE",
+        )
 
     def fields(self) -> tuple[Field, ...]:
         image = Field("image", Kind.IMAGE)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from feedrate.format.fields import Field
+from feedrate.kernel import I64
 from feedrate.results import Rejection
 from feedrate.source.table import Table
 
@@ -60,6 +61,30 @@ class Record:
     values: Mapping[str, Value]
 
 
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """Many samples at once, for folders of a million files: each is one image file, called by its path.
+
+    Attributes:
+        sizes, times_ns: of the files.
+        label: of all of them; None: they have none.
+    """
+
+    paths: list[bytes]
+    sizes: I64
+    times_ns: I64
+    label: int | None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def records(self) -> Iterator[Record]:
+        label = {} if self.label is None else {"label": self.label}
+        facts = zip(self.paths, self.sizes.tolist(), self.times_ns.tolist(), strict=True)
+        for path, size_bytes, time_ns in facts:
+            yield Record(path, {"image": Stored(path, size_bytes, path, 0, time_ns), **label})
+
+
 class Reader(Protocol):
     """A source. Iterating streams through it, in the same order every time; nothing grows with its size.
 
@@ -79,6 +104,10 @@ class Reader(Protocol):
     table: Table | None = None
 
     def __iter__(self) -> Iterator[Record | Rejection]: ...
+
+    def blocks(self) -> Iterator[Record | Rejection | ImageFiles]:
+        """Iterate, many samples at a time where the reader can."""
+        yield from self
 
     def fields(self) -> tuple[Field, ...]:
         """Return the fields; whole after the iteration, when all classes have been seen."""

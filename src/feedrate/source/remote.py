@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from feedrate.source.place import Place, is_url
-from feedrate.source.walk import Found, Inside, Walk
+from feedrate.source.walk import Found, Inside, Walk, make_inside
 
 
 class RemoteWalk(Walk):
@@ -17,17 +17,16 @@ class RemoteWalk(Walk):
         self._place = Place(root)
 
     def _look(self, folder: bytes, above: frozenset[tuple[int, int]]) -> Inside:
-        inside = Inside([], [])
         start = folder + b"/" if folder else b""
+        files, folders = [], []
         for name, file in self._place.list(folder):
             if name.startswith(b"."):
                 continue
             if file is None:
-                inside.folders.append((start + name, above))
+                folders.append((start + name, above))
             else:
-                inside.files.append((name, Found(start + name, file.size_bytes, file.mtime_ns)))
-        inside.files.sort(key=lambda file: file[0])
-        return inside
+                files.append(Found(start + name, file.size_bytes, file.mtime_ns))
+        return make_inside(files, folders, start)
 
 
 def walk(root: str) -> Walk:

@@ -6,12 +6,18 @@ One folder's names are held at a time (and the names of the folders inside one c
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
 
 from feedrate.errors import NotFound, StorageError
+from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
+from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
 from feedrate.probe.paths import suggest_path
 
 
@@ -27,7 +33,12 @@ class Found:
 
 @dataclass(slots=True)
 class Inside:
-    files: list[tuple[bytes, os.stat_result | Found | str]]  # name, and what it is or why nobody knows
+    """What a folder holds, by name. `kinds` are of `kernel.Entry`; folders are not among the files."""
+
+    names: list[bytes]
+    sizes: I64
+    times_ns: I64
+    kinds: U8
     folders: list[tuple[bytes, frozenset[tuple[int, int]]]]  # path, with those above it
 
 
@@ -53,15 +64,40 @@ class Walk:
         self._above = frozenset({(top.st_dev, top.st_ino)})
 
     def __iter__(self) -> Iterator[Found]:
+        for folder, inside in self.folders():
+            start = folder + b"/" if folder else b""
+            facts = zip(
+                inside.names,
+                inside.sizes.tolist(),
+                inside.times_ns.tolist(),
+                inside.kinds.tolist(),
+                strict=True,
+            )
+            for name, size_bytes, time_ns, kind in facts:
+                odd = self.explain(start + name, kind, size_bytes)
+                yield Found(start + name, 0, 0, odd) if odd else Found(start + name, size_bytes, time_ns)
+
+    def folders(self) -> Iterator[tuple[bytes, Inside]]:
+        """Iterate folder by folder; paths are relative to the top."""
         self.unlisted = {}
         top = self._look(b"", self._above)
-        yield from _found(b"", top)
-        for folder, above in sorted(top.folders, key=lambda one: one[0]):
+        yield b"", top
+        for folder, above in top.folders:
             yield from self._one_class(folder, above)
 
-    def _one_class(self, folder: bytes, above: frozenset[tuple[int, int]]) -> Iterator[Found]:
+    def explain(self, path: bytes, kind: int, size_bytes: int) -> str | None:
+        """Return why a file cannot be read; None: it can."""
+        if kind == Entry.ODD:
+            return "is not a regular file"
+        if kind != Entry.UNKNOWN:
+            return None
+        if size_bytes == errno.ENOENT and os.path.islink(os.path.join(os.fsencode(self.root), path)):
+            return "is a link to nothing"
+        return f"cannot be read: {os.strerror(size_bytes)}"
+
+    def _one_class(self, folder: bytes, above: frozenset[tuple[int, int]]) -> Iterator[tuple[bytes, Inside]]:
         first = self._look(folder, above)
-        yield from _found(folder, first)
+        yield folder, first
         # torchvision sorts folders by their whole path, so 'a-b' comes before 'a/b': all are needed first.
         waiting, deeper = first.folders, []
         while waiting:
@@ -69,42 +105,51 @@ class Walk:
             deeper.append(at)
             waiting += self._look(*at).folders
         for at in sorted(deeper, key=lambda one: one[0]):
-            yield from _found(at[0], self._look(*at))
+            yield at[0], self._look(*at)
 
     def _look(self, folder: bytes, above: frozenset[tuple[int, int]]) -> Inside:
-        inside = Inside([], [])
         try:
-            with os.scandir(os.path.join(os.fsencode(self.root), folder)) as scan:
-                entries = [entry for entry in scan if not entry.name.startswith(b".")]
+            found = list_folder(os.path.join(os.fsencode(self.root), folder), sorted(IMAGE_SUFFIXES))
         except OSError as error:
             if not folder:
                 raise StorageError(f"cannot list {self.root}: {error.strerror}") from error
             self.unlisted[folder] = f"folder cannot be listed: {error.strerror}"
-            return inside
-        for entry in entries:
+            return Inside([], *_NOTHING, [])
+        return self._divide(folder, found, above)
+
+    def _divide(self, folder: bytes, found: FolderList, above: frozenset[tuple[int, int]]) -> Inside:
+        names = [found.names[start:stop] for start, stop in pairwise(found.starts.tolist())]
+        is_folder = found.kinds == Entry.FOLDER
+        if not is_folder.any():
+            return Inside(names, found.sizes, found.times_ns, found.kinds, [])
+        folders = []
+        for index in np.flatnonzero(is_folder).tolist():
+            path = os.path.join(folder, names[index])
             try:
-                info = entry.stat()
+                info = os.stat(os.path.join(os.fsencode(self.root), path))
             except OSError as error:
-                reason = "is a link to nothing" if entry.is_symlink() else f"cannot be read: {error.strerror}"
-                inside.files.append((entry.name, reason))
+                self.unlisted[path] = f"folder cannot be listed: {error.strerror}"
                 continue
-            if not stat.S_ISDIR(info.st_mode):
-                inside.files.append((entry.name, info))
-            elif (info.st_dev, info.st_ino) not in above:
-                path = os.path.join(folder, entry.name)
-                inside.folders.append((path, above | {(info.st_dev, info.st_ino)}))
-        inside.files.sort(key=lambda file: file[0])
-        return inside
+            if (info.st_dev, info.st_ino) not in above:
+                folders.append((path, above | {(info.st_dev, info.st_ino)}))
+        files = ~is_folder
+        names = [name for name, is_file in zip(names, files.tolist(), strict=True) if is_file]
+        return Inside(names, found.sizes[files], found.times_ns[files], found.kinds[files], folders)
 
 
-def _found(folder: bytes, inside: Inside) -> Iterator[Found]:
-    start = folder + b"/" if folder else b""
-    for name, info in inside.files:
-        if isinstance(info, str):
-            yield Found(start + name, odd=info)
-        elif isinstance(info, Found):
-            yield info
-        elif stat.S_ISREG(info.st_mode):
-            yield Found(start + name, info.st_size, info.st_mtime_ns)
-        else:
-            yield Found(start + name, odd="is not a regular file")
+_NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
+
+
+def make_inside(
+    files: list[Found], folders: list[tuple[bytes, frozenset[tuple[int, int]]]], start: bytes
+) -> Inside:
+    """Return what a folder holds, where somebody else has listed it; `start` is where paths begin."""
+    files = sorted(files, key=lambda file: file.path)
+    kinds = [Entry.WANTED if has_image_suffix(file.path) else Entry.OTHER for file in files]
+    return Inside(
+        [file.path[len(start) :] for file in files],
+        np.array([file.size_bytes for file in files], np.int64),
+        np.array([file.mtime_ns for file in files], np.int64),
+        np.array(kinds, np.uint8),
+        sorted(folders, key=lambda one: one[0]),
+    )

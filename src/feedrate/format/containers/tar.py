@@ -3,24 +3,63 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from feedrate.errors import PackError
+from feedrate.format.containers.contract import Content, Member, Output
+from feedrate.format.fields import Field
+from feedrate.format.keys import member_name
 
 BLOCK_BYTES = 512
 END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A file inside a tar: where its bytes begin, and how many they are."""
+class Tar:
+    """POSIX tar; members are named as WebDataset names them."""
 
-    name: str
-    offset: int
-    size_bytes: int
+    name = "tar"
+
+    def shard_name(self, number: int) -> str:
+        return f"shard-{number:05d}.tar"
+
+    def write(self, output: Output) -> TarWriter:
+        return TarWriter(output)
+
+    def member_name(self, key: str, content: Content) -> str:
+        return member_name(key, content.field, content.path, content.data)
+
+    def dump_number(self, field: Field, value: int | float) -> bytes:
+        del field
+        return json.dumps(value).encode()
+
+    def read_members(
+        self, path: str | os.PathLike[str], fields: Sequence[Field], samples: range
+    ) -> Iterator[Member]:
+        del fields, samples
+        return read_members(path)
+
+
+class TarWriter:
+    def __init__(self, output: Output) -> None:
+        self.output = output
+
+    def add(self, key: str, contents: Sequence[Content]) -> list[int]:
+        offsets = []
+        for content in contents:
+            data = content.data
+            name = member_name(key, content.field, content.path, data)
+            self.output.put(member_header(name, len(data)))
+            offsets.append(self.output.size_bytes)
+            self.output.put(data)
+            self.output.put(padding(len(data)))
+        return offsets
+
+    def end(self) -> Mapping[str, object]:
+        self.output.put(END_OF_ARCHIVE)
+        return {}
 
 
 def member_header(name: str, size_bytes: int) -> bytes:

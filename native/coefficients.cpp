@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "coefficients.h"
+
+#include <cstring>
+
+namespace feedrate {
+
+const uint8_t kNatural[64] = {
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,   //
+    12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,  //
+    35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,  //
+    58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
+};
+
+namespace {
+
+// Coefficients take 2 bytes each: 800 MB at the most. Larger images have to go another way.
+constexpr int64_t kMaxPixels = int64_t{1} << 27;
+constexpr int kMaxDimension = 65500;
+
+int word_at(const uint8_t* p) { return p[0] << 8 | p[1]; }
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Entropy-coded bytes up to the next marker. Behind it stand zeros, which must not be needed.
+class Bits {
+public:
+    void start(const uint8_t* at, const uint8_t* end) {
+        at_ = at, end_ = end;
+        buffer_ = 0, count_ = 0, invented_ = 0;
+    }
+    uint32_t peek16() {
+        if (count_ < 16) fill();
+        return static_cast<uint32_t>(buffer_ >> (count_ - 16)) & 0xFFFF;
+    }
+    void drop(int n) { count_ -= n; }
+    int get(int n) {  // n at most 16
+        if (n == 0) return 0;
+        const uint32_t next = peek16();
+        drop(n);
+        return static_cast<int>(next >> (16 - n));
+    }
+    bool overrun() const { return count_ < invented_; }
+    // Where the marker stands that ends this run of bytes.
+    const uint8_t* marker() const {
+        const uint8_t* p = at_;
+        while (p + 1 < end_ && !(p[0] == 0xFF && p[1] != 0 && p[1] != 0xFF)) ++p;
+        return p;
+    }
+
+private:
+    void fill() {
+        while (count_ <= 48) {
+            int byte = 0;
+            if (at_ < end_ && *at_ != 0xFF) {
+                byte = *at_++;
+            } else if (end_ - at_ >= 2 && at_[1] == 0) {
+                byte = 0xFF;
+                at_ += 2;
+            } else {
+                invented_ += 8;
+            }
+            buffer_ = buffer_ << 8 | static_cast<uint64_t>(byte);
+            count_ += 8;
+        }
+    }
+    const uint8_t *at_ = nullptr, *end_ = nullptr;
+    uint64_t buffer_ = 0;
+    int64_t count_ = 0, invented_ = 0;
+};
+
+struct Codes {
+    uint16_t lookup[512] = {};  // length << 8 | symbol; 0: the code is longer
+    int end[17] = {}, offset[17] = {};
+    uint8_t symbols[256] = {};
+    bool defined = false;
+
+    bool build(const uint8_t* counts, const uint8_t* values, int total) {
+        *this = Codes();
+        std::memcpy(symbols, values, static_cast<size_t>(total));
+        int code = 0, used = 0;
+        for (int length = 1; length <= 16; ++length, code <<= 1) {
+            const int count = counts[length - 1];
+            if (code + count >= 1 << length) return false;
+            offset[length] = used - code;
+            end[length] = count ? code + count : 0;
+            for (int i = 0; i < count; ++i, ++code, ++used) {
+                if (length > 9) continue;
+                for (int j = 0; j < 1 << (9 - length); ++j)
+                    lookup[(code << (9 - length)) + j] = static_cast<uint16_t>(length << 8 | symbols[used]);
+            }
+        }
+        return defined = true;
+    }
+    // -1: these bits are no code.
+    int decode(Bits& bits) const {
+        const uint32_t next = bits.peek16();
+        if (const int found = lookup[next >> 7]) {
+            bits.drop(found >> 8);
+            return found & 0xFF;
+        }
+        for (int length = 10; length <= 16; ++length) {
+            const int code = static_cast<int>(next >> (16 - length));
+            if (code < end[length]) {
+                bits.drop(length);
+                return symbols[code + offset[length]];
+            }
+        }
+        return -1;
+    }
+};
+
+int extend(int value, int size) { return size && value < 1 << (size - 1) ? value - (1 << size) + 1 : value; }
+
+struct Scan {
+    std::vector<int> planes;
+    int dc[4] = {}, ac[4] = {};
+    int first = 0, last = 63, high = 0, low = 0;
+};
+
+class Reader {
+public:
+    Reader(const uint8_t* data, size_t size, Coefficients& image) : data_(data), end_(data + size), image_(image) {}
+
+    Outcome read() {
+        const uint8_t* p = data_ + 2;
+        for (;;) {
+            if (end_ - p < 2) return corrupt(Why::headers_end, end_ - data_);
+            if (p[0] != 0xFF) return corrupt(Why::bad_marker, p - data_);
+            const int marker = p[1];
+            if (marker == 0xFF) {
+                ++p;
+                continue;
+            }
+            p += 2;
+            if (marker == 0xD9) break;
+            if (marker >= 0xD0 && marker <= 0xD7) continue;
+            if (marker == 0x00 || marker == 0x01 || marker == 0xD8) return corrupt(Why::bad_marker, p - 1 - data_);
+            if (end_ - p < 2) return corrupt(Why::headers_end, end_ - data_);
+            const int length = word_at(p);
+            if (length < 2 || end_ - p < length) return corrupt(Why::bad_segment, marker, p - data_);
+            const Outcome outcome = segment(marker, p + 2, p + length);
+            if (!outcome.ok()) return outcome;
+            p = marker == 0xDA ? bits_.marker() : p + length;
+        }
+        return judge();
+    }
+
+private:
+    Outcome malformed(int marker, const uint8_t* p) const { return corrupt(Why::bad_segment, marker, p - data_); }
+
+    Outcome segment(int marker, const uint8_t* p, const uint8_t* end) {
+        if (marker == 0xDA) return scan(p, end);
+        if (marker == 0xC4) return tables(p, end) ? Outcome{} : malformed(marker, p);
+        if (marker == 0xDB) return quantisers(p, end) ? Outcome{} : malformed(marker, p);
+        if (marker == 0xDD) {
+            if (end - p != 2) return malformed(marker, p);
+            restart_ = word_at(p);
+            return {};
+        }
+        if ((marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE) {
+            if (!scans_) image_.segments.append(reinterpret_cast<const char*>(p - 4), static_cast<size_t>(end - p + 4));
+            return {};
+        }
+        if (marker == 0xC0 || marker == 0xC1 || marker == 0xC2) return frame(marker, p, end);
+        return not_taken(Why::arithmetic);
+    }
+
+    bool tables(const uint8_t* p, const uint8_t* end) {
+        while (p < end) {
+            const int kind = *p >> 4, table = *p & 15;
+            ++p;
+            if (kind > 1 || table > 3 || end - p < 16) return false;
+            int count = 0;
+            for (int i = 0; i < 16; ++i) count += p[i];
+            if (count > 256 || end - p < 16 + count || !(kind ? ac_ : dc_)[table].build(p, p + 16, count)) return false;
+            p += 16 + count;
+        }
+        return true;
+    }
+
+    bool quantisers(const uint8_t* p, const uint8_t* end) {
+        while (p < end) {
+            const int wide = *p >> 4, table = *p & 15;
+            ++p;
+            if (wide > 1 || table > 3 || end - p < 64 * (1 + wide)) return false;
+            for (int i = 0; i < 64; ++i, p += 1 + wide) quant_[table][kNatural[i]] = static_cast<uint16_t>(wide ? word_at(p) : *p);
+            quant_defined_[table] = true;
+        }
+        return true;
+    }
+
+    Outcome frame(int marker, const uint8_t* p, const uint8_t* end) {
+        if (!image_.planes.empty() || end - p < 6) return malformed(marker, p);
+        const int count = p[5];
+        if (end - p != 6 + 3 * count) return malformed(marker, p);
+        if (p[0] != 8) return not_taken(Why::precision, p[0]);
+        if (count != 1 && count != 3) return not_taken(Why::components, count);
+        progressive_ = marker == 0xC2;
+        image_.height = word_at(p + 1), image_.width = word_at(p + 3);
+        const int width = image_.width, height = image_.height;
+        if (!width || !height) return corrupt(Why::no_size);
+        if (width > kMaxDimension || height > kMaxDimension || int64_t{width} * height > kMaxPixels)
+            return not_taken(Why::too_large, width, height);
+        image_.planes.resize(static_cast<size_t>(count));
+        int blocks = 0;
+        for (int i = 0; i < count; ++i) {
+            Plane& plane = image_.planes[static_cast<size_t>(i)];
+            plane.id = p[6 + 3 * i], plane.h = p[7 + 3 * i] >> 4, plane.v = p[7 + 3 * i] & 15, quant_of_[i] = p[8 + 3 * i];
+            if (plane.h < 1 || plane.h > 4 || plane.v < 1 || plane.v > 4 || quant_of_[i] > 3) return malformed(marker, p);
+            if (count == 1) plane.h = plane.v = 1;
+            image_.h_max = plane.h > image_.h_max ? plane.h : image_.h_max;
+            image_.v_max = plane.v > image_.v_max ? plane.v : image_.v_max;
+            blocks += plane.h * plane.v;
+        }
+        if (blocks > 10) return malformed(marker, p);
+        const int columns = ceil_div(width, image_.mcu_width()), rows = ceil_div(height, image_.mcu_height());
+        for (Plane& plane : image_.planes) {
+            plane.wide = columns * plane.h, plane.high = rows * plane.v;
+            plane.coded_wide = ceil_div(ceil_div(width * plane.h, image_.h_max), 8);
+            plane.coded_high = ceil_div(ceil_div(height * plane.v, image_.v_max), 8);
+            plane.values.assign(static_cast<size_t>(plane.wide) * static_cast<size_t>(plane.high) * 64, 0);
+        }
+        std::memset(left_, 0xFF, sizeof left_);
+        return {};
+    }
+
+    Outcome scan(const uint8_t* p, const uint8_t* end) {
+        if (image_.planes.empty() || end - p < 1 || end - p != 4 + 2 * p[0] || p[0] < 1 || p[0] > 3) return malformed(0xDA, p);
+        Scan scan;
+        const uint8_t* tail = p + 1 + 2 * p[0];
+        scan.first = tail[0], scan.last = tail[1], scan.high = tail[2] >> 4, scan.low = tail[2] & 15;
+        int previous = -1;
+        for (int i = 0; i < p[0]; ++i) {
+            int found = -1;
+            for (size_t j = 0; j < image_.planes.size(); ++j)
+                if (image_.planes[j].id == p[1 + 2 * i]) found = static_cast<int>(j);
+            scan.dc[i] = p[2 + 2 * i] >> 4, scan.ac[i] = p[2 + 2 * i] & 15;
+            if (found <= previous || scan.dc[i] > 3 || scan.ac[i] > 3) return malformed(0xDA, p);
+            scan.planes.push_back(previous = found);
+        }
+        const Outcome outcome = accept(scan);
+        if (!outcome.ok()) return outcome;
+        ++scans_;
+        bits_.start(end, end_);
+        return walk(scan);
+    }
+
+    // Whether a scan brings what can come next, and from which tables.
+    Outcome accept(const Scan& scan) {
+        const bool whole = scan.first == 0 && scan.last == 63 && scan.high == 0 && scan.low == 0;
+        const bool dc_only = scan.first == 0 && scan.last == 0;
+        const bool ac_only = scan.first > 0 && scan.last >= scan.first && scan.last < 64 && scan.planes.size() == 1;
+        if (!(progressive_ ? dc_only || ac_only : whole) || scan.low > 13) return not_taken(Why::scan_parameters);
+        for (size_t i = 0; i < scan.planes.size(); ++i) {
+            const int plane = scan.planes[i];
+            const int table = quant_of_[plane];
+            if (!quant_defined_[table]) return corrupt(Why::quant_missing, table);
+            // The quantiser of a component is the one that stands when its first scan begins.
+            if (left_[plane][0] == 0xFF) std::memcpy(image_.planes[static_cast<size_t>(plane)].quant, quant_[table], sizeof quant_[table]);
+            if (scan.first > 0 && left_[plane][0] == 0xFF) return not_taken(Why::scan_parameters);
+            for (int k = scan.first; k <= scan.last; ++k) {
+                const int expected = scan.high ? scan.high : 0xFF;
+                if (left_[plane][k] != expected || (scan.high && scan.low != scan.high - 1)) return not_taken(Why::scan_parameters);
+                left_[plane][k] = static_cast<uint8_t>(scan.low);
+            }
+            if (scan.first == 0 && scan.high == 0 && !dc_[scan.dc[i]].defined) return corrupt(Why::huffman_missing, scan.dc[i], 0);
+            if (scan.last > 0 && !ac_[scan.ac[i]].defined) return corrupt(Why::huffman_missing, scan.ac[i], 1);
+        }
+        return {};
+    }
+
+    Outcome walk(const Scan& scan) {
+        const bool alone = scan.planes.size() == 1;
+        const Plane& only = image_.planes[static_cast<size_t>(scan.planes[0])];
+        const int columns = alone ? only.coded_wide : ceil_div(image_.width, image_.mcu_width());
+        const int rows = alone ? only.coded_high : ceil_div(image_.height, image_.mcu_height());
+        forget();
+        int left = restart_, next = 0;
+        for (int y = 0; y < rows; ++y) {
+            for (int x = 0; x < columns; ++x) {
+                if (restart_ && left == 0) {
+                    const uint8_t* marker = bits_.marker();
+                    if (end_ - marker < 2 || marker[1] != 0xD0 + next) return corrupt(Why::restart_order, y, rows);
+                    next = (next + 1) & 7, left = restart_;
+                    bits_.start(marker + 2, end_);
+                    forget();
+                }
+                --left;
+                for (size_t i = 0; i < scan.planes.size(); ++i) {
+                    Plane& plane = image_.planes[static_cast<size_t>(scan.planes[i])];
+                    const int h = alone ? 1 : plane.h, v = alone ? 1 : plane.v;
+                    for (int b = 0; b < h * v; ++b)
+                        if (!block(scan, i, plane.block(x * h + b % h, y * v + b / h)))
+                            return corrupt(bits_.overrun() ? Why::ends_early : Why::bad_code, y, rows);
+                }
+            }
+            if (bits_.overrun()) return corrupt(Why::ends_early, y, rows);
+        }
+        return {};
+    }
+
+    void forget() {
+        std::memset(predictor_, 0, sizeof predictor_);
+        run_ = 0;
+    }
+
+    bool block(const Scan& scan, size_t i, int16_t* values) {
+        const Codes &dc = dc_[scan.dc[i]], &ac = ac_[scan.ac[i]];
+        if (scan.first == 0) {
+            if (scan.high) {
+                if (bits_.get(1)) values[0] = static_cast<int16_t>(values[0] | 1 << scan.low);
+                return true;
+            }
+            const int size = dc.decode(bits_);
+            if (size < 0 || size > 15) return false;
+            int& predictor = predictor_[scan.planes[i]];
+            predictor += extend(bits_.get(size), size);
+            const int value = predictor * (1 << scan.low);
+            if (value < -32768 || value > 32767) return false;
+            values[0] = static_cast<int16_t>(value);
+            return scan.last == 0 || first(scan, ac, values, 1);
+        }
+        return scan.high ? refine(scan, ac, values) : first(scan, ac, values, scan.first);
+    }
+
+    bool first(const Scan& scan, const Codes& ac, int16_t* values, int k) {
+        if (run_) {
+            --run_;
+            return true;
+        }
+        while (k <= scan.last) {
+            const int symbol = ac.decode(bits_);
+            if (symbol < 0) return false;
+            const int zeros = symbol >> 4, size = symbol & 15;
+            if (size) {
+                k += zeros;
+                if (k > scan.last) return false;
+                const int value = extend(bits_.get(size), size) * (1 << scan.low);
+                if (value < -32768 || value > 32767) return false;
+                values[kNatural[k++]] = static_cast<int16_t>(value);
+            } else if (zeros == 15) {
+                k += 16;
+            } else {
+                if (zeros && !progressive_) return false;
+                run_ = (1 << zeros) - 1 + bits_.get(zeros);
+                return true;
+            }
+        }
+        return k == scan.last + 1;
+    }
+
+    bool refine(const Scan& scan, const Codes& ac, int16_t* values) {
+        const int step = 1 << scan.low;
+        int k = scan.first;
+        const auto more = [&](int16_t& value) {
+            if (bits_.get(1) && !(value & step)) value = static_cast<int16_t>(value + (value > 0 ? step : -step));
+        };
+        if (!run_) {
+            for (; k <= scan.last; ++k) {
+                const int symbol = ac.decode(bits_);
+                if (symbol < 0) return false;
+                int zeros = symbol >> 4, value = 0;
+                if (symbol & 15) {
+                    if ((symbol & 15) != 1) return false;
+                    value = bits_.get(1) ? step : -step;
+                } else if (zeros != 15) {
+                    run_ = (1 << zeros) + bits_.get(zeros);
+                    break;
+                }
+                for (; k <= scan.last; ++k) {
+                    int16_t& at = values[kNatural[k]];
+                    if (at) {
+                        more(at);
+                    } else if (zeros-- == 0) {
+                        break;
+                    }
+                }
+                if (value) {
+                    if (k > scan.last) return false;
+                    values[kNatural[k]] = static_cast<int16_t>(value);
+                }
+            }
+        }
+        if (run_) {
+            for (; k <= scan.last; ++k)
+                if (int16_t& at = values[kNatural[k]]; at) more(at);
+            --run_;
+        }
+        return true;
+    }
+
+    // libjpeg smooths over what has not come yet, so that its pixels would not be those of the coefficients.
+    Outcome judge() const {
+        if (!scans_) return corrupt(Why::no_scan);
+        for (size_t i = 0; i < image_.planes.size(); ++i)
+            for (int k = 0; k < 64; ++k)
+                if (left_[i][k] != 0) return not_taken(Why::scan_parameters);
+        return {};
+    }
+
+    const uint8_t *data_, *end_;
+    Coefficients& image_;
+    Bits bits_;
+    Codes dc_[4], ac_[4];
+    uint16_t quant_[4][64] = {};
+    bool quant_defined_[4] = {};
+    int quant_of_[3] = {};
+    bool progressive_ = false;
+    int restart_ = 0, scans_ = 0, run_ = 0;
+    int predictor_[3] = {};
+    uint8_t left_[3][64] = {};  // low bits still to come, by zigzag index; 0xFF: nothing came yet
+};
+
+}  // namespace
+
+Outcome read_coefficients(const uint8_t* data, size_t size, Coefficients& image) {
+    image = Coefficients();
+    if (size < 2 || data[0] != 0xFF || data[1] != 0xD8) return not_taken(Why::not_jpeg);
+    return Reader(data, size, image).read();
+}
+
+}  // namespace feedrate

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "folder.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+
+namespace feedrate {
+
+bool has_suffix(const char* name, size_t size, const std::vector<std::string>& suffixes) {
+    for (const std::string& suffix : suffixes) {
+        if (size <= suffix.size()) continue;
+        const char* at = name + size - suffix.size();
+        bool same = true;
+        for (size_t i = 0; same && i < suffix.size(); ++i) {
+            const char c = at[i] >= 'A' && at[i] <= 'Z' ? static_cast<char>(at[i] - 'A' + 'a') : at[i];
+            same = c == suffix[i];
+        }
+        if (same) return true;
+    }
+    return false;
+}
+
+int list_folder(const std::string& path, const std::vector<std::string>& suffixes, FolderList& list) {
+    DIR* const folder = ::opendir(path.c_str());
+    if (!folder) return errno;
+    std::string names;
+    std::vector<std::pair<size_t, size_t>> found;  // where a name begins, and its length
+    errno = 0;
+    while (const dirent* entry = ::readdir(folder)) {
+        if (entry->d_name[0] != '.') {
+            found.emplace_back(names.size(), std::strlen(entry->d_name));
+            names += entry->d_name;
+            names += '\0';
+        }
+        errno = 0;
+    }
+    if (errno) {
+        const int error = errno;
+        ::closedir(folder);
+        return error;
+    }
+    std::sort(found.begin(), found.end(), [&](const auto& one, const auto& two) {
+        const int order = std::memcmp(names.data() + one.first, names.data() + two.first, std::min(one.second, two.second));
+        return order ? order < 0 : one.second < two.second;
+    });
+    list.names.reserve(names.size());
+    list.starts.push_back(0);
+    for (const auto& [at, size] : found) {
+        const char* name = names.data() + at;
+        struct stat facts;
+        FolderEntry kind = FolderEntry::unknown;
+        int64_t size_bytes = 0, time_ns = 0;
+        if (::fstatat(::dirfd(folder), name, &facts, 0) != 0) {
+            size_bytes = errno;
+        } else if (S_ISREG(facts.st_mode)) {
+            kind = has_suffix(name, size, suffixes) ? FolderEntry::wanted : FolderEntry::other;
+            size_bytes = facts.st_size;
+#if defined(__APPLE__)
+            time_ns = int64_t{facts.st_mtimespec.tv_sec} * 1'000'000'000 + facts.st_mtimespec.tv_nsec;
+#else
+            time_ns = int64_t{facts.st_mtim.tv_sec} * 1'000'000'000 + facts.st_mtim.tv_nsec;
+#endif
+        } else {
+            kind = S_ISDIR(facts.st_mode) ? FolderEntry::folder : FolderEntry::odd;
+        }
+        list.names.append(name, size);
+        list.starts.push_back(static_cast<int64_t>(list.names.size()));
+        list.sizes.push_back(size_bytes);
+        list.times_ns.push_back(time_ns);
+        list.kinds.push_back(kind);
+    }
+    ::closedir(folder);
+    return 0;
+}
+
+}  // namespace feedrate

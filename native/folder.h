@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies in one folder, sorted by name: for listing datasets of millions of files, where a Python object per file would
+// cost more than the files do.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace feedrate {
+
+enum class FolderEntry : uint8_t {
+    wanted = 0,  // a regular file whose suffix is one of those asked for
+    other = 1,   // another regular file
+    folder = 2,
+    odd = 3,     // a pipe, a device, ...
+    unknown = 4  // it cannot be looked at; its size is the errno
+};
+
+struct FolderList {
+    std::string names;            // one behind the other
+    std::vector<int64_t> starts;  // where each begins, and the end
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> times_ns;  // of the last change of the contents
+    std::vector<FolderEntry> kinds;
+};
+
+// Links are followed; names that begin with a dot are left out. `suffixes` are like ".jpg", in lower case. Returns an errno, 0 for none.
+int list_folder(const std::string& path, const std::vector<std::string>& suffixes, FolderList& list);
+
+// Whether a name ends in one of `suffixes` (given in lower case), and has something before it.
+bool has_suffix(const char* name, size_t size, const std::vector<std::string>& suffixes);
+
+}  // namespace feedrate

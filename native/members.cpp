@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "members.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+
+#include "crc32c.h"
+#include "jpeg.h"
+#include "png.h"
+
+namespace feedrate {
+
+namespace {
+
+constexpr size_t kLongestPart = 180, kLongestName = 100;  // of a key's part; of a tar header's field
+constexpr size_t kLookForExif = 70'000;  // as pack/exif.py
+constexpr int kSizeField = 124, kSumField = 148;
+constexpr int64_t kLargest = int64_t{1} << 33;  // eleven octal digits
+
+int64_t padded(int64_t size) { return (size + kTarBlock - 1) / kTarBlock * kTarBlock; }
+
+bool is_safe(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || std::strchr("_.-~+=,@()", c) != nullptr;
+}
+
+// Where the last part begins, and where its suffix does (the end when it has none; a name that only begins with a dot has none).
+struct Parts {
+    size_t base, suffix;
+};
+
+Parts split(const char* path, size_t size) {
+    size_t base = size, suffix = size;
+    while (base && path[base - 1] != '/') --base;
+    for (size_t i = size; i > base + 1; --i)
+        if (path[i - 1] == '.') {
+            suffix = i - 1;
+            break;
+        }
+    return {base, suffix};
+}
+
+// The key of a path that needs no escapes; false: it does, or is too long for one.
+bool make_key(const char* path, const Parts& parts, std::string& key) {
+    key.assign(path, parts.suffix);
+    std::replace(key.begin() + static_cast<std::ptrdiff_t>(parts.base), key.end(), '.', '_');
+    if (key.empty() || key.compare(0, 2, "__") == 0) return false;
+    size_t begin = 0;
+    for (size_t i = 0; i <= key.size(); ++i) {
+        if (i < key.size() && key[i] != '/') {
+            if (!key[i] || !is_safe(key[i])) return false;
+            continue;
+        }
+        const size_t length = i - begin;
+        const bool is_dots = (length == 1 && key[begin] == '.') || (length == 2 && key[begin] == '.' && key[begin + 1] == '.');
+        if (!length || length > kLongestPart || is_dots) return false;
+        begin = i + 1;
+    }
+    return true;
+}
+
+// A header as Python's tarfile writes it (PAX, nothing to extend): only name, size and checksum differ from member to member.
+bool put_header(const uint8_t* header, const std::string& name, int64_t size, uint8_t* out) {
+    if (name.size() > kLongestName || size >= kLargest) return false;
+    std::memcpy(out, header, kTarBlock);
+    std::memcpy(out, name.data(), name.size());
+    for (int digit = 10; digit >= 0; --digit, size >>= 3) out[kSizeField + digit] = static_cast<uint8_t>('0' + (size & 7));
+    std::memset(out + kSumField, ' ', 8);
+    uint32_t sum = 0;
+    for (int64_t i = 0; i < kTarBlock; ++i) sum += out[i];
+    for (int digit = 5; digit >= 0; --digit, sum >>= 3) out[kSumField + digit] = static_cast<uint8_t>('0' + (sum & 7));
+    out[kSumField + 6] = 0;
+    return true;
+}
+
+// Reads a file that must have exactly `size` bytes.
+bool read_whole(const std::string& path, int64_t size, uint8_t* to) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0) return false;
+    bool good = true;
+    int64_t done = 0;
+    uint8_t beyond;
+    while (good) {
+        const bool is_end = done == size;
+        const ssize_t got = is_end ? ::read(fd, &beyond, 1) : ::read(fd, to + done, static_cast<size_t>(size - done));
+        if (got < 0 && errno == EINTR) continue;
+        if (is_end) {
+            good = got == 0;
+            break;
+        }
+        good = got > 0;
+        done += good ? got : 0;
+    }
+    ::close(fd);
+    return good;
+}
+
+bool has_exif(const uint8_t* data, size_t size) {
+    static const uint8_t kMarker[] = {'E', 'x', 'i', 'f', 0, 0};
+    const uint8_t* const end = data + std::min(size, kLookForExif);
+    return std::search(data, end, std::begin(kMarker), std::end(kMarker)) != end;
+}
+
+bool look_at_png(const uint8_t* data, size_t size, MemberFacts& facts) {
+    PngFacts png;
+    if (!check_png(data, size, png) || png.depth == 16) return false;
+    switch (png.colour) {
+        case 0: facts.kind = png.depth == 1 ? ImageKind::png_bits : ImageKind::png_gray; break;
+        case 2: facts.kind = ImageKind::png_rgb; break;
+        case 3: facts.kind = ImageKind::png_palette; break;
+        case 4: facts.kind = ImageKind::png_gray_alpha; break;
+        default: facts.kind = ImageKind::png_rgb_alpha;
+    }
+    facts.width = png.width, facts.height = png.height;
+    return true;
+}
+
+// True: the image is whole as far as anybody can see without decoding it, and is what its name says.
+bool look(const uint8_t* data, size_t size, const std::string& suffix, bool scan, MemberFacts& facts) {
+    if (suffix == ".png") return look_at_png(data, size, facts);
+    if (suffix != ".jpg" && suffix != ".jpeg") return false;
+    Header header;
+    const Outcome outcome = scan ? scan_jpeg(data, size, header, facts.entries) : parse_jpeg(data, size, header);
+    facts.width = header.width, facts.height = header.height;
+    facts.has_exif = has_exif(data, size);
+    facts.kind = header.component_count == 1 ? ImageKind::gray_jpeg : ImageKind::jpeg;
+    return outcome.ok();
+}
+
+bool make_sample(const MembersRequest& r, int64_t i, MemberFacts& facts) {
+    const char* path = reinterpret_cast<const char*>(r.paths) + r.path_starts[i];
+    const auto path_size = static_cast<size_t>(r.path_starts[i + 1] - r.path_starts[i]);
+    const Parts parts = split(path, path_size);
+    if (!make_key(path, parts, facts.key)) return false;
+    std::string suffix(path + parts.suffix, path_size - parts.suffix);
+    for (char& c : suffix) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+    const int64_t size = r.sizes[i];
+    uint8_t* const begin = r.out + r.starts[i];
+    uint8_t* const data = begin + kTarBlock;
+    if (size <= 0 || !put_header(r.header, facts.key + suffix, size, begin)) return false;
+    if (!read_whole(r.root + '/' + std::string(path, path_size), size, data)) return false;
+    if (!look(data, static_cast<size_t>(size), suffix, r.scan, facts)) return false;
+    facts.crc = crc32c(data, static_cast<size_t>(size), 0);
+    uint8_t* at = data + padded(size);
+    std::memset(data + size, 0, static_cast<size_t>(at - data - size));
+    if (!r.labels) return true;
+    const std::string label = std::to_string(r.labels[i]);
+    if (!put_header(r.header, facts.key + ".cls", static_cast<int64_t>(label.size()), at)) return false;
+    std::memset(at + kTarBlock, 0, kTarBlock);
+    std::memcpy(at + kTarBlock, label.data(), label.size());
+    return true;
+}
+
+}  // namespace
+
+int64_t room_of(int64_t size, bool has_label) { return kTarBlock + padded(size) + (has_label ? 2 * kTarBlock : 0); }
+
+bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
+    // Small files are done before a thread could be woken for the next one: they are handed out in handfuls.
+    constexpr int64_t kHandful = 16;
+    const auto handful = [&](int64_t n) {
+        for (int64_t i = n * kHandful; i < std::min(r.count, (n + 1) * kHandful); ++i) {
+            try {
+                facts[i].left = !make_sample(r, i, facts[i]);
+            } catch (...) {
+                facts[i].left = true;  // out of memory: the caller may be luckier, one by one
+            }
+        }
+    };
+    const int64_t handfuls = (r.count + kHandful - 1) / kHandful;
+    if (pool) return pool->run(handfuls, handful);
+    for (int64_t n = 0; n < handfuls; ++n) handful(n);
+    return true;
+}
+
+uint64_t hash_stem(const uint8_t* path, size_t size) {
+    const Parts parts = split(reinterpret_cast<const char*>(path), size);
+    uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a, then splitmix64's finaliser
+    for (size_t i = 0; i < parts.suffix; ++i) hash = (hash ^ (i >= parts.base && path[i] == '.' ? '_' : path[i])) * 0x100000001B3u;
+    hash = (hash ^ hash >> 30) * 0xBF58476D1CE4E5B9u;
+    hash = (hash ^ hash >> 27) * 0x94D049BB133111EBu;
+    return hash ^ hash >> 31;
+}
+
+}  // namespace feedrate

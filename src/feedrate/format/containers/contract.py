@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every container does: store a sample's members, and say at which byte each begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+from feedrate import kernel
+from feedrate.format.fields import Field
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Bytes inside a shard: what the container calls them, where they begin, and how many they are."""
+
+    name: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """One field of one sample, to be stored.
+
+    Attributes:
+        path: of the original file; empty for a value that was none.
+        number: the value of a number; its `data` is then what a tar holds.
+    """
+
+    field: Field
+    data: bytes
+    path: bytes = b""
+    number: int | float | None = None
+
+
+class TooLarge(ValueError):
+    """In words, why a container cannot take a sample."""
+
+
+class Output:
+    """Bytes on their way to a shard, counted and with their checksum."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.size_bytes = self.crc32c = 0
+
+    def put(self, data: bytes | memoryview) -> None:
+        self.file.write(data)
+        self.crc32c = kernel.crc32c(data, self.crc32c)
+        self.size_bytes += len(data)
+
+
+class ShardWriter(Protocol):
+    """Writes one shard, sample by sample."""
+
+    def add(self, key: str, contents: Sequence[Content]) -> list[int]:
+        """Store a sample; return at which byte of the file each content begins.
+
+        Raises:
+            TooLarge: the container cannot hold it; nothing was written.
+        """
+        ...
+
+    def end(self) -> Mapping[str, object]:
+        """Write what closes the shard; return what its part of the index should remember of it."""
+        ...
+
+
+class Container(Protocol):
+    """A kind of file that holds samples."""
+
+    name: str
+
+    def shard_name(self, number: int) -> str: ...
+
+    def write(self, output: Output) -> ShardWriter: ...
+
+    def member_name(self, key: str, content: Content) -> str:
+        """Return what `read_members` calls a field of a sample; of the data only the beginning is needed."""
+        ...
+
+    def dump_number(self, field: Field, value: int | float) -> bytes:
+        """Return how a number's bytes read in the container."""
+        ...
+
+    def read_members(
+        self, path: str | os.PathLike[str], fields: Sequence[Field], samples: range
+    ) -> Iterator[Member]:
+        """Yield the members of some samples, in stored order; of a tar and a TFRecord all that it has.
+
+        Raises:
+            PackError: the file is not what it should be, or is cut short.
+        """
+        ...

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain image files, with a label or without, go into a tar many at a time: the kernel reads them, looks at
+them and lays them out, on all threads. What is out of the ordinary comes back, and goes the long way.
+
+Both ways make the same bytes; this one spares a Python object per file, which would cost more than the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.format.containers.contract import Output
+from feedrate.format.containers.tar import BLOCK_BYTES, Tar, member_header
+from feedrate.format.fields import Coding, Field, Kind, row_dtype
+from feedrate.kernel import I64, Members
+from feedrate.pack.exif import find_orientation
+from feedrate.pack.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
+from feedrate.pack.plan import BLOCK, ShardTask, order_samples
+from feedrate.pack.quality import QualityTally
+from feedrate.source.place import is_url
+
+# What is in flight at a time; two of them are.
+_BATCH_BYTES, _BATCH_FILES = 8_000_000, 4096
+_HEADER = member_header("", 0)
+NOT_JPEG = "not a JPEG (PNG)"  # the kernel's words
+
+
+def is_plain(task: ShardTask, fields: tuple[Field, ...]) -> bool:
+    """Say whether a shard's samples may be of the kind that goes this way."""
+    names = tuple(field.name for field in fields)
+    return (
+        names in (("image",), ("image", "label"))
+        and fields[0].kind is Kind.IMAGE
+        and fields[0].coding is Coding.FILE
+        and (len(fields) == 1 or fields[1].dtype == "int64")
+        and task.map is None
+        and not task.recode.settings()
+        and task.container == Tar.name
+        and not is_url(task.source)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some samples in the order of the shard. `members` are of those that `chosen` names, in that order."""
+
+    rows: Rows
+    texts: list[bytes]
+    chosen: I64
+    members: Members
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Samples that were written: their rows of the index, and its columns of varying length."""
+
+    rows: Rows
+    keys: list[bytes]
+    paths: list[bytes]
+    entries: list[bytes]
+    shapes: set[tuple[int, int]]  # height and width
+    source_bytes: int
+    by_kernel: int
+
+
+class Bulk:
+    """Gives a shard's samples: written many at a time, or one by one to be written by the caller."""
+
+    def __init__(
+        self, task: ShardTask, listing: Listing, fields: tuple[Field, ...], output: Output, threads: int
+    ) -> None:
+        self._task, self._listing, self._output = task, listing, output
+        self._kind = LABELLED if len(fields) > 1 else FILE
+        self._dtype = row_dtype(fields)
+        self._threads = threads
+
+    def run(self, quality: QualityTally) -> Iterator[Written | Sample]:
+        """Write the samples in their order; one that is yielded as it is must be written before going on."""
+        for batch in self._batches():
+            facts = batch.members.facts
+            where = np.full(len(batch.rows), -1)
+            where[batch.chosen] = np.where(facts["left"], -1, np.arange(len(batch.chosen)))
+            key_stops, entry_stops = np.cumsum(facts["key_bytes"]), np.cumsum(facts["entries_bytes"])
+            # Runs of samples that are done lie between those that are left.
+            left = np.flatnonzero(where < 0).tolist()
+            first = 0
+            for stop in [*left, len(where)]:
+                if stop > first:
+                    yield self._write(
+                        batch, slice(first, stop), where[first:stop], key_stops, entry_stops, quality
+                    )
+                if stop < len(where):
+                    yield self._listing.sample(batch.rows[stop], batch.texts[stop])
+                first = stop + 1
+
+    def _batches(self) -> Iterator[Batch]:
+        """Yield batches; while one is used, the kernel makes the next."""
+        pool = kernel.Pool(self._threads) if self._threads > 1 else None
+        with ThreadPoolExecutor(1) as ahead:
+            waiting: Future[Batch] | None = None
+            try:
+                for rows in self._pieces():
+                    following = ahead.submit(self._make, rows, pool)
+                    if waiting is not None:
+                        yield waiting.result()
+                    waiting = following
+                if waiting is not None:
+                    yield waiting.result()
+            finally:
+                if waiting is not None:
+                    waiting.cancel()
+        if pool is not None:
+            pool.close()
+
+    def _pieces(self) -> Iterator[Rows]:
+        task, listing = self._task, self._listing
+        for first in range(task.first, task.last, BLOCK):
+            indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
+            rows = listing.rows(indices)
+            ends, at = np.cumsum(rows["tar_bytes"]), 0
+            while at < len(rows):
+                before = int(ends[at - 1]) if at else 0
+                stop = int(np.searchsorted(ends, before + _BATCH_BYTES, side="right"))
+                stop = min(max(stop, at + 1), at + _BATCH_FILES)
+                yield rows[at:stop]
+                at = stop
+
+    def _make(self, rows: Rows, pool: kernel.Pool | None) -> Batch:
+        texts = self._listing.texts(rows)
+        # A key that another sample has, too, is made the long way.
+        chosen = np.flatnonzero((rows["kind"] == self._kind) & (rows["again"] == 0))
+        has_label = self._kind == LABELLED
+        members = kernel.make_members(
+            self._task.source.encode("utf-8", "surrogateescape"),
+            [texts[i] for i in chosen.tolist()],
+            rows["source_bytes"][chosen] - (NUMBER_BYTES if has_label else 0),
+            rows["label"][chosen] if has_label else None,
+            header=_HEADER,
+            scan=self._task.scan,
+            pool=pool,
+        )
+        return Batch(rows, texts, chosen, members)
+
+    def _write(
+        self, batch: Batch, span: slice, which: I64, key_stops: I64, entry_stops: I64, quality: QualityTally
+    ) -> Written:
+        members, facts = batch.members, batch.members.facts
+        listed = batch.rows[span]
+        first, last = int(which[0]), int(which[-1]) + 1
+        begin = self._output.size_bytes
+        self._output.put(members.buffer[members.starts[first] : members.starts[last]].data)
+        rows: Any = np.zeros(len(which), self._dtype)
+        rows["number"] = listed["number"]
+        rows["image.offset"] = begin + members.starts[first:last] - members.starts[first] + BLOCK_BYTES
+        rows["image.length"] = listed["source_bytes"] - (NUMBER_BYTES if self._kind == LABELLED else 0)
+        for name in ("crc32c", "width", "height"):
+            rows[f"image.{name}"] = facts[name][first:last]
+        if self._kind == LABELLED:
+            rows["label"] = listed["label"]
+        paths = batch.texts[span]
+        kinds = facts["kind"][first:last]
+        quality.add_plain(paths, rows["image.length"], rows["image.width"], rows["image.height"], kinds)
+        for i in np.flatnonzero(facts["has_exif"][first:last]).tolist():
+            at = int(members.starts[first + i]) + BLOCK_BYTES
+            data = members.buffer[at : at + int(rows["image.length"][i])].tobytes()
+            quality.add_orientation(paths[i], find_orientation(data))
+        return Written(
+            rows,
+            _slices(members.keys, key_stops, first, last),
+            paths,
+            _slices(members.entries, entry_stops, first, last),
+            set(zip(rows["image.height"].tolist(), rows["image.width"].tolist(), strict=True)),
+            int(rows["image.length"].sum()),
+            int((kinds <= kernel.ImageKind.GRAY_JPEG).sum()),
+        )
+
+
+def _slices(data: bytes, stops: I64, first: int, last: int) -> list[bytes]:
+    bounds = [int(stops[first - 1]) if first else 0, *stops[first:last].tolist()]
+    return [data[start:stop] for start, stop in pairwise(bounds)]

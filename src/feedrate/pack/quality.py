@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a shard's packing finds out about its samples, in numbers that add up and do not grow with them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from feedrate.draws import F64
+from feedrate.format.keys import file_suffix, printable
+from feedrate.kernel import I64, U32, ImageKind
+from feedrate.pack.values import ImageFacts
+
+KEPT, REJECTED, NORMALISED, MAPPED = "kept", "rejected", "normalised", "mapped"
+# A shard remembers so many of a kind by name, and so many of the most expensive ones.
+EXAMPLES, SLOWEST = 10, 10
+BINS_PER_OCTAVE = 4
+SIDES = (32, 64, 128, 224, 256, 384, 512, 768, 1024, 2048, 4096)
+
+_FORMAT_OF_SUFFIX = {
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP", ".tif": "TIFF",
+    ".tiff": "TIFF", ".gif": "GIF", ".ppm": "PPM", ".pgm": "PPM", ".avif": "AVIF",
+}  # fmt: skip
+# Of the images that go into a shard many at a time: format, and Pillow's mode where it is Pillow's.
+_PLAIN = {
+    ImageKind.JPEG: ("JPEG", ""), ImageKind.GRAY_JPEG: ("JPEG", "L"), ImageKind.PNG_GRAY: ("PNG", "L"),
+    ImageKind.PNG_RGB: ("PNG", "RGB"), ImageKind.PNG_PALETTE: ("PNG", "P"), ImageKind.PNG_BITS: ("PNG", "1"),
+    ImageKind.PNG_GRAY_ALPHA: ("PNG", "LA"), ImageKind.PNG_RGB_ALPHA: ("PNG", "RGBA"),
+}  # fmt: skip
+# Nanoseconds per pixel, decoding photographs on one core: relations matter here, not the machine. What the
+# kernel takes costs by bytes, too.
+_NS_PER_PIXEL = {"JPEG": 2.3, "PNG": 33.0, "WEBP": 20.0, "AVIF": 34.0, "GIF": 14.0, "raw": 1.0}
+_OTHER_NS_PER_PIXEL, _KERNEL_NS_PER_BYTE = 18.0, 5.5
+_TRUNCATED = (
+    "ends early",
+    "ends inside",
+    "truncated",
+    "cut short",
+    "end of file",
+    "unexpected end",
+    "no scan",
+)
+
+
+class QualityTally:
+    """Counts along while a shard is made."""
+
+    def __init__(self) -> None:
+        self.formats: dict[str, list[int]] = {}  # images, bytes
+        self.short_sides: Counter[int] = Counter()
+        self.long_sides: Counter[int] = Counter()
+        self.extremes: dict[str, list[Any]] = {}  # "smallest", "largest" -> path, width, height
+        self.costs: Counter[int] = Counter()  # by the logarithm of the estimated time
+        self.slowest: list[list[Any]] = []  # microseconds, path, words
+        self.odd: dict[str, dict[str, Any]] = {}
+        self.left_out = 0
+
+    def add_image(self, path: bytes, size_bytes: int, facts: ImageFacts, *, done: str, turned: bool) -> None:
+        """Count an image as the source has it. `done`: what became of the file; `turned`: set upright."""
+        name = printable(path)
+        count = self.formats.setdefault(facts.format, [0, 0])
+        count[0] += 1
+        count[1] += size_bytes
+        self._count_sides(name, facts.width, facts.height)
+        if facts.orientation != 1:
+            self.add("rotated", name, f"EXIF orientation {facts.orientation}", _turned(done, turned))
+        if facts.pillow_reason is None and facts.format == "JPEG":
+            if facts.is_gray:
+                self.add("gray", name, "JPEG", done)
+        else:
+            self._count_kind(name, facts, done)
+        expected = _FORMAT_OF_SUFFIX.get(file_suffix(path))
+        if expected is not None and expected not in facts.format:
+            self.add("wrong-suffix", name, f"is {facts.format}", done)
+
+    def add_cost(self, path: bytes, facts: ImageFacts, size_bytes: int) -> None:
+        """Count what decoding an image will cost, as it is stored."""
+        cost_us = estimate_cost_us(facts, size_bytes)
+        self.costs[round(BINS_PER_OCTAVE * math.log2(max(cost_us, 0.01)))] += 1
+        self._note_slow(path, cost_us, facts.format, facts.width, facts.height)
+
+    def _note_slowest(
+        self, paths: list[bytes], costs_us: F64, formats: Any, widths: U32, heights: U32
+    ) -> None:
+        start, step = 0, SLOWEST
+        while start < len(paths):
+            stop = min(start + step, len(paths))
+            least = self.slowest[-1][0] if len(self.slowest) == SLOWEST else -1.0
+            for i in (np.flatnonzero(costs_us[start:stop] > least) + start).tolist():
+                self._note_slow(
+                    paths[i], float(costs_us[i]), str(formats[i]), int(widths[i]), int(heights[i])
+                )
+            start, step = stop, 2 * step
+
+    def _note_slow(self, path: bytes, cost_us: float, format_name: str, width: int, height: int) -> None:
+        if len(self.slowest) < SLOWEST or cost_us > self.slowest[-1][0]:
+            words = f"{format_name}, {width} x {height} pixels"
+            self.slowest.append([round(cost_us, 2), printable(path), words])
+            self.slowest.sort(key=lambda one: (-one[0], one[1]))
+            del self.slowest[SLOWEST:]
+
+    def add_plain(self, paths: list[bytes], sizes: I64, widths: U32, heights: U32, kinds: I64) -> None:
+        """Count many images that are kept, are what their names say, and have plain names: `add_image` and
+        `add_cost` for each."""
+        formats = np.where(kinds <= ImageKind.GRAY_JPEG, "JPEG", "PNG")
+        for kind in np.unique(kinds).tolist():
+            chosen = np.flatnonzero(kinds == kind)
+            name = _PLAIN[ImageKind(kind)][0]
+            count = self.formats.setdefault(name, [0, 0])
+            count[0] += len(chosen)
+            count[1] += int(sizes[chosen].sum())
+        for code, modes in (("alpha", ("RGBA", "LA")), ("gray", ("1", "L", "LA"))):
+            known = [kind for kind, (_, mode) in _PLAIN.items() if mode in modes]
+            chosen = np.flatnonzero(np.isin(kinds, known))
+            for i in chosen[:EXAMPLES].tolist():
+                name, mode = _PLAIN[ImageKind(int(kinds[i]))]
+                self.add(
+                    code, printable(paths[i]), f"{name} of mode {mode}" if code == "alpha" else name, KEPT
+                )
+            if len(chosen) > EXAMPLES:
+                self.odd[code]["done"][KEPT] += len(chosen) - EXAMPLES
+        short, long = np.minimum(widths, heights), np.maximum(widths, heights)
+        for sides, counts in ((short, self.short_sides), (long, self.long_sides)):
+            bins = np.searchsorted(SIDES, sides, side="right")
+            for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
+                counts[int(number)] += int(images)
+        pixels = widths.astype(np.int64) * heights
+        for extreme in (pixels.min(), pixels.max()):
+            i = min(np.flatnonzero(pixels == extreme).tolist(), key=paths.__getitem__)
+            self._compare(printable(paths[i]), int(widths[i]), int(heights[i]))
+        rates = np.where(formats == "JPEG", _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
+        by_bytes = np.where(formats == "JPEG", _KERNEL_NS_PER_BYTE, 0.0)
+        costs_us = (pixels * rates + sizes * by_bytes) / 1000
+        bins = np.rint(BINS_PER_OCTAVE * np.log2(np.maximum(costs_us, 0.01))).astype(np.int64)
+        for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
+            self.costs[int(number)] += int(images)
+        self._note_slowest(paths, costs_us, formats, widths, heights)
+
+    def add_orientation(self, path: bytes, orientation: int) -> None:
+        if orientation != 1:
+            self.add("rotated", printable(path), f"EXIF orientation {orientation}", KEPT)
+
+    def add_rejected(self, path: str, reason: str) -> None:
+        self.add(classify(reason), path, reason, REJECTED)
+
+    def add(self, code: str, path: str, detail: str, done: str) -> None:
+        found = self.odd.setdefault(code, {"done": {}, "examples": []})
+        found["done"][done] = found["done"].get(done, 0) + 1
+        if len(found["examples"]) < EXAMPLES:
+            found["examples"].append([path, detail, done])
+
+    def dump(self) -> dict[str, Any]:
+        """Return what the index part's metadata says."""
+        return {name: value for name, value in vars(self).items() if value}
+
+    def _count_sides(self, name: str, width: int, height: int) -> None:
+        self.short_sides[_bin(min(width, height))] += 1
+        self.long_sides[_bin(max(width, height))] += 1
+        self._compare(name, width, height)
+
+    def _compare(self, name: str, width: int, height: int) -> None:
+        here = [name, width, height]
+        for which, is_better in (("smallest", _is_smaller), ("largest", _is_larger)):
+            if which not in self.extremes or is_better(here, self.extremes[which]):
+                self.extremes[which] = here
+
+    def _count_kind(self, name: str, facts: ImageFacts, done: str) -> None:
+        if facts.is_damaged:
+            self.add(classify(facts.pillow_reason or ""), name, facts.pillow_reason or "", done)
+        if "progressive" in facts.format:
+            self.add("progressive", name, facts.format, done)
+        if facts.mode == "CMYK":
+            self.add("cmyk", name, facts.format, done)
+        if facts.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
+            self.add("alpha", name, f"{facts.format} of mode {facts.mode}", done)
+        if facts.mode in ("1", "L", "LA"):
+            self.add("gray", name, facts.format, done)
+        if facts.is_deep:
+            self.add("deep", name, f"{facts.format} of mode {facts.mode}", done)
+        if facts.frames > 1:
+            self.add("animated", name, f"{facts.format} of {facts.frames} frames", done)
+
+
+def classify(reason: str) -> str:
+    """Return the code of a reason for which an input was rejected, or deserves a look."""
+    text = reason.lower()
+    if "is empty" in text:
+        return "empty"
+    if any(word in text for word in _TRUNCATED):
+        return "truncated"
+    if " failed: " in text or " returned " in text:
+        return "map-failed"
+    if "cannot be read:" in text or "no such file" in text or "changed while" in text:
+        return "unreadable"
+    if "the table" in text or text.startswith("has no "):
+        return "incomplete"
+    return "corrupt"
+
+
+def estimate_cost_us(facts: ImageFacts, size_bytes: int) -> float:
+    pixels = facts.width * facts.height
+    is_by_kernel = facts.pillow_reason is None and facts.format == "JPEG"
+    rate = _NS_PER_PIXEL.get(
+        "JPEG" if is_by_kernel else facts.format.replace("JPEG", "other"), _OTHER_NS_PER_PIXEL
+    )
+    return (pixels * rate + (size_bytes * _KERNEL_NS_PER_BYTE if is_by_kernel else 0)) / 1000
+
+
+def merge(tallies: list[Mapping[str, Any]]) -> QualityTally:
+    """Add up what shards found, in their order."""
+    whole = QualityTally()
+    for one in tallies:
+        for name, (images, size_bytes) in one.get("formats", {}).items():
+            count = whole.formats.setdefault(name, [0, 0])
+            count[0] += images
+            count[1] += size_bytes
+        for name in ("short_sides", "long_sides", "costs"):
+            getattr(whole, name).update({int(bin_): n for bin_, n in one.get(name, {}).items()})
+        for which, is_better in (("smallest", _is_smaller), ("largest", _is_larger)):
+            here = one.get("extremes", {}).get(which)
+            if here and (which not in whole.extremes or is_better(here, whole.extremes[which])):
+                whole.extremes[which] = here
+        whole.slowest = sorted([*whole.slowest, *one.get("slowest", [])], key=lambda s: (-s[0], s[1]))[
+            :SLOWEST
+        ]
+        whole.left_out += one.get("left_out", 0)
+        for code, found in one.get("odd", {}).items():
+            known = whole.odd.setdefault(code, {"done": {}, "examples": []})
+            for done, n in found["done"].items():
+                known["done"][done] = known["done"].get(done, 0) + n
+            known["examples"] = [*known["examples"], *found["examples"]][:EXAMPLES]
+    return whole
+
+
+def _bin(side: int) -> int:
+    return next((i for i, edge in enumerate(SIDES) if side < edge), len(SIDES))
+
+
+# By pixels, then by name, so that the order of samples does not matter.
+def _is_smaller(here: list[Any], there: list[Any]) -> bool:
+    return (here[1] * here[2], here[0]) < (there[1] * there[2], there[0])
+
+
+def _is_larger(here: list[Any], there: list[Any]) -> bool:
+    return (-here[1] * here[2], here[0]) < (-there[1] * there[2], there[0])
+
+
+def _turned(done: str, turned: bool) -> str:
+    return NORMALISED if turned else MAPPED if done == MAPPED else KEPT

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quality of a whole pack: what its shards found, added up, and what only the whole index can tell."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feedrate.errors import NotFound, PackError
+from feedrate.format.fields import Kind
+from feedrate.format.manifest import read_manifest
+from feedrate.format.pack import Pack
+from feedrate.pack.duplicates import find_duplicates
+from feedrate.pack.quality import BINS_PER_OCTAVE, EXAMPLES, KEPT, SIDES, QualityTally, merge
+from feedrate.results import (
+    ClassSize,
+    Duplicates,
+    FormatSize,
+    ImageSize,
+    Oddity,
+    OddSample,
+    Quality,
+    Rejection,
+)
+
+FILE_NAME = "quality.json"
+_FORMAT, _VERSION = "feedrate-quality", 1
+# Most urgent first.
+CODES = (
+    "unreadable", "empty", "truncated", "corrupt", "incomplete", "map-failed", "duplicate", "wrong-suffix",
+    "rotated", "slow", "deep", "animated", "cmyk", "alpha", "progressive", "gray",
+)  # fmt: skip
+_SLOW_OCTAVES = 3  # eight times the median
+_MOST_NUMBERS = 1000  # a label with more values than this is no class
+
+
+def sum_quality(
+    pack: Pack, tallies: Iterable[Mapping[str, Any]], rejected: Iterable[Rejection], folder: Path
+) -> Quality:
+    """Return the quality of a pack.
+
+    Args:
+        tallies: what shards found, in their order.
+        rejected: inputs that the reader of the source rejected, before there were shards.
+        folder: for temporary files.
+    """
+    whole = merge(list(tallies))
+    for one in rejected:
+        whole.add_rejected(one.path, one.reason)
+    duplicates = Duplicates()
+    copies: tuple[OddSample, ...] = ()
+    field = next((f for f in pack.fields if f.kind in (Kind.IMAGE, Kind.ARRAY, Kind.BYTES)), None)
+    if field is not None and len(pack) > 1:
+        duplicates, copies = find_duplicates(pack, field.name, folder)
+    odd = {
+        code: Oddity(code, found["done"], tuple(OddSample(*e) for e in found["examples"]))
+        for code, found in whole.odd.items()
+    }
+    if duplicates.copies:
+        odd["duplicate"] = Oddity("duplicate", {KEPT: duplicates.copies}, copies)
+    median_us, slow = _find_slow(whole)
+    if slow is not None:
+        odd["slow"] = slow
+    extremes = whole.extremes
+    return Quality(
+        samples=len(pack),
+        rejected=sum(one.done.get("rejected", 0) for one in odd.values()),
+        left_out=whole.left_out,
+        formats=tuple(
+            FormatSize(name, *count) for name, count in sorted(whole.formats.items(), key=lambda f: -f[1][0])
+        ),
+        short_sides=_name_sides(whole.short_sides),
+        long_sides=_name_sides(whole.long_sides),
+        smallest=ImageSize(*extremes["smallest"]) if extremes else None,
+        largest=ImageSize(*extremes["largest"]) if extremes else None,
+        classes=_measure_classes(pack),
+        duplicates=duplicates,
+        median_cost_us=median_us,
+        oddities=tuple(odd[code] for code in CODES if code in odd),
+    )
+
+
+def dump_quality(quality: Quality) -> bytes:
+    """Return quality.json."""
+    document = {"format": _FORMAT, "version": _VERSION, **asdict(quality)}
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def read_quality(pack: str | os.PathLike[str]) -> Quality:
+    """Read what packing found out about a pack.
+
+    Raises:
+        NotFound: there is no pack, or it was made without it.
+        PackError: the file is damaged.
+    """
+    read_manifest(pack)
+    path = Path(pack) / FILE_NAME
+    try:
+        document = json.loads(path.read_bytes())
+        version = document.pop("version")
+        if document.pop("format") != _FORMAT or version != _VERSION:
+            raise PackError(f"{path} has version {version!r}; this feedrate reads version {_VERSION}")
+        return _load(document)
+    except FileNotFoundError:
+        raise NotFound(
+            f"{pack} has no {FILE_NAME}: it was made without one", hint="pack the source again to have it"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, PackError):
+            raise
+        raise PackError(f"{path} is damaged: {type(error).__name__} {error}") from error
+
+
+def _load(document: dict[str, Any]) -> Quality:
+    found = dict(document)
+    for name, kind in (("formats", FormatSize), ("classes", ClassSize)):
+        found[name] = tuple(kind(**one) for one in document[name])
+    for name in ("smallest", "largest"):
+        found[name] = None if document[name] is None else ImageSize(**document[name])
+    found["duplicates"] = Duplicates(**document["duplicates"])
+    found["oddities"] = tuple(
+        Oddity(one["code"], dict(one["done"]), tuple(OddSample(**e) for e in one["examples"]))
+        for one in document["oddities"]
+    )
+    return Quality(**found)
+
+
+def _find_slow(whole: QualityTally) -> tuple[float | None, Oddity | None]:
+    count = sum(whole.costs.values())
+    if not count:
+        return None, None
+    below, median = 0, 0
+    for number in sorted(whole.costs):
+        below += whole.costs[number]
+        if 2 * below >= count:
+            median = number
+            break
+    median_us = 2 ** (median / BINS_PER_OCTAVE)
+    least = median + BINS_PER_OCTAVE * _SLOW_OCTAVES
+    slow = sum(n for number, n in whole.costs.items() if number >= least)
+    if not slow:
+        return round(median_us, 1), None
+    examples = tuple(
+        OddSample(path, f"{words}: about {cost_us / median_us:.0f} times the median to decode", KEPT)
+        for cost_us, path, words in whole.slowest[: min(slow, EXAMPLES)]
+    )
+    return round(median_us, 1), Oddity("slow", {KEPT: slow}, examples)
+
+
+def _name_sides(counts: Counter[int]) -> dict[str, int]:
+    """Return the range of sides of each bin, from the first that is not empty to the last."""
+    if not counts:
+        return {}
+    names = [f"below {SIDES[0]}"]
+    names += [f"{low} to {high - 1}" for low, high in itertools.pairwise(SIDES)]
+    names.append(f"{SIDES[-1]} and more")
+    return {names[i]: counts[i] for i in range(min(counts), max(counts) + 1)}
+
+
+def _measure_classes(pack: Pack) -> tuple[ClassSize, ...]:
+    label = pack.manifest.field("label")
+    if label is None or label.dtype != "int64":
+        return ()
+    samples: Counter[int] = Counter()
+    size_bytes: Counter[int] = Counter()
+    lengths = [f"{f.name}.length" for f in pack.fields if f.kind is not Kind.NUMBER]
+    for labels, *sizes in zip(pack.columns("label"), *map(pack.columns, lengths), strict=True):
+        numbers, where = np.unique(labels, return_inverse=True)
+        counts = np.bincount(where, minlength=len(numbers))
+        sums = np.bincount(where, weights=np.sum(sizes, axis=0) if sizes else None, minlength=len(numbers))
+        for number, count, total in zip(numbers.tolist(), counts.tolist(), sums.tolist(), strict=True):
+            samples[number] += count
+            size_bytes[number] += int(total) if sizes else 0
+        if label.classes is None and len(samples) > _MOST_NUMBERS:
+            return ()
+    if label.classes is not None:
+        return tuple(ClassSize(name, samples[n], size_bytes[n]) for n, name in enumerate(label.classes))
+    return tuple(ClassSize(str(n), samples[n], size_bytes[n]) for n in sorted(samples))

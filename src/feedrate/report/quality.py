@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quality of a dataset in words: for the terminal, and for the page, which says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from feedrate.results import ClassSize, ImageSize, Oddity, Quality
+from feedrate.units import format_bytes, format_count, format_percent, format_seconds
+
+_FEW_EXAMPLES, _FEW_CLASSES, _BAR = 3, 8, 24
+
+# What a code means, and what it means for training.
+_MEANINGS = {
+    "unreadable": ("cannot be read", "look at the disk, or at the rights"),
+    "empty": ("empty files", "nothing can be learnt from them"),
+    "truncated": ("cut short", "a copy or a download that did not end; fetch them again"),
+    "corrupt": ("damaged, or no image at all", "nobody decodes them"),
+    "incomplete": ("without a label, a value or a file", "see the table"),
+    "map-failed": ("your function failed", "see its messages"),
+    "duplicate": ("copies of other samples", "they weigh twice, and may leak from training into validation"),
+    "wrong-suffix": ("not what their suffix says", "harmless here; other programs may stumble"),
+    "rotated": (
+        "lie on their side (EXIF)",
+        "loading leaves them as they lie: --normalise turns them upright",
+    ),
+    "slow": ("far slower to decode than the median", "they hold up their batch: --max-side shrinks them"),
+    "deep": ("more than 8 bits per channel", "loading cuts them to 8 bits: --map can scale them first"),
+    "animated": ("more than one frame", "only the first is used"),
+    "cmyk": ("CMYK colours", "decoded by Pillow: --normalise makes RGB of them"),
+    "alpha": ("with an alpha channel", "it is dropped when they are loaded"),
+    "progressive": ("progressive JPEG", "decoded by Pillow, 5 times slower: --normalise costs no pixel"),
+    "gray": ("without colour", "loaded as three equal channels, or as one if asked for"),
+}
+# Of no concern where all of the dataset is like that.
+_COMMON = frozenset(("gray", "alpha", "progressive", "cmyk", "deep"))
+
+
+def draw_quality(pack: str, quality: Quality) -> str:
+    """Return the whole report as plain lines."""
+    lines = [f"{pack}: {describe_counts(quality)}", "", describe_verdict(quality)]
+    for oddity in quality.oddities:
+        lines += ["", *_draw_oddity(oddity)]
+    if quality.formats:
+        lines += ["", "formats", *(f"  {row}" for row in describe_formats(quality))]
+    for title, counts in (("shorter side", quality.short_sides), ("longer side", quality.long_sides)):
+        if counts:
+            lines += ["", f"{title} in pixels", *_draw_bars(counts)]
+    if quality.smallest is not None and quality.largest is not None:
+        lines.append(f"  smallest: {_size(quality.smallest)}; largest: {_size(quality.largest)}")
+    if quality.classes:
+        lines += ["", describe_classes(quality), *_draw_classes(quality)]
+    return "\n".join([*lines, ""])
+
+
+def summarise_quality(quality: Quality) -> list[tuple[str, str]]:
+    """Return the rows that `feedrate pack` shows: a line per kind of oddity."""
+    rows: list[tuple[str, str]] = []
+    for oddity in quality.oddities:
+        text = f"{oddity.samples:,} {describe_code(oddity.code)}: {describe_done(oddity)}"
+        rows.append(("quality" if not rows else "", text))
+    if not rows:
+        rows.append(("quality", "nothing odd was found"))
+    if quality.imbalance is not None and quality.imbalance >= 2:
+        rows.append(("", describe_classes(quality)))
+    return rows
+
+
+def describe_counts(quality: Quality) -> str:
+    words = [format_count(quality.samples, "sample")]
+    if quality.rejected:
+        words.append(f"{quality.rejected:,} rejected")
+    if quality.left_out:
+        words.append(f"{quality.left_out:,} left out by the map")
+    return ", ".join(words)
+
+
+def describe_verdict(quality: Quality) -> str:
+    """Return one sentence that says how things stand."""
+    urgent = [one for one in quality.oddities if not _is_common(one, quality)]
+    if not urgent:
+        return "good: nothing that deserves a look was found"
+    rejected = sum(one.done.get("rejected", 0) for one in urgent)
+    kinds = format_count(len(urgent), "kind")
+    # One sample may be odd in two ways.
+    return f"{kinds} of oddities deserve a look" + (
+        f"; {format_count(rejected, 'input')} could not be packed"
+        if rejected
+        else "; all samples were packed"
+    )
+
+
+def _is_common(oddity: Oddity, quality: Quality) -> bool:
+    return oddity.code in _COMMON and oddity.samples >= quality.samples
+
+
+def describe_code(code: str) -> str:
+    return _MEANINGS.get(code, (code, ""))[0]
+
+
+def describe_meaning(oddity: Oddity) -> str:
+    """Return what it means for training; nothing where it has been taken care of."""
+    if not oddity.done.get("kept") and not oddity.done.get("rejected"):
+        return ""
+    return _MEANINGS.get(oddity.code, ("", ""))[1]
+
+
+def describe_done(oddity: Oddity) -> str:
+    """Return `3 kept, 1 rejected`, or `all kept`."""
+    if len(oddity.done) == 1:
+        done = next(iter(oddity.done))
+        return f"{'all ' if oddity.samples > 1 else ''}{done}"
+    return ", ".join(f"{count:,} {done}" for done, count in sorted(oddity.done.items()))
+
+
+def describe_formats(quality: Quality) -> list[str]:
+    images = sum(one.images for one in quality.formats)
+    width = max(len(one.name) for one in quality.formats)
+    return [
+        f"{one.name:<{width}}  {one.images:,} ({format_percent(one.images / images)}), "
+        f"{format_bytes(one.size_bytes)}"
+        for one in quality.formats
+    ]
+
+
+def describe_classes(quality: Quality) -> str:
+    most = max(quality.classes, key=lambda one: one.samples)
+    least = min(quality.classes, key=lambda one: one.samples)
+    classes = format_count(len(quality.classes), "class", "classes")
+    if most.samples == least.samples:
+        return f"{classes} of {format_count(most.samples, 'sample')} each"
+    return (
+        f"{classes}: {most.name} has {most.samples:,} samples, {least.name} {least.samples:,}"
+        f" ({quality.imbalance:,.3g} times fewer)"
+    )
+
+
+def describe_duplicates(quality: Quality) -> str:
+    found = quality.duplicates
+    groups = f"{format_count(found.copies, 'copy', 'copies')} in {format_count(found.groups, 'group')}"
+    conflict = (
+        f"; in {format_count(found.conflicting, 'group')} the labels differ" if found.conflicting else ""
+    )
+    return f"{groups}, {format_bytes(found.size_bytes)}{conflict}"
+
+
+def describe_cost(quality: Quality) -> str:
+    if quality.median_cost_us is None:
+        return ""
+    return f"the image in the middle takes about {format_seconds(quality.median_cost_us / 1e6)} to decode"
+
+
+def sort_classes(quality: Quality) -> list[ClassSize]:
+    return sorted(quality.classes, key=lambda one: (-one.samples, one.name))
+
+
+def _draw_oddity(oddity: Oddity) -> list[str]:
+    meaning = describe_meaning(oddity)
+    lines = [f"{oddity.samples:,} {describe_code(oddity.code)}: {describe_done(oddity)}"]
+    lines += [f"  ({meaning})"] if meaning else []
+    lines += [f"  {one.path}: {one.detail}" for one in oddity.examples[:_FEW_EXAMPLES]]
+    more = oddity.samples - min(len(oddity.examples), _FEW_EXAMPLES)
+    return [*lines, f"  and {more:,} more"] if more > 0 else lines
+
+
+def _draw_bars(counts: Mapping[str, int]) -> list[str]:
+    most, width = max(counts.values()), max(map(len, counts))
+    return [f"  {name:>{width}}  {_bar(count, most)}  {count:,}" for name, count in counts.items()]
+
+
+def _bar(count: int, most: int) -> str:
+    # What is there at all is seen.
+    return f"{'#' * max(round(_BAR * count / max(most, 1)), bool(count)):<{_BAR}}"
+
+
+def _draw_classes(quality: Quality) -> list[str]:
+    classes = sort_classes(quality)
+    shown = classes if len(classes) <= _FEW_CLASSES else [*classes[:4], *classes[-4:]]
+    most, width = classes[0].samples, max(len(one.name) for one in shown)
+    lines = [
+        f"  {one.name:<{width}}  {_bar(one.samples, most)}  {one.samples:,}, {format_bytes(one.size_bytes)}"
+        for one in shown
+    ]
+    if len(shown) < len(classes):
+        lines.insert(4, f"  ... {len(classes) - len(shown):,} more ...")
+    return lines
+
+
+def _size(image: ImageSize) -> str:
+    return f"{image.width} x {image.height} ({image.path})"

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain files go into shards many at a time, and the pack has the bytes that going one by one gives."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from feedrate import kernel
+from feedrate.format.containers.tar import member_header
+from feedrate.format.keys import make_key
+from feedrate.pack import PackOptions, bulk, pack, shard
+from feedrate.pack.values import inspect_image
+from feedrate.results import PackResult
+from images import read_tree, save_image
+
+SMALL = PackOptions(shard_bytes=100_000, workers=1)
+
+
+def pack_both_ways(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> PackResult:
+    """Pack as ever, then one by one; return the result when all bytes are the same."""
+    result = pack(source, target / "many", SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(shard, "is_plain", lambda *_: False)
+        slow = pack(source, target / "single", SMALL)
+    assert read_tree(target / "many") == read_tree(target / "single")
+    assert (result.samples, result.rejected, result.by_pillow) == (
+        slow.samples,
+        slow.rejected,
+        slow.by_pillow,
+    )
+    return result
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that the numbers of samples which went the short way are appended to."""
+    counts: list[int] = []
+    real = bulk.Bulk._write
+
+    def write(self: bulk.Bulk, *arguments: object) -> bulk.Written:
+        written = real(self, *arguments)  # type: ignore[arg-type]
+        counts.append(len(written.rows))
+        return written
+
+    monkeypatch.setattr(bulk.Bulk, "_write", write)
+    return counts
+
+
+def test_images_of_all_kinds_make_the_same_pack_either_way(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: list[int]
+) -> None:
+    for n in range(70):
+        save_image(jpeg_folder / "emu" / f"{n}.jpg", 100 + n, width=8 + n, height=40)
+    for n, mode in enumerate(("L", "RGB", "RGBA", "LA", "P", "1", "I;16")):
+        pixels = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
+        pixels = pixels.convert("I").convert("I;16") if mode == "I;16" else pixels.convert(mode)
+        pixels.save(jpeg_folder / "cat" / f"mode{n}.png")
+    (jpeg_folder / "cat" / "bad.jpg").write_text("no image")
+    (jpeg_folder / "cat" / "empty.png").write_bytes(b"")
+    whole = (jpeg_folder / "cat" / "mode0.png").read_bytes()
+    (jpeg_folder / "cat" / "half.png").write_bytes(whole[: len(whole) // 2])
+    (jpeg_folder / "dog" / "named wrongly.png").write_bytes((jpeg_folder / "cat" / "0.jpg").read_bytes())
+    (jpeg_folder / "dog" / "really-a-png.jpg").write_bytes(whole)
+    (jpeg_folder / "dog" / "picture.jpg").write_bytes((jpeg_folder / "cat" / "1.jpg").read_bytes())
+    result = pack_both_ways(jpeg_folder, tmp_path, monkeypatch)
+    assert len(result.rejected) == 3
+    assert sum(plain) > 80
+
+
+def test_turned_and_gray_images_are_counted_either_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: list[int]
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "s").mkdir()
+    for n in range(30):
+        image = Image.fromarray(np.full((9, 9 + n), n, np.uint8))
+        image.save(tmp_path / "s" / f"{n:02d}.jpg", **({"exif": exif.tobytes()} if n % 3 else {}))
+    pack_both_ways(tmp_path / "s", tmp_path, monkeypatch)
+    assert sum(plain) == 30
+
+
+def test_names_that_need_escapes_make_the_same_pack_either_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: list[int]
+) -> None:
+    names = [b"with space.jpg", b"\xff.jpg", b"a.b.jpg", b"a_b.JPG", b"__x.jpg", b"x" * 200 + b".jpg",
+             b"y" * 120 + b".jpg", b"plain.jpeg", b"(1)+2=3,@.jpg", b".jpg.jpg", b"dots..jpg"]  # fmt: skip
+    root = os.fsencode(tmp_path / "s" / "class")
+    os.makedirs(root)
+    for n, name in enumerate(names):
+        save_image(tmp_path / "made.jpg", n, width=8, height=8)
+        os.rename(tmp_path / "made.jpg", os.path.join(root, name))
+    pack_both_ways(tmp_path / "s", tmp_path, monkeypatch)
+    assert 0 < sum(plain) < len(names)
+
+
+def test_number_of_threads_does_not_change_a_byte(jpeg_folder: Path, tmp_path: Path) -> None:
+    pack(jpeg_folder, tmp_path / "one", PackOptions(workers=1))
+    pack(jpeg_folder, tmp_path / "four", PackOptions(workers=4))
+    assert read_tree(tmp_path / "one") == read_tree(tmp_path / "four")
+
+
+def make(
+    folder: Path, paths: list[bytes], sizes: list[int], labels: list[int] | None = None
+) -> kernel.Members:
+    return kernel.make_members(
+        os.fsencode(folder), paths, np.array(sizes, np.int64),
+        None if labels is None else np.array(labels, np.int64), header=member_header("", 0),
+    )  # fmt: skip
+
+
+@given(
+    stem=st.text("abcXYZ019_.-~+=,@()", min_size=1, max_size=90),
+    label=st.integers(-(2**63), 2**63 - 1),
+    side=st.integers(1, 40),
+)
+@settings(max_examples=60)
+def test_members_are_those_that_tarfile_makes(
+    stem: str, label: int, side: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("members")
+    path = f"{stem}.jpg"
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side)).save(buffer, "JPEG")
+    data = buffer.getvalue()
+    (folder / path).write_bytes(data)
+    made = make(folder, [path.encode()], [len(data)], [label])
+    if made.facts["left"][0]:
+        assert stem.startswith("__") or len(stem) > 90 or make_key(path.encode()).startswith("%5F")
+        return
+    key, number = make_key(path.encode()), str(label).encode()
+    expected = member_header(f"{key}.jpg", len(data)) + data + bytes(-len(data) % 512)
+    expected += member_header(f"{key}.cls", len(number)) + number + bytes(-len(number) % 512)
+    assert made.keys.decode() == key
+    assert made.buffer.tobytes() == expected
+    assert made.facts["crc32c"][0] == kernel.crc32c(data)
+    assert made.entries == kernel.scan(data).entries
+
+
+@pytest.mark.parametrize("size", [0, 1, -1])
+def test_file_of_another_size_than_listed_is_left(tmp_path: Path, size: int) -> None:
+    save_image(tmp_path / "a.jpg", 1)
+    there = (tmp_path / "a.jpg").stat().st_size
+    assert make(tmp_path, [b"a.jpg"], [there + size]).facts["left"].tolist() == [int(size != 0)]
+
+
+@pytest.mark.parametrize("path", [b"gone.jpg", b"folder.jpg", b"pipe.jpg", b"", b"x/../a.jpg", b"a"])
+def test_what_is_no_plain_file_is_left(tmp_path: Path, path: bytes) -> None:
+    save_image(tmp_path / "a.jpg", 1)
+    (tmp_path / "folder.jpg").mkdir()
+    os.mkfifo(tmp_path / "pipe.jpg")
+    assert make(tmp_path, [path], [(tmp_path / "a.jpg").stat().st_size]).facts["left"].all()
+
+
+def png(mode: str = "RGB", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 20, 3), np.uint8)
+    Image.fromarray(pixels).convert(mode).save(buffer, "PNG", **options)
+    return buffer.getvalue()
+
+
+def is_left(folder: Path, data: bytes) -> bool:
+    (folder / "a.png").write_bytes(data)
+    return bool(make(folder, [b"a.png"], [len(data)]).facts["left"][0])
+
+
+def test_png_that_is_damaged_anywhere_is_left_for_a_second_look(tmp_path: Path) -> None:
+    data = png()
+    assert not is_left(tmp_path, data)
+    rng = np.random.default_rng(1)
+    for at in rng.integers(0, len(data), 200).tolist():
+        assert is_left(tmp_path, data[:at] + bytes([data[at] ^ 1 << int(rng.integers(8))]) + data[at + 1 :])
+        assert is_left(tmp_path, data[:at])
+
+
+def test_png_that_nobody_could_decode_although_its_chunks_are_good_is_left(tmp_path: Path) -> None:
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    begin, end = b"\x89PNG\r\n\x1a\n", chunk(b"IEND", b"")
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 8, 3, 0, 0, 0))
+    for data in (
+        begin + end,
+        begin + header + end,
+        begin + header + chunk(b"IDAT", b"x") + end,
+        begin + header,
+    ):
+        assert is_left(tmp_path, data)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA", "P", "1"])
+def test_kind_of_a_png_is_what_pillow_says(tmp_path: Path, mode: str) -> None:
+    from feedrate.pack.quality import _PLAIN
+
+    data = png(mode)
+    (tmp_path / "a.png").write_bytes(data)
+    made = make(tmp_path, [b"a.png"], [len(data)])
+    facts = inspect_image(data)
+    assert _PLAIN[int(made.facts["kind"][0])] == (facts.format, facts.mode)
+    assert (made.facts["width"][0], made.facts["height"][0]) == (facts.width, facts.height)
+
+
+def test_words_for_a_png_are_the_kernels() -> None:
+    assert kernel.scan(png()).reason == bulk.NOT_JPEG
+
+
+@given(st.lists(st.binary(min_size=1, max_size=30).filter(lambda b: b"\0" not in b), max_size=5))
+def test_paths_of_the_same_stem_have_the_same_hash(paths: list[bytes]) -> None:
+    from feedrate.format.keys import make_stem
+
+    def hashes(names: list[bytes]) -> list[int]:
+        starts = np.cumsum([0, *map(len, names)], dtype=np.int64)
+        return kernel.hash_stems(b"".join(names), starts).tolist()
+
+    assert hashes(paths) == hashes([make_stem(path) for path in paths])
