@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate.errors import NotFound, SourceError, UsageError
+from feedrate.errors import NotFound, SourceError, StorageError, UsageError
 from feedrate.pack import PackOptions, pack, unpack, verify
 from feedrate.results import PackResult
 from images import read_tree
@@ -345,3 +345,29 @@ def test_the_same_source_packed_elsewhere_gives_the_same_bytes(tmp_path: Path) -
     packed(source, tmp_path / "p")
     packed(source, tmp_path / "q")
     assert read_tree(tmp_path / "p") == read_tree(tmp_path / "q")
+
+
+def test_a_full_disk_while_a_source_is_kept_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("feedrate.source.spool.Spool._open", lambda _: Full())
+    source = write_tar(tmp_path / "d.tar.gz", CLASSES, "w:gz")
+    with pytest.raises(
+        StorageError, match=r"cannot write packing\.spool in .*: No space left on device"
+    ) as caught:
+        pack(source, tmp_path / "p", PackOptions(workers=1))
+    assert "room for them twice" in (caught.value.hint or "")
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_refused_archive_leaves_nothing_behind(tmp_path: Path) -> None:
+    source = write_tar(tmp_path / "d.tar.gz", {**CLASSES, "../x.jpg": b""}, "w:gz")
+    with pytest.raises(SourceError, match=r"'\.\./x\.jpg' leads out of the folder"):
+        pack(source, tmp_path / "p")
+    assert not (tmp_path / "p").exists()

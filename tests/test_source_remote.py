@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -180,3 +181,54 @@ def test_a_web_server_is_read_by_ranges(local: Path, server: tuple[str, list[str
 def test_what_a_web_server_does_not_have_is_not_found(server: tuple[str, list[str]], tmp_path: Path) -> None:
     with pytest.raises((NotFound, StorageError), match=r"http://127\.0\.0\.1:\d+/no\.zip"):
         pack(f"{server[0]}/no.zip", tmp_path / "p")
+
+
+def test_a_storage_that_fails_midway_is_a_sentence(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(Exception):
+        """Of no class that anybody could know."""
+
+    def fail(*_: object, **__: object) -> bytes:
+        raise Lost("the line is dead")
+
+    memory = fsspec.filesystem("memory")
+    memory.put(str(local), "/bucket", recursive=True)
+    try:
+        for kind in ("tree", "d.zip"):
+            with monkeypatch.context() as patch:
+                patch.setattr(type(memory), "cat_file", fail)
+                with pytest.raises(StorageError, match=r"cannot read memory://bucket/.*: the line is dead"):
+                    pack(f"memory://bucket/{kind}", tmp_path / "p", PackOptions(workers=1))
+            pack(f"memory://bucket/{kind}", tmp_path / "p", PackOptions(workers=1))
+            assert len(read_pack(tmp_path / "p")) == 4
+            shutil.rmtree(tmp_path / "p")
+        monkeypatch.setattr("feedrate.source.tar._parse_header", fail)
+        with pytest.raises(StorageError, match=r"cannot read memory://bucket/d\.tar: the line is dead"):
+            pack("memory://bucket/d.tar", tmp_path / "p", PackOptions(workers=1))
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_an_object_that_vanishes_is_left_out_and_named() -> None:
+    from feedrate.source.bytes import Bytes
+    from feedrate.source.record import Stored
+    from feedrate.source.values import UnusableValue
+
+    with pytest.raises(UnusableValue, match="it is no longer there"):
+        Bytes("memory://nowhere").read(Stored(b"x.jpg", 3, b"x.jpg"))
+
+
+def test_a_table_of_this_machine_labels_files_elsewhere(local: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("path,label\nant/0.jpg,x\nbee/1.jpg,y\nno.jpg,z\n")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(local), "/bucket", recursive=True)
+    try:
+        result = pack("memory://bucket/tree", tmp_path / "p", PackOptions(workers=1, labels=table))
+    finally:
+        memory.rm("/bucket", recursive=True)
+    assert ([r.path for r in result.rejected], result.unlisted) == (["no.jpg"], 2)
+    assert {key: sample["image"] for key, sample in read_pack(tmp_path / "p").items()} == {
+        "ant/0": jpeg(0), "bee/1": jpeg(1)
+    }  # fmt: skip

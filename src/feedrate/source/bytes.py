@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 
-from feedrate.errors import StorageError
+from feedrate.errors import NotFound, StorageError
 from feedrate.format.keys import printable
 from feedrate.source.held import Containers
 from feedrate.source.place import Place
@@ -61,7 +61,10 @@ class Bytes:
         return data
 
     def _read_remote(self, value: Stored) -> bytes:
-        data = self._place.read(value.file, value.offset, value.size_bytes)
+        try:
+            data = self._place.read(value.file, value.offset, value.size_bytes)
+        except NotFound:
+            raise UnusableValue("cannot be read: it is no longer there") from None
         if len(data) != value.size_bytes:
             raise UnusableValue(f"changed while it was packed: {value.size_bytes} bytes when listed")
         return data

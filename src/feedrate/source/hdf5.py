@@ -17,7 +17,7 @@ from feedrate.results import Rejection
 from feedrate.source.hdf5_columns import Column, dump_cell, find_columns, suffix_of
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import name_fields, record_name
-from feedrate.source.place import Place, PlacedFile
+from feedrate.source.place import Place, PlacedFile, explained
 from feedrate.source.record import Held, Reader, Record, Value
 from feedrate.source.spool import Spool
 from feedrate.source.values import UnusableValue
@@ -44,7 +44,7 @@ class Hdf5Reader(Reader):
         self._numbers: dict[str, NumberColumn] = {}
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        with self._spool:
+        with explained(self.root), self._spool:
             yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:

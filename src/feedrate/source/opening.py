@@ -21,7 +21,7 @@ from feedrate.source.labelled import LabelledFolder
 from feedrate.source.options import SourceOptions
 from feedrate.source.parquet import ParquetReader
 from feedrate.source.patterns import find_files, is_pattern
-from feedrate.source.place import Place, PlacedFile, is_url, split_source
+from feedrate.source.place import Place, PlacedFile, explained, is_url, split_source
 from feedrate.source.record import Reader
 from feedrate.source.recordio import ImageRecordReader
 from feedrate.source.spool import Spool
@@ -46,8 +46,11 @@ def open_reader(source: str, options: SourceOptions | None = None, scratch: str 
         NotFound: there is nothing of that name.
         SourceError: what is there is not understood; the sentence says what was found and what is expected.
     """
-    options = options or SourceOptions()
-    spool = Spool(scratch)
+    with explained(source):
+        return _open(source, options or SourceOptions(), Spool(scratch))
+
+
+def _open(source: str, options: SourceOptions, spool: Spool) -> Reader:
     if is_pattern(source):
         place, files = find_files(source)
         _refuse_labels(options, source)

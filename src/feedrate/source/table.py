@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate import kernel
-from feedrate.errors import NotFound, SourceError
+from feedrate.errors import FeedrateError, NotFound, SourceError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _PIECE_BYTES = 2**20
@@ -35,7 +35,7 @@ class Table:
         try:
             yield from _ROWS[self.path.suffix.lower()](self.path, names)
         except (ValueError, TypeError, OSError, csv.Error, RecursionError) as error:
-            if isinstance(error, SourceError):
+            if isinstance(error, FeedrateError):
                 raise
             raise _not_a_table(self.path, error) from error
 
