@@ -371,3 +371,27 @@ def test_a_refused_archive_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"'\.\./x\.jpg' leads out of the folder"):
         pack(source, tmp_path / "p")
     assert not (tmp_path / "p").exists()
+
+
+def test_texts_that_nobody_could_load_are_rejected(tmp_path: Path) -> None:
+    files = {}
+    for n, (text, document) in enumerate([(b"fine", b"[1]"), (b"\xff", b"1"), (b"", b"{"), (b"x", b"null")]):
+        files |= {f"{n}.jpg": jpeg(n), f"{n}.txt": text, f"{n}.json": document}
+    result = packed(write_tar(tmp_path / "d.tar", files), tmp_path / "p")
+    reasons = {r.path: (r.field, r.reason) for r in result.rejected}
+    assert reasons["1.txt"] == ("text", "is not UTF-8, from byte 0 on")
+    assert reasons["2.json"][1].startswith("is not JSON: ")
+    assert sorted(read_pack(tmp_path / "p")) == ["0", "3"]
+
+
+def test_what_is_in_the_pack_is_what_the_loader_gives(tmp_path: Path) -> None:
+    from feedrate import Loader
+
+    packed(write_tar(tmp_path / "d.tar", SHARDS[0]), tmp_path / "p")
+    fields = ("label", "json", "caption", "key")
+    for labels, documents, captions, keys in Loader(
+        tmp_path / "p", batch_size=3, fields=fields, shuffle=False
+    ):
+        numbers = [int(key) for key in keys]
+        assert [int(label) for label in labels] == [n % 2 for n in numbers]
+        assert (list(documents), list(captions)) == ([{"n": n} for n in numbers], ["c"] * 3)
