@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from feedrate.errors import NotFound, SourceError, StorageError, UsageError
-from feedrate.pack import PackOptions, pack, unpack, verify
+from feedrate.pack import FieldSpec, PackOptions, pack, unpack, verify
 from feedrate.results import PackResult
 from images import read_tree
 from sources import (
@@ -334,8 +334,8 @@ def test_what_is_not_understood_gets_a_sentence(tmp_path: Path) -> None:
     assert "a source is a folder of images" in (caught.value.hint or "")
     with pytest.raises(NotFound, match=r"no dataset at"):
         pack(tmp_path / "no.zip", tmp_path / "p")
-    source = write_zip(tmp_path / "d.zip", CLASSES)
-    with pytest.raises(UsageError, match=r"--labels and --field go with a folder"):
+    source = write_tfrecord(tmp_path / "d.tfrecord", examples())
+    with pytest.raises(UsageError, match=r"--labels and --field go with a folder or an archive"):
         pack(source, tmp_path / "p", PackOptions(labels=tmp_path / "x.csv"))
     assert not (tmp_path / "p").exists()
 
@@ -395,3 +395,28 @@ def test_what_is_in_the_pack_is_what_the_loader_gives(tmp_path: Path) -> None:
         numbers = [int(key) for key in keys]
         assert [int(label) for label in labels] == [n % 2 for n in numbers]
         assert (list(documents), list(captions)) == ([{"n": n} for n in numbers], ["c"] * 3)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("d.zip", ""), ("d.tar", "w"), ("d.tar.gz", "w:gz")])
+def test_a_table_labels_the_members_of_an_archive(tmp_path: Path, name: str, mode: str) -> None:
+    files = {f"images/{n}.jpg": jpeg(n) for n in range(4)} | {"images/0.png": png_mask(0), "images/note": b""}
+    files["images/1.png"] = png_mask(1)
+    source = write_tar(tmp_path / name, files, mode) if mode else write_zip(tmp_path / name, files)
+    table = tmp_path / "labels.csv"
+    table.write_text("file,label,mask\n0.jpg,cat,0.png\nimages/1.jpg,dog,1.png\n9.jpg,dog,0.png\n")
+    options = {"labels": table, "fields": (FieldSpec.parse("mask:mask"),)}
+    result = packed(source, tmp_path / "p", **options)
+    assert [(r.path, r.reason) for r in result.rejected] == [("9.jpg", "no such file in the archive")]
+    assert (result.unlisted, dict(result.ignored)) == (2, {"": 1})
+    assert read_pack(tmp_path / "p") == {
+        "0": {"image": jpeg(0), "label": "cat", "mask": png_mask(0)},
+        "images/1": {"image": jpeg(1), "label": "dog", "mask": png_mask(1)},
+    }
+
+
+def test_a_table_that_names_nothing_in_the_archive_is_refused(tmp_path: Path) -> None:
+    source = write_zip(tmp_path / "d.zip", CLASSES)
+    (tmp_path / "t.csv").write_text("file,label\nx.jpg,1\n")
+    with pytest.raises(SourceError, match=r"the table says 'x\.jpg', .*d\.zip holds 'ant/0\.jpg'"):
+        pack(source, tmp_path / "p", PackOptions(labels=tmp_path / "t.csv"))
+    assert not (tmp_path / "p").exists()

@@ -171,7 +171,21 @@ def make_parquet(folder: Path) -> Path:
     return folder / "d.parquet"
 
 
-MAKERS = [make_zip, make_tar, make_compressed, make_shard, make_tfrecord, make_recordio, make_parquet]
+def make_hdf5(folder: Path) -> Path:
+    import h5py
+    import numpy as np
+
+    with h5py.File(folder / "d.h5", "w") as file:
+        pixels = np.arange(3 * 16 * 16 * 3, dtype=np.uint8).reshape(3, 16, 16, 3)
+        file.create_dataset("images", data=pixels, chunks=(2, 16, 16, 3), compression="gzip")
+        file["label"] = [0, 1, 2]
+        file["name"] = ["a", "b", "c"]
+    return folder / "d.h5"
+
+
+MAKERS = [
+    make_zip, make_tar, make_compressed, make_shard, make_tfrecord, make_recordio, make_parquet, make_hdf5
+]  # fmt: skip
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:

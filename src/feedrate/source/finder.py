@@ -31,11 +31,15 @@ class Finder:
         self._asked = Digests()
         self._listed: dict[bytes, Stored] | None = None
 
-    def begin(self) -> None:
+    def __enter__(self) -> Finder:
         self._asked = Digests()
         if is_url(self.root):
             files = (Stored(f.path, f.size_bytes, f.path, 0, f.mtime_ns) for f in self._walk if f.odd is None)
             self._listed = {file.path: file for file in files}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listed = None
 
     def read(self, name: object) -> Stored:
         """Return the file that a cell names.

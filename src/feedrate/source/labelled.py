@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of any files, and a table whose rows say which of them belong together, with which labels."""
+"""Files in a folder or an archive, and a table whose rows say which belong together, with which labels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.results import Rejection
 from feedrate.source.finder import Finder
 from feedrate.source.label_columns import FlagColumns, LabelColumn
+from feedrate.source.member_finder import MemberFinder
 from feedrate.source.names import Repeats, safe_field
 from feedrate.source.options import FieldSpec, SourceOptions
+from feedrate.source.place import explained
 from feedrate.source.record import Reader, Record, Value
 from feedrate.source.table import Row, Table, is_missing, read_table
 from feedrate.source.values import UnusableValue, dump_value
@@ -36,22 +38,23 @@ class _Column:
     read: Callable[[Row], Value]
 
 
-class LabelledFolder(Reader):
+class LabelledFiles(Reader):
     """A sample per row of the table; what a row names that is not there, or not usable, rejects the row.
 
-    The table is read twice: to learn what its columns hold, and to give the samples.
+    The table is read twice: to learn what its columns hold, and to give the samples. `shown` is what the user
+    calls the place of the files.
 
     Raises, when it is made or iterated:
         NotFound: there is no such folder or table.
         SourceError: the table has not the columns that are needed, or names no file that is there.
     """
 
-    def __init__(self, root: str, options: SourceOptions) -> None:
+    def __init__(self, finder: Finder | MemberFinder, options: SourceOptions, shown: str = "") -> None:
         assert options.labels is not None
-        self.root = root
+        self.root = finder.root
         self.table: Table = read_table(options.labels)
         self.ignored: dict[str, int] = {}
-        self._finder = Finder(root)
+        self._finder, self._shown = finder, shown or finder.root
         self._names: list[str] = []  # the table's columns that are read, as they are needed
         self._columns: list[_Column] = []
         self._choose(options)
@@ -60,7 +63,10 @@ class LabelledFolder(Reader):
         return tuple(column.field for column in self._columns)
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        self._finder.begin()
+        with explained(self.root), self._finder:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
         repeated = self._find_repeated()
         first_row: dict[bytes, int] = {}
         found = 0
@@ -111,11 +117,11 @@ class LabelledFolder(Reader):
 
     def _nothing_found(self) -> SourceError:
         example = self._finder.example()
-        shown = f"{self.root} holds '{printable(example)}'" if example else "the folder is empty"
+        holds = f"{self._shown} holds '{printable(example)}'" if example else "the folder is empty"
         first = next(self.table.rows(self._names[:1]))[0]
         return SourceError(
-            f"none of the files that {self.table.path} names is in {self.root}: "
-            f"the table says '{first}', {shown}",
+            f"none of the files that {self.table.path} names is in {self._shown}: "
+            f"the table says '{first}', {holds}",
             hint="names in the table are relative to the folder: pack the folder that they start from",
         )
 
