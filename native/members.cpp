@@ -2,6 +2,7 @@
 #include "members.h"
 
 #include <fcntl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@ namespace {
 
 constexpr size_t kLongestPart = 180, kLongestName = 100;  // of a key's part; of a tar header's field
 constexpr size_t kLookForExif = 70'000;  // as pack/exif.py
+constexpr int64_t kMostPerCall = int64_t{1} << 30;  // Linux reads no more than 2 GB at a time
 constexpr int kSizeField = 124, kSumField = 148;
 constexpr int64_t kLargest = int64_t{1} << 33;  // eleven octal digits
 
@@ -77,26 +79,25 @@ bool put_header(const uint8_t* header, const std::string& name, int64_t size, ui
     return true;
 }
 
-// Reads a file that must have exactly `size` bytes.
+// Reads a file that must have exactly `size` bytes: asks for one more, so that one call says both.
 bool read_whole(const std::string& path, int64_t size, uint8_t* to) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) return false;
-    bool good = true;
     int64_t done = 0;
-    uint8_t beyond;
-    while (good) {
-        const bool is_end = done == size;
-        const ssize_t got = is_end ? ::read(fd, &beyond, 1) : ::read(fd, to + done, static_cast<size_t>(size - done));
+    for (;;) {
+        uint8_t beyond;
+        const iovec parts[] = {{to + done, static_cast<size_t>(size - done)}, {&beyond, 1}};
+        const int64_t wanted = std::min(size - done + 1, kMostPerCall);
+        const ssize_t got = wanted == size - done + 1 ? ::readv(fd, parts, 2) : ::read(fd, to + done, static_cast<size_t>(wanted));
         if (got < 0 && errno == EINTR) continue;
-        if (is_end) {
-            good = got == 0;
-            break;
-        }
-        good = got > 0;
-        done += good ? got : 0;
+        if (got <= 0) break;
+        done += got;
+        // A file gives less than was asked for at its end only; where that is not so, the next call says it.
+        if (done >= size && got < wanted) break;
+        if (done > size) break;
     }
     ::close(fd);
-    return good;
+    return done == size;
 }
 
 bool has_exif(const uint8_t* data, size_t size) {

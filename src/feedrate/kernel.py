@@ -173,6 +173,20 @@ def scan(data: bytes) -> Scan:
     return Scan(width, height, "", words, False, b"")
 
 
+def scan_headers(data: bytes) -> Scan:
+    """Look at the headers of an image file alone: no entry points, and damage in its pixels is not seen."""
+    status, words, width, height = _native.probe(_as_bytes(data))
+    if status == Status.OK:
+        return Scan(width, height, "", None, False, b"")
+    if status != Status.NOT_TAKEN:
+        return Scan(width, height, "", words, True, b"")
+    try:
+        width, height, _ = pillow.measure(data)
+    except pillow.Undecodable as error:
+        return Scan(width, height, "", f"{words}; {error}", True, b"")
+    return Scan(width, height, "", words, False, b"")
+
+
 def to_baseline(data: bytes, orientation: int = 1) -> bytes | None:
     """Return a Huffman-coded JPEG, progressive or not, as baseline JPEG with the very same coefficients.
 
@@ -487,7 +501,8 @@ def make_members(
     rooms = TAR_BLOCK_BYTES + -(-sizes // TAR_BLOCK_BYTES) * TAR_BLOCK_BYTES
     rooms += 0 if labels is None else 2 * TAR_BLOCK_BYTES
     starts = np.concatenate(([0], np.cumsum(rooms))).astype(np.int64)
-    path_starts = np.concatenate(([0], np.cumsum([len(path) for path in paths]))).astype(np.int64)
+    path_starts = np.zeros(len(paths) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, paths), np.int64, len(paths)), out=path_starts[1:])
     buffer = np.empty(int(starts[-1]), np.uint8)
     facts = np.zeros((len(sizes), len(_MEMBER_FACTS)), np.int64)
     keys, entries = _native.make_members(

@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              "possible, else with quality 95",
     )  # fmt: skip
     parser.add_argument(
+        "--no-scan", action="store_true",
+        help="pack faster: do not look where JPEGs can be entered. Loading is slower then, and damage found "
+             "when it is loaded",
+    )  # fmt: skip
+    parser.add_argument(
         "--map", metavar="MODULE:FUNCTION",
         help="a function of yours that every sample goes through once; MODULE may lie in the current folder",
     )  # fmt: skip
@@ -143,6 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.resize, arguments.max_side, arguments.quality, arguments.raw, arguments.normalise
         ),
         map=None if arguments.map is None else find_map(arguments.map),
+        scan=not arguments.no_scan,
         container=arguments.format,
     )
     check_json_target(arguments)

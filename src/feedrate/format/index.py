@@ -49,7 +49,7 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
     """Return an Arrow file with one record batch: uncompressed, no nulls, equal input -> equal bytes."""
     import pyarrow as pa
 
-    columns = {"key": pa.array([k.decode("ascii") for k in part.variable["key"]], pa.large_utf8())}
+    columns = {"key": pa.array(part.variable["key"], pa.large_binary()).cast(pa.large_utf8())}
     for name in row_dtype(fields).names or ():
         if not name.endswith(".entries"):
             columns[name] = pa.array(part.rows[name])
@@ -147,5 +147,6 @@ def _checked(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Arra
 
 
 def _entry_ranges(entries: Sequence[bytes]) -> np.ndarray[Any, np.dtype[Any]]:
-    stops = np.cumsum([0, *map(len, entries)])
+    stops = np.zeros(len(entries) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, entries), np.int64, len(entries)), out=stops[1:])
     return np.stack([stops[:-1], stops[1:]], axis=1)

@@ -165,7 +165,7 @@ class ListingWriter:
         self._names, self._texts, self._facts, self._times = [], [], [], []
 
     def _write(self, rows: Rows, texts: list[bytes], names: list[bytes]) -> None:
-        rows["length"] = [len(text) for text in texts]
+        rows["length"] = np.fromiter(map(len, texts), np.int32, len(texts))
         start = self._offset + rows.nbytes
         rows["offset"] = start + np.cumsum(rows["length"], dtype=np.int64) - rows["length"]
         blob = b"".join(texts)
@@ -182,7 +182,7 @@ class ListingWriter:
     def _tell_apart(self) -> None:
         hashes = np.frombuffer(self._hashes, np.uint64)
         in_order = np.sort(hashes)
-        repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
+        repeated = in_order[1:][in_order[1:] == in_order[:-1]]
         if not repeated.size:
             return
         fd = self._out.fileno()
@@ -331,7 +331,9 @@ def _kind_of(record: Record) -> tuple[int, int]:
 
 
 def _join(names: list[bytes]) -> tuple[bytes, I64]:
-    return b"".join(names), np.cumsum([0, *map(len, names)], dtype=np.int64)
+    starts = np.zeros(len(names) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, names), np.int64, len(names)), out=starts[1:])
+    return b"".join(names), starts
 
 
 def _name(row: Any, text: bytes) -> bytes:

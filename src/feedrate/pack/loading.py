@@ -60,6 +60,7 @@ class SampleLoader:
     Args:
         fields: those of the source.
         stored: those of the pack; others only where there is a `mapper`.
+        scan: note where images can be entered, and see that they are whole.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class SampleLoader:
         stored: Sequence[Field],
         recode: Recode,
         mapper: Mapper | None = None,
+        *,
+        scan: bool = True,
     ) -> None:
         self.fields, self.stored = tuple(fields), tuple(stored)
         self.mapper, self.quality = mapper, QualityTally()
-        self._source, self._recode = source, recode
+        self._source, self._recode, self._scan = source, recode, scan
         # Masks and boxes follow an image's pixels as they lie in its file.
         self._may_turn = not any(field.kind in (Kind.MASK, Kind.BOXES) for field in stored)
 
@@ -177,7 +180,7 @@ class SampleLoader:
         return part
 
     def _load_pixels(self, field: Field, path: bytes, data: bytes) -> Loaded:
-        facts = inspect_image(data)
+        facts = inspect_image(data, scan=self._scan)
         loaded = Loaded(data, path, len(data) if path else 0)
         loaded.damage = facts.pillow_reason if facts.is_damaged else None
         before = width, height = facts.width, facts.height
@@ -193,7 +196,7 @@ class SampleLoader:
             loaded.entries = dump_table(loaded.data)
             now = ImageFacts(width, height, b"", None, False, None, format="raw")
         else:
-            now = facts if loaded.data is data else inspect_image(loaded.data)
+            now = facts if loaded.data is data else inspect_image(loaded.data, scan=self._scan)
             loaded.entries, loaded.pillow_reason = now.entries, now.pillow_reason
         loaded.columns, loaded.uniform = (width, height), {"shape": [height, width]}
         loaded.sizes, loaded.facts = (before, (width, height)), (facts, now)

@@ -65,6 +65,7 @@ class PackOptions:
     workers: int | None = None  # None: as many as usable cores
     engine: Engine = field(default_factory=Engine)  # who makes the shards
     recode: Recode = field(default_factory=Recode)  # to store fewer pixels, or other ones
+    scan: bool = True  # note where JPEGs can be entered, which is what makes loading fast
     container: str = "tar"  # or "tfrecord" or "hdf5"
     map: Map | None = None  # a function for what is the same in every epoch; see find_map
 

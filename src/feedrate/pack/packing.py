@@ -174,6 +174,7 @@ def _pack_shards(
             recode=options.recode,
             source_bytes=stretch.source_bytes,
             expected_bytes=stretch.expected_bytes,
+            scan=options.scan,
             container=options.container,
             map=options.map,
             made=tuple(dataclasses.replace(field, classes=None) for field in source.made),

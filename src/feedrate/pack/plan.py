@@ -139,6 +139,8 @@ def describe_settings(reader: Reader, options: PackOptions) -> dict[str, object]
     settings |= options.recode.settings()
     if options.container != "tar":
         settings["format"] = options.container
+    if not options.scan:
+        settings["scan"] = False
     if options.map is not None:
         settings["map"] = options.map.settings()
     if reader.table is not None:

@@ -84,7 +84,7 @@ class QualityTally:
         self._note_slow(path, cost_us, facts.format, facts.width, facts.height)
 
     def _note_slowest(
-        self, paths: list[bytes], costs_us: F64, formats: Any, widths: U32, heights: U32
+        self, paths: list[bytes], costs_us: F64, is_jpeg: Any, widths: U32, heights: U32
     ) -> None:
         start, step = 0, SLOWEST
         while start < len(paths):
@@ -92,7 +92,11 @@ class QualityTally:
             least = self.slowest[-1][0] if len(self.slowest) == SLOWEST else -1.0
             for i in (np.flatnonzero(costs_us[start:stop] > least) + start).tolist():
                 self._note_slow(
-                    paths[i], float(costs_us[i]), str(formats[i]), int(widths[i]), int(heights[i])
+                    paths[i],
+                    float(costs_us[i]),
+                    "JPEG" if is_jpeg[i] else "PNG",
+                    int(widths[i]),
+                    int(heights[i]),
                 )
             start, step = stop, 2 * step
 
@@ -106,39 +110,37 @@ class QualityTally:
     def add_plain(self, paths: list[bytes], sizes: I64, widths: U32, heights: U32, kinds: I64) -> None:
         """Count many images that are kept, are what their names say, and have plain names: `add_image` and
         `add_cost` for each."""
-        formats = np.where(kinds <= ImageKind.GRAY_JPEG, "JPEG", "PNG")
-        for kind in np.unique(kinds).tolist():
-            chosen = np.flatnonzero(kinds == kind)
-            name = _PLAIN[ImageKind(kind)][0]
-            count = self.formats.setdefault(name, [0, 0])
-            count[0] += len(chosen)
+        is_jpeg = kinds <= ImageKind.GRAY_JPEG
+        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
+            chosen = kinds == kind
+            count = self.formats.setdefault(_PLAIN[ImageKind(kind)][0], [0, 0])
+            count[0] += int(chosen.sum())
             count[1] += int(sizes[chosen].sum())
         for code, modes in (("alpha", ("RGBA", "LA")), ("gray", ("1", "L", "LA"))):
-            known = [kind for kind, (_, mode) in _PLAIN.items() if mode in modes]
-            chosen = np.flatnonzero(np.isin(kinds, known))
-            for i in chosen[:EXAMPLES].tolist():
+            is_odd = np.array([_PLAIN[kind][1] in modes for kind in ImageKind])[kinds]
+            for i in np.flatnonzero(is_odd)[:EXAMPLES].tolist():
                 name, mode = _PLAIN[ImageKind(int(kinds[i]))]
                 self.add(
                     code, printable(paths[i]), f"{name} of mode {mode}" if code == "alpha" else name, KEPT
                 )
-            if len(chosen) > EXAMPLES:
-                self.odd[code]["done"][KEPT] += len(chosen) - EXAMPLES
-        short, long = np.minimum(widths, heights), np.maximum(widths, heights)
-        for sides, counts in ((short, self.short_sides), (long, self.long_sides)):
-            bins = np.searchsorted(SIDES, sides, side="right")
-            for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
-                counts[int(number)] += int(images)
+            more = int(is_odd.sum()) - EXAMPLES
+            if more > 0:
+                self.odd[code]["done"][KEPT] += more
+        sides = np.searchsorted(
+            SIDES, [np.minimum(widths, heights), np.maximum(widths, heights)], side="right"
+        )
+        for bins, counts in zip(sides, (self.short_sides, self.long_sides), strict=True):
+            _count_bins(bins, counts)
         pixels = widths.astype(np.int64) * heights
         for extreme in (pixels.min(), pixels.max()):
             i = min(np.flatnonzero(pixels == extreme).tolist(), key=paths.__getitem__)
             self._compare(printable(paths[i]), int(widths[i]), int(heights[i]))
-        rates = np.where(formats == "JPEG", _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
-        by_bytes = np.where(formats == "JPEG", _KERNEL_NS_PER_BYTE, 0.0)
-        costs_us = (pixels * rates + sizes * by_bytes) / 1000
-        bins = np.rint(BINS_PER_OCTAVE * np.log2(np.maximum(costs_us, 0.01))).astype(np.int64)
-        for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
-            self.costs[int(number)] += int(images)
-        self._note_slowest(paths, costs_us, formats, widths, heights)
+        rates = np.where(is_jpeg, _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
+        costs_us = (pixels * rates + sizes * np.where(is_jpeg, _KERNEL_NS_PER_BYTE, 0.0)) / 1000
+        _count_bins(
+            np.rint(BINS_PER_OCTAVE * np.log2(np.maximum(costs_us, 0.01))).astype(np.int64), self.costs
+        )
+        self._note_slowest(paths, costs_us, is_jpeg, widths, heights)
 
     def add_orientation(self, path: bytes, orientation: int) -> None:
         if orientation != 1:
@@ -234,6 +236,13 @@ def merge(tallies: list[Mapping[str, Any]]) -> QualityTally:
                 known["done"][done] = known["done"].get(done, 0) + n
             known["examples"] = [*known["examples"], *found["examples"]][:EXAMPLES]
     return whole
+
+
+def _count_bins(bins: I64, counts: Counter[int]) -> None:
+    lowest = int(bins.min())
+    for number, images in enumerate(np.bincount(bins - lowest).tolist(), lowest):
+        if images:
+            counts[number] += images
 
 
 def _bin(side: int) -> int:

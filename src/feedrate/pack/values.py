@@ -48,33 +48,35 @@ def dump_number(value: int | float) -> bytes:
     return json.dumps(value).encode()
 
 
-def inspect_image(data: bytes) -> ImageFacts:
+def inspect_image(data: bytes, *, scan: bool = True) -> ImageFacts:
     """Look at an image file. What the kernel does not take, or finds damaged, Pillow has decoded in full.
+
+    Without `scan`, only headers are looked at: there are no entry points, and damage behind them is not seen.
 
     Raises:
         UnusableValue: neither of them decodes it.
     """
     if not data:
         raise UnusableValue("the file is empty")
-    scan = kernel.scan(data)
-    if scan.reason is None:
-        is_gray, orientation = scan.sampling == "gray", find_orientation(data)
+    found = kernel.scan(data) if scan else kernel.scan_headers(data)
+    if found.reason is None:
+        is_gray, orientation = found.sampling == "gray" if scan else None, find_orientation(data)
         return ImageFacts(
-            scan.width, scan.height, scan.entries, None, False, is_gray, orientation=orientation
+            found.width, found.height, found.entries, None, False, is_gray, orientation=orientation
         )
-    width, height = scan.width, scan.height
-    if scan.damaged:
+    width, height = found.width, found.height
+    if found.damaged:
         try:
             width, height = pillow.check(data)
         except pillow.Undecodable as error:
-            raise UnusableValue(scan.reason or str(error)) from error
+            raise UnusableValue(found.reason or str(error)) from error
     format_name, mode, frames = pillow.describe(data)
     if format_name in ("JPEG", "MPO"):
-        format_name = f"{scan.reason} JPEG" if scan.reason in ("progressive", "CMYK") else "other JPEG"
+        format_name = f"{found.reason} JPEG" if found.reason in ("progressive", "CMYK") else "other JPEG"
         frames = 1  # beside the picture, cameras store smaller ones of it
     return ImageFacts(
-        width, height, b"", scan.reason, scan.damaged, None,
-        "JPEG" if scan.damaged and "JPEG" in format_name else format_name,
+        width, height, b"", found.reason, found.damaged, None,
+        "JPEG" if found.damaged and "JPEG" in format_name else format_name,
         mode, frames, pillow.read_orientation(data),
     )  # fmt: skip
 
