@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -102,6 +102,7 @@ def examine(
         "traceml": known.get("traceml"),
     }
     if case.after is not None and not arguments.keep_actual:
+        place = replace(place, advised=advised_workers(row["remedy"]))
         row["actual"] = measure_both(case, place, arguments.rounds, arguments.seconds)
     traceml = dict(arguments.env).get("traceml")
     if traceml:
@@ -116,6 +117,11 @@ def choose_remedy(case: Case, report: Mapping[str, Any]) -> Mapping[str, Any] | 
     offered += report.get("remedies") or []
     named = [remedy for remedy in offered if remedy["name"] in case.remedies]
     return named[0] if named else None
+
+
+def advised_workers(remedy: Mapping[str, Any] | None) -> int | None:
+    found = re.search(r"num_workers=(\d+)", (remedy or {}).get("change") or "")
+    return int(found[1]) if found else None
 
 
 def sum_up(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -58,3 +59,15 @@ def jpeg_folder(tmp_path: Path) -> Path:
     save_image(root / "dog" / "picture.png", 23)
     (root / "dog" / "notes.txt").write_text("not an image")
     return root
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KB; `mount -o remount,size=8m` makes it larger."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True)
+    if done.returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)

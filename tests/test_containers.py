@@ -6,6 +6,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,12 @@ from PIL import Image
 
 from contracts import plain, spoil
 from feedrate import Dataset, Loader, Resize
-from feedrate.errors import BadSample, UsageError
+from feedrate.errors import BadSample, MissingExtra, StorageError, UsageError
 from feedrate.format.containers import NAMES, Content, Output, find_container
 from feedrate.format.containers.contract import TooLarge
 from feedrate.format.fields import Field, Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
+from feedrate.pack import FieldSpec, PackOptions, Recode, describe, pack, packing, unpack, verify
 from images import read_tree, save_image
 
 IMAGE = Field("image", Kind.IMAGE)
@@ -205,6 +207,13 @@ def store(field: Field, value: Any) -> Content:
     return Content(field, json.dumps(value).encode(), b"", value)
 
 
+def test_missing_h5py_is_said_before_anything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingExtra, match="HDF5 needs h5py") as caught:
+        PackOptions(container="hdf5")
+    assert caught.value.hint == "pip install 'feedrate[hdf5]'"
+
+
 VALUES = st.fixed_dictionaries(
     {
         "image": st.binary(max_size=700),
@@ -251,6 +260,46 @@ def test_example_above_two_gigabytes_is_refused() -> None:
     writer = find_container("tfrecord").write(Output(io.BytesIO()))
     with pytest.raises(TooLarge, match="a TFRecord's Example holds at most 2 GB"):
         writer.add("key", [Content(IMAGE, Long(b""))])
+
+
+def test_disk_that_is_full_when_parts_are_joined_is_a_sentence(
+    jpeg_folder: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(12):
+        save_image(jpeg_folder / "cat" / f"more{n}.jpg", n)
+    options = PackOptions(shard_bytes=10_000, workers=1, container="hdf5")
+    # The parts fit beside what is there already, the file that is made of them does not.
+    subprocess.run(["mount", "-o", "remount,size=150k", small_disk], check=True)
+    monkeypatch.setattr(packing, "free_bytes", lambda _: 10**9)
+    with pytest.raises(StorageError, match="the disk is full at"):
+        pack(jpeg_folder, small_disk / "p", options)
+    assert not list((small_disk / "p").glob(".*"))
+    assert not (small_disk / "p" / "pack.json").exists()
+    assert list((small_disk / "p").glob("part-*.bin"))
+    subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
+    assert pack(jpeg_folder, small_disk / "p", options).resumed_shards > 2
+    pack(jpeg_folder, tmp_path / "undisturbed", options)
+    assert read_tree(small_disk / "p") == read_tree(tmp_path / "undisturbed")
+
+
+def test_pack_whose_parts_were_not_yet_removed_ends_well(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = PackOptions(shard_bytes=10_000, workers=1, container="hdf5")
+    pack(jpeg_folder, tmp_path / "undisturbed", options)
+
+    def die(folder: Path, shards: int) -> None:
+        del shards
+        (folder / "part-00000.bin").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "remove_parts", die)
+        with pytest.raises(KeyboardInterrupt):
+            pack(jpeg_folder, tmp_path / "p", options)
+    result = pack(jpeg_folder, tmp_path / "p", options)
+    assert result.resumed_shards == result.shards
+    assert read_tree(tmp_path / "p") == read_tree(tmp_path / "undisturbed")
 
 
 def test_hdf5_pack_is_read_by_plain_h5py(everything: tuple[Path, PackOptions], tmp_path: Path) -> None:

@@ -119,6 +119,21 @@ def test_saving_every_few_steps_is_checkpoint_bound_and_named_by_its_line(tmp_pa
     assert saved.predicted_speedup == pytest.approx(2.2, rel=0.1)
 
 
+def test_steps_that_are_shorter_without_a_checkpoint_count_for_fewer_of_them(tmp_path: Path) -> None:
+    """Replayed steps save, too, into memory; what the saving took there is not the device's."""
+    loop = FakeLoop(workers=0)
+    for phase, backward in ((layout.REAL, 25), (layout.REPLAY, 15)):
+        for _ in range(40):
+            loop.step(wait=0.2, backward=backward, phase=phase)
+            loop.main.record(layout.SAVE, "torch.save train.py:9", loop.now, 30 * MS, phase=phase)
+            loop.now += 30 * MS
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path)
+    assert measured.device_s == pytest.approx(0.020, rel=0.02)
+    saved = next(r for r in diagnosis.remedies if r.name == "fewer-checkpoints")
+    assert saved.predicted_speedup == pytest.approx(60.2 / 21.7, rel=0.03)
+
+
 def test_a_model_left_on_the_cpu_of_a_machine_with_a_gpu_is_named(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     run_steps(loop, 0.2)
@@ -186,6 +201,60 @@ def test_unpinned_floats_that_take_long_to_copy_are_copy_bound(tmp_path: Path) -
     assert {r.name for r in diagnosis.findings[0].remedies} == {"pinned-memory", "uint8-transfer"}
 
 
+def test_pinned_copies_that_the_computing_waits_for_are_copy_bound(tmp_path: Path) -> None:
+    """They are asked for and forgotten; much later, a value is read, and waits for all of them."""
+    loop = FakeLoop(workers=2)
+    loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
+    loop.main.fact("copy-rates", pinned_bytes_per_s=5e10, pageable_bytes_per_s=1e10)
+    for _ in range(40):
+        loop.step(wait=0.1, forward=0.2, backward=1.5, optimizer=0.3)
+        loop.main.record(layout.SYNC, "item train.py:30", loop.now, 5 * MS)
+        loop.now += 5 * MS
+    loop.main.write(tmp_path)
+    around = Surroundings(
+        cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.2, copied_bytes=3e8, copied_element_bytes=4,
+        copies_are_pinned=True,
+    )  # fmt: skip
+    _, diagnosis = judge(tmp_path, around)
+    assert first(diagnosis) == "copy-bound"
+    assert "sync-bound" not in [f.code for f in diagnosis.findings]
+    uint8 = next(r for r in diagnosis.remedies if r.name == "uint8-transfer")
+    assert uint8.predicted_speedup == pytest.approx(7.1 / (7.1 - 4.5), rel=0.1)
+
+
+def test_copies_beside_the_computing_are_not_its_cause(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
+    loop.main.fact("copy-rates", pinned_bytes_per_s=5e10, pageable_bytes_per_s=1e10)
+    run_steps(loop, 0.2)
+    loop.main.write(tmp_path)
+    around = Surroundings(
+        cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.95, copied_bytes=3e8, copied_element_bytes=4,
+        copies_are_pinned=True, copies_are_beside=True,
+    )  # fmt: skip
+    _, diagnosis = judge(tmp_path, around)
+    assert "copy-bound" not in [f.code for f in diagnosis.findings]
+
+
+def test_two_loaders_in_one_step_count_together(tmp_path: Path) -> None:
+    """On two cores there is one worker for each; the one with three quarters of the samples sets the pace."""
+    loop = FakeLoop(workers=0, batch=2)
+    loop.main.fact("loader", loader="loader-1", num_workers=0, batch_size=6)
+    for number in range(40):
+        loop.main.record(layout.WAIT, "loader-1", loop.now, 27 * MS, a=6, b=number, c=layout.PROBED)
+        loop.main.record(layout.FETCH, "", loop.now, 27 * MS, cpu=27 * MS, a=6, c=number)
+        loop.now += 27 * MS
+        loop.main.record(layout.FETCH, "", loop.now, 9 * MS, cpu=9 * MS, a=2, c=number)
+        loop.step(wait=9, forward=2, backward=2, optimizer=1)
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    assert measured.samples_per_step == pytest.approx(8)
+    assert first(diagnosis) == "workers-starved"
+    more = next(r for r in diagnosis.remedies if r.name == "more-workers")
+    assert more.title == "use 1 worker in each loader instead of 0"
+    assert more.predicted_speedup == pytest.approx(41 / 27, rel=0.1)
+
+
 def test_a_value_read_at_every_step_of_an_idle_gpu_is_sync_bound(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
@@ -197,6 +266,20 @@ def test_a_value_read_at_every_step_of_an_idle_gpu_is_sync_bound(tmp_path: Path)
     around = Surroundings(cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.5)
     _, diagnosis = judge(tmp_path, around)
     assert first(diagnosis) == "sync-bound"
+
+
+def test_a_value_read_now_and_then_from_a_busy_gpu_is_no_cause(tmp_path: Path) -> None:
+    """The wait is for work that the device has been given; NVML's gaps between short kernels are not its."""
+    loop = FakeLoop(workers=2)
+    loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
+    for number in range(60):
+        loop.step(wait=0.1, forward=4, backward=5, optimizer=1)
+        if number % 10 == 9:
+            loop.main.record(layout.SYNC, "item train.py:30", loop.now, 33 * MS)
+            loop.now += 33 * MS
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.79))
+    assert first(diagnosis) == "device-bound"
 
 
 def test_page_faults_of_a_job_at_its_memory_limit_are_memory_pressure(tmp_path: Path) -> None:

@@ -59,7 +59,11 @@ class FakeRing:
 def ring(monkeypatch: pytest.MonkeyPatch) -> FakeRing:
     ring = FakeRing()
     cuda = SimpleNamespace(
-        is_initialized=lambda: True, Event=FakeEvent, is_current_stream_capturing=lambda: False
+        is_initialized=lambda: True,
+        Event=FakeEvent,
+        is_current_stream_capturing=lambda: False,
+        current_stream=lambda _: "the usual one",
+        default_stream=lambda _: "the usual one",
     )
     monkeypatch.setattr(session, "ring", ring)
     monkeypatch.setattr(session, "torch", SimpleNamespace(cuda=cuda))
@@ -76,6 +80,7 @@ def step(clock: Device, number: int, wait_ms: float, device_ms: float) -> None:
     FakeEvent.device_ms = max(FakeEvent.now_ms, FakeEvent.device_ms) + 1  # a copy
     clock.forward_begins()
     FakeEvent.device_ms += device_ms - 1
+    clock.forward_ends()
 
 
 def test_a_wait_is_exposed_only_as_far_as_the_device_had_nothing_to_do(ring: FakeRing) -> None:
@@ -187,6 +192,26 @@ def test_copies_to_the_device_say_how_and_from_where(ring: FakeRing, tensor_clas
     tensor_class("cpu").to("cuda")
     assert [(r[0], r[3], r[4]) for r in ring.records] == [(layout.COPY, 40, 3), (layout.COPY, 40, 0)]
     assert all(name.startswith(__file__) for name in ring.names)
+
+
+def test_a_copy_on_a_stream_of_its_own_says_so(
+    ring: FakeRing, tensor_class: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.torch.cuda, "current_stream", lambda _: "another one")
+    tensor_class("cpu", pinned=True).to("cuda")
+    assert ring.records[0][4] == 5
+
+
+def test_of_many_waits_in_one_step_a_few_are_timed_and_stand_for_all(
+    ring: FakeRing, tensor_class: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        monkeypatch.setattr(session, "steps", step)
+        for _ in range(1024):
+            tensor_class("cuda").item()
+    calls = [r[3] for r in ring.records]
+    assert len(calls) < 100
+    assert sum(calls) == pytest.approx(2 * 1024, rel=0.05)
 
 
 def test_what_comes_back_and_what_waits_is_told_apart(ring: FakeRing, tensor_class: type) -> None:

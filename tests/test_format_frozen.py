@@ -99,6 +99,20 @@ def test_version_1_with_other_pixels_is_good(name: str) -> None:
     assert verify(DATA / name, workers=1).problems == ()
 
 
+@pytest.mark.parametrize("name", ["pack-v2-tfrecord", "pack-v2-hdf5", "index-v2"])
+def test_version_2_gives_its_values_from_any_container(name: str) -> None:
+    if name == "pack-v2-hdf5":
+        pytest.importorskip("h5py")
+    assert verify(DATA / name, workers=1).problems == ()
+    fields = ("number", "caption", "features", "image")
+    options = {"shuffle": False, "image": RandomResizedCrop(24), "seed": 3, "output": "numpy"}
+    with Loader(DATA / name, batch_size=4, fields=fields, **options) as loader:
+        ((numbers, captions, features, images),) = loader
+    found = {int(c[-1]): (c, f.tolist(), i.any()) for c, f, i in zip(captions, features, images, strict=True)}
+    assert found == {n: (f"número {n}", [n, n / 2], True) for n in range(3)}
+    assert len(numbers) == 3
+
+
 DIGESTS = {
     "0.npy": "95b1fc3071e0",
     "1.npy": "5d6317fc3c1b",

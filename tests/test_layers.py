@@ -17,6 +17,7 @@ LAYERS = [
     {"cli"},
     {"demo"},
     {"doctor", "pack", "bench", "fidelity"},
+    {"tensorflow", "jax"},
     {"load"},
     {"source"},
     {"format"},

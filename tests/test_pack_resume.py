@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -170,17 +170,6 @@ def test_full_disk_leaves_no_half_file_and_the_pack_goes_on_later(
     pack(jpeg_folder, tmp_path / "p", SMALL)
     pack(jpeg_folder, tmp_path / "undisturbed", SMALL)
     assert read_tree(tmp_path / "p") == read_tree(tmp_path / "undisturbed")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True)
-    if done.returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def test_really_full_disk_is_a_sentence_also_from_a_worker(

@@ -25,6 +25,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "GIF", "PPM")
 
 
 _ORIENTATION = 0x0112  # EXIF
+_PNG_EXIF = (b"eXIf", b"rofile type exif", b"rientation")  # a chunk, ImageMagick's, XMP's
 
 
 class Undecodable(ValueError):
@@ -86,8 +87,10 @@ def open_image(data: bytes) -> Image.Image:
     return _open(data)
 
 
-def encode_png(image: Any, *, is_mask: bool) -> bytes:
+def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
     """Return a Pillow image, or uint8 rows, as PNG: pixels as loading would give them, or a mask's values.
+
+    `is_brief`: it will be decoded again at once, so that its size does not matter.
 
     Raises:
         Undecodable: it holds more than 8 bits a channel, or is no image.
@@ -103,7 +106,7 @@ def encode_png(image: Any, *, is_mask: bool) -> bytes:
         image = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
     buffer = io.BytesIO()
     try:
-        image.save(buffer, "PNG")
+        image.save(buffer, "PNG", compress_level=1 if is_brief else 6)
     except Exception as error:
         raise Undecodable(f"mode {image.mode} does not go into PNG: {_words(error)}") from error
     return buffer.getvalue()
@@ -132,6 +135,9 @@ def encode_jpeg(pixels: U8, *, quality: int, full_chroma: bool, orientation: int
 
 def read_orientation(data: bytes) -> int:
     """Return an image's EXIF orientation, 1 to 8; 1 when it has none that makes sense."""
+    # A PNG may say it after its pixels, so that Pillow decodes all of them to know.
+    if data.startswith(b"\x89PNG") and not any(word in data for word in _PNG_EXIF):
+        return 1
     try:
         with _open(data) as image:
             value = image.getexif().get(_ORIENTATION, 1)

@@ -33,6 +33,9 @@ def test_pack_says_what_it_did_and_what_to_type_next(
     assert lines[4].startswith("  decoder  14 images by the kernel, 2 through Pillow, which is slower (")
     assert lines[5:] == [
         "  ignored  1 .txt files",
+        "  quality        1  empty: rejected",
+        "                 1  progressive JPEG: kept",
+        "                 1  no colour: kept",
         "",
         "rejected: 1",
         "        1  the file is empty: cat/bad.jpg",

@@ -2,7 +2,8 @@
 """The corpus: scripts that are slow for one known reason, and what would make each of them faster.
 
 In arguments, {photos} is the folder of that kind of data (data.py), {out} an empty folder, {mount} where a
-slow file system is mounted, {cores} the number of cores that can be used, {many} eight times that. Cases
+slow file system is mounted, {cores} the number of cores that can be used, {many} eight times that, {advised}
+the number of workers that the doctor advised (without its advice: as many as there are cores). Cases
 in which the number of cores decides say so by it: a script with two workers is short of workers on sixteen
 cores, not on two.
 """
@@ -86,6 +87,7 @@ numa = Run("{photos} --workers {cores}")
 clouds = Run("--workers {cores}")
 frames = Run("{volume} --workers {cores}")
 resnet = Run("{photos} --workers 1")
+alone = Run("{photos} --workers 1 --threads 1")
 spectrograms = Run("{waves} --workers {cores}")
 trainer = Run("--data-dir {photos}")
 safely = Run("--out {out}")
@@ -113,7 +115,8 @@ CASES = (
     Case(
         "camera-photos", "decode-bound",
         "JPEGs of 2 megapixels, Pillow decodes all of them for crops of 96 pixels",
-        "train_flowers.py", flowers, changed(flowers, "--fast-decode"), remedies=("faster-decode",),
+        "train_flowers.py", flowers, changed(flowers, "--pack {out}/pack"), remedies=("faster-decode",),
+        prepare="--data {large-photos} --write-pack {out}/pack",
         tier="benchmark",
     ),
     Case(
@@ -139,31 +142,31 @@ CASES = (
     ),
     Case(
         "no-workers", "workers-starved", "num_workers is 0, and cores are idle",
-        "train_baseline.py", baseline, changed(baseline, "--workers {cores}"), remedies=("more-workers",),
+        "train_baseline.py", baseline, changed(baseline, "--workers {advised}"), remedies=("more-workers",),
         speedup=1.2,
         tier="fast",
     ),
     Case(
         "one-worker-stream", "workers-starved", "an IterableDataset with one worker; inference",
         "embed_photos.py", Run("{photos}", {"EMBED_WORKERS": "1"}), Run("{photos}",
-        {"EMBED_WORKERS": "{cores}"}),
+        {"EMBED_WORKERS": "{advised}"}),
         remedies=("more-workers",),
     ),
     Case(
         "two-loaders", "workers-starved", "a labelled and an unlabelled loader, both without workers",
-        "train_fixmatch.py", fixmatch, changed(fixmatch, "--workers 1"), remedies=("more-workers",),
+        "train_fixmatch.py", fixmatch, changed(fixmatch, "--workers {advised}"), remedies=("more-workers",),
         speedup=1.3,
     ),
     Case(
         "sixteen-workers-chunks", "workers-oversubscribed",
         "eight workers per core; each decompresses for itself the chunk that its neighbours have too",
-        "train_chunks.py", Run("{export} --workers {many}"), Run("{export} --workers {cores}"),
+        "train_chunks.py", Run("{export} --workers {many}"), Run("{export} --workers {advised}"),
         remedies=("fewer-workers",), period=192, model="net",
     ),
     Case(
         "workers-with-threads", "workers-oversubscribed",
         "eight workers per core, each with eight or more torch threads",
-        "train_dense.py", Run("{volume} --workers {many}"), Run("{volume} --workers {cores} --one-thread"),
+        "train_dense.py", Run("{volume} --workers {many}"), Run("{volume} --workers {advised}"),
         remedies=("fewer-workers",), model="net",
     ),
     Case(
@@ -183,7 +186,7 @@ CASES = (
     ),
     Case(
         "python-metric", "main-thread-bound", "a metric in plain Python at every step of the training loop",
-        "train_detector.py", Run(""), Run("--metric-every 50"), remedies=("speed-up-loop",), speedup=5.0,
+        "train_detector.py", Run(""), Run("--metric-every 20"), remedies=("speed-up-loop",), speedup=5.0,
         tier="fast",
     ),
     Case(
@@ -221,20 +224,20 @@ CASES = (
     ),
     Case(
         "validation-all-the-time", "validation-bound", "a whole validation every 20 steps; a trainer class",
-        "train_trainer.py", trainer, changed(trainer, "--val-check-interval 200"),
+        "train_trainer.py", trainer, changed(trainer, "--val-check-interval 400"),
         remedies=("fewer-evaluations",),
         tier="benchmark", period=20, model="module",
     ),
     Case(
         "checkpoints-all-the-time", "checkpoint-bound",
         "57 MB of weights and moments saved every second step",
-        "train_safely.py", safely, changed(safely, "--save-every 200"), remedies=("fewer-checkpoints",),
+        "train_safely.py", safely, changed(safely, "--save-every 40"), remedies=("fewer-checkpoints",),
         period=2,
     ),
     Case(
         "previews-all-the-time", "write-bound",
         "four PNGs and a line of a log, each synced to disk, at every step",
-        "train_generator.py", generator, changed(generator, "--preview-every 100"),
+        "train_generator.py", generator, changed(generator, "--preview-every 20"),
         remedies=("write-less",), speedup=6.3,
         model="net",
     ),
@@ -250,7 +253,7 @@ CASES = (
     ),
     Case(
         "crowded-machine", "contended", "other people's processes burn as many cores as there are",
-        "train_resnet.py", replace(resnet, surroundings="--crowd {cores}"), resnet,
+        "train_resnet.py", replace(alone, surroundings="--crowd {cores}"), alone,
         remedies=("stop-others",),
         tier="benchmark",
     ),
@@ -302,13 +305,13 @@ CASES = (
     Case(
         "gpu-one-worker", "workers-starved", "one worker for a GPU and more than ten idle cores",
         "train_resnet.py", Run("{photos} --workers 1 --size 160 --epochs 400 --device cuda"),
-        Run("{photos} --workers 10 --size 160 --epochs 400 --device cuda"), remedies=("more-workers",),
+        Run("{photos} --workers {advised} --size 160 --epochs 400 --device cuda"), remedies=("more-workers",),
         needs=GPU,
     ),
     Case(
         "gpu-healthy", "device-bound", "healthy: a wide residual network on the GPU, the workers keep up",
         "train_resnet.py",
-        Run("{photos} --workers 10 --size 224 --batch-size 16 --width 128 --epochs 400 --device cuda"),
+        Run("{photos} --workers {cores} --size 224 --batch-size 8 --width 256 --repeat 40 --device cuda"),
         needs=GPU,
     ),
 )  # fmt: skip

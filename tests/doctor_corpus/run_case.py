@@ -51,6 +51,7 @@ class Place:
     data: Path
     scratch: Path
     cores: int = len(os.sched_getaffinity(0))
+    advised: int | None = None  # workers; None: nobody was asked
 
     def fill_in(self, text: str) -> list[str]:
         names = {
@@ -58,6 +59,7 @@ class Place:
             "mount": self.scratch / "mount",
             "cores": self.cores,
             "many": 8 * self.cores,
+            "advised": self.advised or self.cores,
         }
         for kind in KINDS:
             if "{" + kind + "}" in text:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 RUN = """
 import os, signal, sys
 events, die_at = 0, int(os.environ.get("DIE_AT", "0"))
-source, target = sys.argv[2], sys.argv[3]
+source, target = sys.argv[2], sys.argv[4] if sys.argv[3] == "--to" else sys.argv[3]
 def count(name, arguments):
     global events
     if name not in ("open", "os.rename", "os.remove", "os.mkdir", "fcntl.flock"):
@@ -75,6 +75,51 @@ def test_killed_at_twenty_moments_it_goes_on_to_the_same_bytes(command: list[str
         again = run(command, target, "--workers", "1")
         assert again.returncode == 0, again.stderr
         assert read_tree(target) == expected, f"killed at event {moment} of {events}"
+
+
+def test_hdf5_pack_killed_at_any_moment_of_its_end_goes_on_to_the_same_bytes(
+    command: list[str], tmp_path: Path
+) -> None:
+    options = ("--workers", "1", "--format", "hdf5")
+    whole = run(command, tmp_path / "undisturbed", *options)
+    assert whole.returncode == 0, whole.stderr
+    events = int(whole.stderr.split()[-1])
+    expected = read_tree(tmp_path / "undisturbed")
+    assert not [name for name in expected if name.startswith("part-")]
+    # The parts are joined at the end: that is where most of the moments are.
+    moments = {*random.Random(0).sample(range(1, events), 3), *range(events - 36, events, 4)}
+    for moment in sorted(moments):
+        target = tmp_path / f"killed-{moment}"
+        killed = run(command, target, *options, die_at=moment)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        if (target / "data.h5").exists():
+            assert (target / "data.h5").read_bytes() == expected["data.h5"], f"half a file after {moment}"
+        again = run(command, target, *options)
+        assert again.returncode == 0, again.stderr
+        assert read_tree(target) == expected, f"killed at event {moment} of {events}"
+
+
+def test_index_killed_at_eight_moments_goes_on_to_the_same_bytes(command: list[str], tmp_path: Path) -> None:
+    command[2] = "index"
+    folder = Path(command[3])
+
+    def index(target: Path, die_at: int = 0) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "DIE_AT": str(die_at)}
+        words = [*command, "--to", str(target), "--workers", "1"]
+        return subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+
+    before = read_tree(folder)
+    whole = index(tmp_path / "undisturbed")
+    assert whole.returncode == 0, whole.stderr
+    events = int(whole.stderr.split()[-1])
+    expected = read_tree(tmp_path / "undisturbed")
+    for moment in sorted(random.Random(0).sample(range(1, events), 8)):
+        target = tmp_path / f"killed-{moment}"
+        assert index(target, moment).returncode == -signal.SIGKILL
+        again = index(target)
+        assert again.returncode == 0, again.stderr
+        assert read_tree(target) == expected, f"killed at event {moment} of {events}"
+    assert read_tree(folder) == before
 
 
 def test_killed_again_and_again_it_ends_all_the_same(command: list[str], tmp_path: Path) -> None:

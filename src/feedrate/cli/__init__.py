@@ -17,7 +17,10 @@ from typing import Any, NoReturn
 
 from feedrate.errors import FeedrateError
 
-COMMANDS = ("doctor", "demo", "pack", "unpack", "verify", "ls", "quality", "fidelity", "bench")
+COMMANDS = (
+    "doctor", "demo", "pack", "index", "unpack", "verify", "ls", "quality", "append", "split", "add-column",
+    "merge", "fidelity", "bench",
+)  # fmt: skip
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_INTERRUPTED = 130  # what a shell reports for a process that ended by SIGINT
@@ -59,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        module = importlib.import_module(f"feedrate.cli.{name}")
+        module = importlib.import_module(f"feedrate.cli.{name.replace('-', '_')}")
         text = (module.__doc__ or "").strip()
         command = commands.add_parser(
             name,

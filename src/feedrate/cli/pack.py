@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import add_workers, positive, quality, reader, whole_number
+from feedrate.cli.engine import add_engine, read_engine
 from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
@@ -101,32 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_arguments(parser, overwritten="the page and the JSON file")
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "on many machines, which must all see SOURCE and PACK under these paths"
-    )
-    group.add_argument(
-        "--executor", default="local", metavar="WHERE", help="local (default), slurm, or dask://HOST:PORT"
-    )
-    group.add_argument("--partition", metavar="NAME", help="of Slurm (default: Slurm's)")
-    group.add_argument(
-        "--time",
-        type=positive,
-        metavar="MINUTES",
-        help="limit of a Slurm job; the rest is begun anew (default: 60)",
-    )
-    group.add_argument("--memory", type=reader(parse_bytes), metavar="SIZE", help="of a Slurm job")
-    group.add_argument(
-        "--array-size",
-        type=positive,
-        metavar="N",
-        help="Slurm jobs at a time (default: 16); each uses --workers (1)",
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.pack import Engine, FieldSpec, PackOptions, Recode, find_map, pack
+    from feedrate.pack import FieldSpec, PackOptions, Recode, find_map, pack
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.report.quality_page import draw_quality_page
@@ -141,9 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         shard_bytes=arguments.shard_size,
         workers=arguments.workers,
-        engine=Engine(
-            arguments.executor, arguments.partition, arguments.time, arguments.memory, arguments.array_size
-        ),
+        engine=read_engine(arguments),
         recode=Recode(
             arguments.resize, arguments.max_side, arguments.quality, arguments.raw, arguments.normalise
         ),

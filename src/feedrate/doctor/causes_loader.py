@@ -38,7 +38,7 @@ def find_starved_workers(m: Measured) -> Evidence | None:
     tried = {
         n: m.step_s / (t.seconds + m.between_s)
         for n, t in m.trials.items()
-        if m.workers < n <= m.around.cores
+        if m.workers < n <= m.most_workers
     }
     if tried:
         # More than `never to wait` is the machine's mood; the share is capped below.
@@ -46,10 +46,10 @@ def find_starved_workers(m: Measured) -> Evidence | None:
         gain, how = tried[number], "tried in this run"
     else:
         now = m.pipeline
-        number = best_workers(now, int(m.around.cores))
+        number = best_workers(now, m.most_workers, m.each_worker)
         if number <= m.workers:
             return None
-        gain, how = now.step_s / now.with_(workers=number).step_s, "by the cost model"
+        gain, how = now.step_s / now.with_(workers=number * m.each_worker).step_s, "by the cost model"
     if gain < STARVED_GAIN:
         return None
     workers = "no worker" if m.workers == 0 else f"{m.workers} worker{'s' if m.workers > 1 else ''}"
@@ -185,11 +185,6 @@ def find_slow_handover(m: Measured) -> Evidence | None:
         handover_s=0.0,
     )
     share = capped(m, saved_by(now.step_s / then.step_s))
-    if m.drain is not None and m.workers > 0:
-        # What drained batches cost beyond making them: nobody's work but the hand-over's.
-        unexplained = m.drain.seconds - max(now.fetch_s / m.workers, now.fetch_cpu_s / now.cores)
-        if unexplained > 0.25 * m.drain.seconds:
-            share = max(share, capped(m, unexplained / m.step_s))
     share += freed / m.step_s
     if share < WORTH_TELLING:
         return None

@@ -8,7 +8,16 @@ from statistics import median
 from feedrate.doctor.causes_loader import word_place
 from feedrate.doctor.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence, percent
 from feedrate.doctor.measured import Measured
-from feedrate.doctor.what_if import freeing_s, idle_share, other_s, sync_s, write_s
+from feedrate.doctor.what_if import (
+    before_forward_s,
+    copying_s,
+    freeing_s,
+    idle_share,
+    other_s,
+    readback_s,
+    sync_s,
+    write_s,
+)
 from feedrate.units import format_bytes, format_seconds
 
 
@@ -81,9 +90,9 @@ def find_slow_copies(m: Measured) -> Evidence | None:
     if not m.is_on_gpu or not copied:
         return None
     is_pinned = m.around.copies_are_pinned
-    rate = m.copy_rates.get("pageable_bytes_per_s")
-    # A pinned copy runs beside the computing; it costs what the training process waits for it.
-    seconds = copied / rate if rate and not is_pinned else m.loop.per_step("copy")
+    # On a stream of its own a copy runs beside the computing, and costs what the training process waits for
+    # it. While the device waits for data, a copy is not what holds it up.
+    seconds = min(copying_s(m) or m.loop.per_step("copy"), max(m.step_s - m.exposed_s, 0.0))
     share = seconds / m.step_s
     if share < WORTH_TELLING:
         return None
@@ -97,7 +106,7 @@ def find_slow_copies(m: Measured) -> Evidence | None:
 
 
 def find_readbacks(m: Measured) -> Evidence | None:
-    share = m.share_of("readback")
+    share = readback_s(m) / m.step_s
     if share < WORTH_TELLING:
         return None
     line = f"{m.place_of('readback')} brings outputs back to the CPU: {percent(share)} of the time"
@@ -107,7 +116,9 @@ def find_readbacks(m: Measured) -> Evidence | None:
 def find_slow_loop(m: Measured) -> Evidence | None:
     """The loop's own code; without a forward pass that could be told apart, there is no saying."""
     written = max(write_s(m) - m.loop.per_step("write"), 0.0)
-    own = max(other_s(m) - written - (sync_s(m) - m.loop.per_step("sync")) - freeing_s(m), 0.0)
+    at_waits = max(sync_s(m) - m.loop.per_step("sync"), 0.0)
+    at_waits += readback_s(m) - m.loop.per_step("readback")
+    own = max(other_s(m) - written - at_waits - freeing_s(m), 0.0)
     share = own / m.step_s
     if share < WORTH_A_VERDICT or not m.loop.per_step("forward"):
         return None
@@ -150,8 +161,8 @@ def find_busy_device(m: Measured) -> Evidence | None:
     if m.drain is not None:
         given, taken = m.samples_per_step / m.drain.seconds, m.samples_per_step / m.device_s
         lines.append(f"the loader could give {given:,.0f} samples/s, the device takes {taken:,.0f}")
-    if m.before_forward_s:
-        before = percent(m.before_forward_s / m.step_s)
+    if before_forward_s(m) > 0.01 * m.step_s:
+        before = percent(before_forward_s(m) / m.step_s)
         lines.append(
             f"{before} of the device's time goes into work before the forward pass, which cores could do"
         )

@@ -137,7 +137,7 @@ def look_around(
     """Sum up the machine over the real steps."""
     cores = measure_usable_cores()
     decoded = _decoded_bytes(loader, batch)
-    copied, element, is_pinned = _copied(main, loop)
+    copied, element, is_pinned, is_beside = _copied(main, loop)
     if not len(trace):
         return Surroundings(
             cores, data=data, decoded_bytes=decoded, copied_bytes=copied, copied_element_bytes=element
@@ -193,6 +193,7 @@ def look_around(
         copied_bytes=copied,
         copied_element_bytes=element,
         copies_are_pinned=is_pinned,
+        copies_are_beside=is_beside,
     )
 
 
@@ -223,12 +224,13 @@ def _decoded_bytes(loader: Mapping[str, object], batch: Mapping[str, object]) ->
     return sum(float(t.get("bytes") or 0) for t in tensors) / samples * length
 
 
-def _copied(main: Process, loop: Loop) -> tuple[float | None, int | None, bool]:
-    """Return the bytes copied to the device in a step; of the largest copy, a number's size and if pinned."""
+def _copied(main: Process, loop: Loop) -> tuple[float | None, int | None, bool, bool]:
+    """Return the bytes copied to the device in a step; of the largest: a number's size, pinned, beside."""
     copies = main.of(layout.COPY, phase=layout.REAL)
     copies = copies[copies["start"] >= loop.start_ns]
     probed = sum(step.is_probed for step in loop.steps)
     if not len(copies) or not probed:
-        return None, None, False
+        return None, None, False, False
     largest = copies[int(copies["a"].argmax())]
-    return float(copies["a"].sum()) / probed, int(largest["c"]), bool(int(largest["b"]) & 1)
+    bits = int(largest["b"])
+    return float(copies["a"].sum()) / probed, int(largest["c"]), bool(bits & 1), bool(bits & 4)

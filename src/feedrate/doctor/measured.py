@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.records import Fact, Process, Recording
@@ -83,6 +83,7 @@ class Measured:
         int, Sequence[tuple[int, int, int]]
     ]  # phase -> start, wait, end of each batch, ns
     before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
+    forward_device_s: float  # device time of the forward pass, per step
 
     @property
     def workers(self) -> int:
@@ -141,6 +142,13 @@ class Measured:
         return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
 
     @property
+    def is_batch_of_floats(self) -> bool:
+        """Return whether most of a batch are numbers of four bytes or more that may be bytes."""
+        tensors = self.batch.get("tensors") or ()
+        floats = sum(int(t.get("bytes") or 0) for t in tensors if "float" in str(t.get("dtype")))
+        return floats > 0.5 * self.batch_bytes
+
+    @property
     def device_s(self) -> float:
         """Return what a step takes when its batch is already there."""
         besides_waiting = max(self.own_s - self.exposed_s, 1e-6)
@@ -163,6 +171,32 @@ class Measured:
         return self.device_s * min(float(self.torch.get("threads") or 1), self.around.cores)
 
     @property
+    def each_worker(self) -> float:
+        """Return what one more worker in every loader counts: the one with the most to do sets the pace."""
+        return 1.0 / self.loop.heaviest
+
+    @property
+    def most_workers(self) -> int:
+        """Return how many workers a loader may have, so that there is a core for each."""
+        return max(int(self.around.cores) // len(self.loop.loaders), 1)
+
+    @property
+    def unseen_s(self) -> float:
+        """Return what a drained batch takes beyond its making: pipes, locks, pinning."""
+        if self.drain is None or self.sample is None or self.workers == 0 or len(self.loop.loaders) > 1:
+            return 0.0
+        n = self.samples_per_step
+        cpu = self.sample.total.cpu_s * n + self.feeder_cpu_s + self.helpers_cpu_s
+        made = max(
+            (cpu + self.sample.total.blocked_s * n) / self.workers,
+            cpu / max(self.around.cores - self.around.cores_others, 0.5),
+            self.receive_cpu_s,
+        )
+        # A loader that is slower alone than in the loop was disturbed; and less is how batches vary.
+        drained = min(self.drain.seconds, self.own_s)
+        return drained - made if drained > 1.5 * made else 0.0
+
+    @property
     def pipeline(self) -> Pipeline:
         """Return the run in the cost model's terms."""
         sample = self.sample
@@ -173,7 +207,7 @@ class Measured:
             blocked = sample.total.blocked_s * per_batch
         else:
             blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
-        received = 0.0 if self.workers == 0 else self.receive_cpu_s
+        received = 0.0 if self.workers == 0 else self.receive_cpu_s + self.unseen_s
         # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
         # comes with the making of batches, and goes with it.
         slower = self.own_s - self.exposed_s - self.device_s - received
@@ -184,7 +218,7 @@ class Measured:
             fetch_blocked_s=blocked,
             handover_s=received,
             drag=max(slower, 0.0) / cpu if self.workers and cpu > 0 else 0.0,
-            workers=self.workers,
+            workers=self.workers * self.each_worker,
             cores=max(self.around.cores - self.around.cores_others, 0.5),
             between_s=self.between_s,
         )
@@ -202,7 +236,7 @@ def measure(
     rank = min(loops)
     main = next(process for process in recording.mains if process.rank == rank)
     loop = loops[rank]
-    made_by = makers(recording, main, loop.loader)
+    made_by = makers(recording, main, loop.loaders)
     workers = [p for p in made_by if p is not main]
     loader = _facts_of_loader(main, "loader", loop.loader)
     window = (loop.start_ns, loop.end_ns)
@@ -210,6 +244,7 @@ def measure(
     beside = _cpu_beside(workers)
     received = _receive_cpu(main, loop)
     feeder = min(beside, _longest_pickling_s(batch, received))
+    feeding = len(loop.loaders)  # a step takes a batch of each
     return Measured(
         loop=loop,
         loops=loops,
@@ -236,13 +271,14 @@ def measure(
         blocked=main.facts_of("blocked"),
         end=main.last("end"),
         copy_rates=main.last("copy-rates"),
-        receive_cpu_s=received,
-        feeder_cpu_s=feeder,
-        helpers_cpu_s=beside - feeder,
+        receive_cpu_s=received * feeding,
+        feeder_cpu_s=feeder * feeding,
+        helpers_cpu_s=(beside - feeder) * feeding,
         computing_queue_share=_computing_queue_share(main),
         autocast=main.last("autocast"),
         experiment_waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},
-        before_forward_s=_before_forward(main),
+        before_forward_s=_usual_device_s(main, "a"),
+        forward_device_s=_usual_device_s(main, "c"),
     )  # fmt: skip
 
 
@@ -324,6 +360,7 @@ def _experiment_waits(main: Process, phase: int) -> list[tuple[int, int, int]]:
     return list(zip(starts, walls, ends, strict=True))
 
 
-def _before_forward(main: Process) -> float:
+def _usual_device_s(main: Process, column: str) -> float:
+    """Return the median: the first steps load the device's libraries."""
     records = main.of(layout.DEVICE, phase=layout.REAL)
-    return float(records["a"].mean()) * 1e-9 if len(records) else 0.0
+    return median(records[column].tolist()) * 1e-9 if len(records) else 0.0

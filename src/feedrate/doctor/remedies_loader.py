@@ -31,21 +31,25 @@ from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
 
 _READ_BYTES_PER_S = 1e9  # arrays from the page cache, on one core
+_WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
+_PICKLED_BYTES_PER_S = 1e8  # a batch whose tensors are fewer bytes than that was pickled, not shared
+_OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensors takes
+_SMALL_IMAGE = 0.02  # of decoding and shrinking an image, what decoding the small one takes
 
 
 def change_workers(m: Measured) -> Remedy | None:
     """More or fewer workers: the best that was tried in the loop itself, else by the model."""
-    tried = {n: _from_trial(m, timing) for n, timing in m.trials.items() if n != m.workers}
+    tried = {n: _from_trial(m, n, timing) for n, timing in m.trials.items() if n != m.workers}
     good = {n: p for n, p in tried.items() if p.speedup > NOTHING}
     pinned = m.pipeline
     if good:
         n = max(good, key=lambda n: good[n].speedup)
-        prediction, then, basis = good[n], pinned.with_(workers=n), "measured"
+        prediction, then, basis = good[n], pinned.with_(workers=n * m.each_worker), "measured"
     else:
-        n = best_workers(pinned, max(int(m.around.cores), 1))
+        n = best_workers(pinned, m.most_workers, m.each_worker)
         if m.workers == n:
             return None
-        then = pinned.with_(workers=n)
+        then = pinned.with_(workers=n * m.each_worker)
         prediction, basis = predict_change(pinned, then, m.step_s), "predicted"
         if n in tried:
             # It was tried, and the trial is the better witness.
@@ -58,17 +62,20 @@ def change_workers(m: Measured) -> Remedy | None:
         note = (
             "an IterableDataset must share its samples among workers itself, or each worker repeats them all"
         )
+    each = " in each loader" if len(m.loop.loaders) > 1 else ""
     return make_remedy(
-        m, word, f"use {n} worker{'s' if n > 1 else ''} instead of {m.workers}", prediction, then,
+        m, word, f"use {n} worker{'s' if n > 1 else ''}{each} instead of {m.workers}", prediction, then,
         basis=basis, note=note,
         change=f"DataLoader(..., num_workers={n}, persistent_workers=True)",
     )  # fmt: skip
 
 
-def _from_trial(m: Measured, timing: Timing) -> Prediction:
+def _from_trial(m: Measured, workers: int, timing: Timing) -> Prediction:
     # A trial holds no validation, no checkpoint and no start of an epoch; they stay as they are.
-    # And no number of workers gives more than never to wait: what is above that is the machine's mood.
-    never_waiting = m.step_s / max(m.step_s - m.exposed_s, 1e-9)
+    # And more workers give no more than never to wait, fewer no more than all cores for the computing:
+    # what is above that is the machine's mood.
+    least_s = m.step_s - m.exposed_s if workers > m.workers else m.device_s + m.between_s
+    never_waiting = m.step_s / max(least_s, 1e-9)
     return around(min(m.step_s / (timing.seconds + m.between_s), never_waiting * 1.03), TRIED, "")
 
 
@@ -104,21 +111,23 @@ def lighten_handover(m: Measured) -> Remedy | None:
     sample = m.sample
     if sample is None or m.workers == 0:
         return None
-    n = m.samples_per_step
+    n, now = m.samples_per_step, m.pipeline
     cost = sample.kind("collate").cpu_s * n + m.feeder_cpu_s
-    if cost + m.receive_cpu_s < 0.05 * m.step_s:
+    if cost + now.handover_s < 0.05 * m.step_s:
         return None
-    now = m.pipeline
+    if m.batch_bytes < _PICKLED_BYTES_PER_S * m.feeder_cpu_s:
+        kept, title = _OBJECTS_KEPT, "hand over tensors instead of Python objects, and only what is used"
+    elif m.is_batch_of_floats:
+        # Making floats of bytes goes with the copying of floats, as far as memory is what it waits for.
+        making = sample.kind("rest").plus(sample.kind("transform")).cpu_s * n
+        cost += min(making, m.batch_bytes / _WRITTEN_BYTES_PER_S)
+        kept, title = 0.25, "hand over uint8 and make floats of it in the training process"
+    else:
+        return None
     prediction, then = change(
-        m, fetch_cpu_s=now.fetch_cpu_s - 0.8 * cost, handover_s=now.handover_s * 0.2, width=WIDEST
+        m, fetch_cpu_s=now.fetch_cpu_s - (1 - kept) * cost, handover_s=now.handover_s * kept, width=WIDEST
     )
-    return make_remedy(
-        m,
-        "lighter-handover",
-        "hand over less: smaller types (uint8), tensors instead of Python objects",
-        prediction,
-        then,
-    )
+    return make_remedy(m, "lighter-handover", title, prediction, then)
 
 
 def decode_faster(m: Measured) -> Remedy | None:
@@ -292,9 +301,13 @@ def preprocess_once(m: Measured) -> Remedy | None:
     if beyond_decoding < 0.25 and not is_made_smaller:
         return None
     now = m.pipeline
-    # The stored result, about as large as its part of the batch, has to be read instead.
-    read_s = m.batch_bytes / _READ_BYTES_PER_S
-    prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s * (1 - share) + read_s, width=WIDEST)
+    if is_made_smaller and sample.kind("decode").cpu_s > 0.5 * sample.total.cpu_s:
+        # Small images instead of large ones: they are opened, decoded and turned into tensors all the same.
+        left = now.fetch_cpu_s - (1 - _SMALL_IMAGE) * decoding(m).cpu_s * m.samples_per_step
+    else:
+        # The stored result, about as large as its part of the batch, has to be read instead.
+        left = now.fetch_cpu_s * (1 - share) + m.batch_bytes / _READ_BYTES_PER_S
+    prediction, then = change(m, fetch_cpu_s=left, width=WIDEST)
     return make_remedy(
         m, "preprocess-once", "do the part that is the same in every epoch once, and store its result",
         prediction, then,

@@ -6,18 +6,23 @@ from __future__ import annotations
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.what_if import (
     VECTORISED,
+    before_forward_s,
     change,
+    copying_s,
     freeing_s,
     idle_share,
     make_remedy,
     other_s,
+    readback_s,
+    shortened,
     sync_s,
     write_s,
 )
-from feedrate.model.predict import COUNTED, TRIED, around, without
+from feedrate.model.predict import COUNTED, TRIED, WIDEST, around, without
 from feedrate.results.doctor import Remedy
 
 RARELY = 0.05  # of what is done too often, what stays
+_ON_DEVICE = 0.15  # of the time that goes with waiting for a value, what the device's own counting takes
 
 
 def evaluate_less(m: Measured) -> Remedy | None:
@@ -25,24 +30,26 @@ def evaluate_less(m: Measured) -> Remedy | None:
 
 
 def save_less(m: Measured) -> Remedy | None:
-    return _do_rarely(m, "save", "fewer-checkpoints", "save a twentieth as often")
+    # What was saved is still on its way to the disk while the CPU computes: steps without it are shorter.
+    is_replayed = m.device is not None and not m.is_on_gpu
+    own_s = min(m.own_s, m.exposed_s + m.device_s) if is_replayed else m.own_s
+    return _do_rarely(m, "save", "fewer-checkpoints", "save a twentieth as often", own_s)
 
 
-def _do_rarely(m: Measured, part: str, name: str, title: str) -> Remedy | None:
+def _do_rarely(m: Measured, part: str, name: str, title: str, own_s: float | None = None) -> Remedy | None:
     """What is left out of the time between steps is simply counted."""
-    share = m.share_of(part)
-    if share < 0.02:
+    if m.share_of(part) < 0.02:
         return None
-    left_out = (1 - RARELY) * m.loop.per_step(part)
-    then = m.pipeline.with_(between_s=max(m.between_s - left_out, 0.0))
-    return make_remedy(m, name, title, around(without(share, kept=RARELY), COUNTED, ""), then)
+    between_s = max(m.between_s - (1 - RARELY) * m.loop.per_step(part), 0.0)
+    speedup = m.step_s / ((own_s or m.own_s) + between_s)
+    return make_remedy(m, name, title, around(speedup, COUNTED, ""), m.pipeline.with_(between_s=between_s))
 
 
 def write_less(m: Measured) -> Remedy | None:
     seconds = write_s(m)
     if seconds < 0.02 * m.step_s:
         return None
-    prediction, then = change(m, device_s=m.device_s - (1 - RARELY) * seconds, width=COUNTED)
+    prediction, then = change(m, device_s=shortened(m, (1 - RARELY) * seconds), width=COUNTED)
     return make_remedy(
         m, "write-less", "write a twentieth as often, or from another thread", prediction, then
     )
@@ -59,8 +66,7 @@ def speed_up_main(m: Measured) -> Remedy | None:
     if hot.is_python:
         interpreted = sum(place.share for place in places if place.is_python)
         other = min(other, interpreted * (m.own_s - m.wait_s))
-    now = m.pipeline
-    prediction, then = change(m, device_s=now.device_s - other * (1 - VECTORISED))
+    prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     return make_remedy(
         m,
         "speed-up-loop",
@@ -75,18 +81,19 @@ def remove_syncs(m: Measured) -> Remedy | None:
     idle = idle_share(m)
     if not m.is_on_gpu or sync < 0.02 * m.step_s or idle is None:
         return None
-    saved = min(idle * m.step_s, sync)
-    prediction, then = change(m, device_s=m.device_s - saved)
+    saved = min(idle * m.step_s, sync * (1 - _ON_DEVICE))
+    prediction, then = change(m, device_s=shortened(m, saved))
     return make_remedy(
         m, "remove-sync", f"do not wait for the device in {m.place_of('sync')}", prediction, then
     )
 
 
 def keep_on_device(m: Measured) -> Remedy | None:
-    readback = m.loop.per_step("readback")
+    readback = readback_s(m)
     if readback < 0.02 * m.step_s:
         return None
-    prediction, then = change(m, device_s=m.device_s - readback)
+    # While outputs came back, the device finished computing them: that stays.
+    prediction, then = change(m, device_s=max(shortened(m, readback), m.forward_device_s))
     title = f"leave the outputs on the device: {m.place_of('readback')}"
     return make_remedy(m, "keep-on-device", title, prediction, then)
 
@@ -95,15 +102,11 @@ def pin_memory(m: Measured) -> Remedy | None:
     """Copies from pinned memory, which do not hold up the training process."""
     if not m.is_on_gpu or m.around.copies_are_pinned:
         return None
-    copied, pinned, pageable = (
-        m.around.copied_bytes,
-        m.copy_rates.get("pinned_bytes_per_s"),
-        m.copy_rates.get("pageable_bytes_per_s"),
-    )
-    if not copied or not pinned or not pageable:
+    copied, pinned = m.around.copied_bytes, m.copy_rates.get("pinned_bytes_per_s")
+    if not copied or not pinned:
         return None
-    saved = copied / pageable  # the copy runs beside the computing then
-    prediction, then = change(m, device_s=max(m.device_s - saved, copied / pinned))
+    # The training process no longer waits for the copy; on one stream, the computing does.
+    prediction, then = change(m, device_s=shortened(m, copying_s(m)) + copied / pinned)
     return make_remedy(
         m, "pinned-memory", "copy from pinned memory, without waiting", prediction, then,
         change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
@@ -114,11 +117,9 @@ def transfer_bytes(m: Measured) -> Remedy | None:
     """uint8 to the device, floats made there."""
     if not m.is_on_gpu or m.around.copied_bytes is None or m.around.copied_element_bytes != 4:
         return None
-    pinned = m.around.copies_are_pinned
-    rate = m.copy_rates.get("pinned_bytes_per_s" if pinned else "pageable_bytes_per_s")
-    if not rate:
+    if not copying_s(m):
         return None
-    prediction, then = change(m, device_s=m.device_s - 0.75 * m.around.copied_bytes / rate)
+    prediction, then = change(m, device_s=shortened(m, 0.75 * copying_s(m)))
     return make_remedy(
         m, "uint8-transfer", "send images as uint8 and make floats on the device", prediction, then,
         change="batch.to(device).float().div_(255)",
@@ -154,11 +155,11 @@ def enlarge_batch(m: Measured) -> Remedy | None:
 
 def move_to_cores(m: Measured) -> Remedy | None:
     """Work that the device does before the forward pass, on cores that idle."""
-    if not m.is_on_gpu or m.before_forward_s < 0.05 * m.step_s:
+    if not m.is_on_gpu or before_forward_s(m) < 0.05 * m.step_s:
         return None
     if m.around.cores_ours is not None and m.around.cores_ours > 0.7 * m.around.cores:
         return None
-    prediction, then = change(m, device_s=m.device_s - m.before_forward_s)
+    prediction, then = change(m, device_s=shortened(m, before_forward_s(m)))
     return make_remedy(
         m, "move-to-cores", "do the work before the forward pass in the workers", prediction, then
     )
@@ -173,5 +174,8 @@ def balance_ranks(m: Measured) -> Remedy | None:
         return None
     # The work does not go away: every rank gets its part of it.
     spread_out = 1 - 1 / len(m.loops)
-    prediction = around(without(excess / m.step_s * spread_out), COUNTED, "")
+    speedup = without(excess / m.step_s * spread_out)
+    if m.around.cores_ours:
+        speedup = min(speedup, max(m.around.cores / m.around.cores_ours, 1.0))  # nor do cores come from it
+    prediction = around(speedup, WIDEST, "")
     return make_remedy(m, "balance-ranks", "give every rank data that comes equally fast", prediction)

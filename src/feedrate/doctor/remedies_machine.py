@@ -3,23 +3,24 @@
 
 from __future__ import annotations
 
+from feedrate.doctor.evidence import queue_share
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.what_if import change, make_remedy
-from feedrate.model.predict import WIDEST, predict_change
+from feedrate.model.predict import WIDEST, around, without
 from feedrate.results.doctor import Remedy
+
+_GPU_IN_CORES = 200.0  # some 10 TFLOP/s in training against 50 GFLOP/s of a core, both single precision
 
 
 def stop_others(m: Measured) -> Remedy | None:
     others = m.around.cores_others
     if others < 0.1 * m.around.cores:
         return None
-    now = m.pipeline
-    then = now.with_(cores=m.around.cores)
-    # What computes on cores shared with others computes slower by their share.
-    freed = (m.around.cores - others) / m.around.cores
-    if not m.is_on_gpu:
-        then = then.with_(device_s=now.device_s * freed, fetch_blocked_s=now.fetch_blocked_s)
-    prediction = predict_change(now, then, m.step_s, WIDEST)
+    then = m.pipeline.with_(cores=m.around.cores)
+    # What waited for a core no longer does; our own processes beyond the cores go on waiting for each other.
+    theirs = 1.0 if m.workers <= m.around.cores else others / max(others + (m.around.cores_ours or 0.0), 1e-9)
+    waits = m.exposed_s * queue_share(m) + (m.own_s - m.exposed_s) * m.computing_queue_share
+    prediction = around(without(waits * theirs / m.step_s), WIDEST, then.slowest)
     return make_remedy(
         m,
         "stop-others",
@@ -37,11 +38,14 @@ def use_less_memory(m: Measured) -> Remedy | None:
 
 
 def use_gpu(m: Measured) -> Remedy | None:
-    """Assumes that a GPU computes the model ten times as fast as these cores; the data then limits soon."""
+    """Assumes that a GPU computes as fast as 200 cores; the data then limits soon."""
     if m.around.gpus == 0 or m.is_on_gpu:
         return None
-    prediction, then = change(m, device_s=m.device_s / 10, device_cpu_s=m.device_cpu_s / 10, width=WIDEST)
+    faster = min(max(_GPU_IN_CORES / m.around.cores, 5.0), 50.0)
+    prediction, then = change(
+        m, device_s=m.device_s / faster, device_cpu_s=m.device_cpu_s / faster, drag=0.0, width=WIDEST
+    )
     return make_remedy(
         m, "use-gpu", "compute on the GPU", prediction, then, change="model.to('cuda'), batch.to('cuda')",
-        note="assumes that the GPU computes this model ten times as fast as the CPU",
+        note=f"assumes that the GPU computes this model {faster:.0f} times as fast as these cores",
     )  # fmt: skip

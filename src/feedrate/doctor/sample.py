@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,12 +76,12 @@ class SampleCost:
         return max(named, key=lambda name: named[name]) if named else ""
 
 
-def makers(recording: Recording, main: Process, loader: str) -> list[Process]:
-    """Return the processes that made the loader's batches: its workers, or the training process itself."""
+def makers(recording: Recording, main: Process, loaders: Collection[str]) -> list[Process]:
+    """Return the processes that made the loaders' batches: their workers, or the training process itself."""
     pids = {
         pid
         for fact in main.facts_of("workers")
-        if fact.get("loader") == loader
+        if fact.get("loader") in loaders
         for pid in fact.get("pids", ())
     }
     workers = [p for p in recording.processes if p.pid in pids and len(p.of(layout.FETCH))]

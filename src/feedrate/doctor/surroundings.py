@@ -71,4 +71,5 @@ class Surroundings:
     copied_bytes: float | None = None  # to the device, per step
     copied_element_bytes: int | None = None
     copies_are_pinned: bool = False
+    copies_are_beside: bool = False  # on a stream of their own
     notes: tuple[str, ...] = field(default=())

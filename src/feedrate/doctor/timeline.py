@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -54,11 +54,14 @@ class Loop:
     """The real steps of one process after its warm-up."""
 
     loader: str
+    loaders: tuple[str, ...]  # that feed a step: the training loader, and those asked beside it
+    heaviest: float  # the largest share of a step's samples that one of them gives
     steps: tuple[Step, ...]
     warmup_steps: int
     places: Mapping[str, Mapping[str, float]]  # part -> file:line -> seconds, over all steps
     validations: int
     saves: int
+    syncs: float  # calls that wait for the device, per step
     epochs: int  # iterators of the training loader that began in the steps
     has_optimizer: bool
 
@@ -110,19 +113,25 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
         "epoch-start": _epoch_starts(process, waits[is_ours], loader, usual_wait, phase),
     }
     parts, places = _exclusive_parts(process, phase, between["validation"], int(starts[0]), int(starts[-1]))
+    untimed = _untimed_syncs(process, phase)
+    beside = waits[is_beside & (waits["a"] > 0)]
     exposed = {int(r["start"]): int(r["wall"]) for r in process.of(layout.EXPOSED, phase=phase)}
     steps = tuple(
         _make_step(ours[skipped + i], int(starts[i + 1]), usual_wait, between, parts, exposed)
         for i in range(len(starts) - 1)
     )
+    steps = tuple(_complete(step, beside, untimed) for step in steps)
     window = (int(starts[0]), int(starts[-1]))
     return Loop(
         loader=loader,
+        loaders=(loader, *sorted(together)),
+        heaviest=_heaviest_share(ours, beside),
         steps=steps,
         warmup_steps=skipped,
         places=places,
         validations=_count_inside(between["validation"], window),
         saves=_count_inside([(s, e) for s, e, name in parts if name == "save"], window),
+        syncs=_sync_calls(process, phase, window) / max(sum(step.is_probed for step in steps), 1),
         epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
         has_optimizer=len(process.of(layout.OPTIMIZER, phase=phase)) > 0,
     )
@@ -270,6 +279,34 @@ def _make_step(
     )
 
 
+def _complete(step: Step, beside: Records, untimed: Sequence[tuple[int, float]]) -> Step:
+    """Add what belongs to a step and is known by itself: samples of further loaders, calls left untimed."""
+    end_ns = step.start_ns + round(step.wall_s / _NS)
+    within = beside[(beside["start"] >= step.start_ns) & (beside["start"] < end_ns)]
+    waited = sum(seconds for start, seconds in untimed if step.start_ns <= start < end_ns)
+    parts = {**step.parts, "sync": step.parts.get("sync", 0.0) + waited} if waited else step.parts
+    return replace(step, samples=step.samples + int(within["a"].sum()), parts=parts)
+
+
+def _heaviest_share(ours: Records, beside: Records) -> float:
+    given = [int(ours["a"].sum())]
+    given += [int(beside[beside["name"] == name]["a"].sum()) for name in np.unique(beside["name"])]
+    return max(given) / max(sum(given), 1)
+
+
+def _sync_calls(process: Process, phase: int, window: _Interval) -> int:
+    syncs = process.of(layout.SYNC, phase=phase)
+    syncs = syncs[(syncs["start"] >= window[0]) & (syncs["start"] < window[1])]
+    return int(np.maximum(syncs["a"], 1).sum())
+
+
+def _untimed_syncs(process: Process, phase: int) -> list[tuple[int, float]]:
+    """Return (when, seconds) of the calls that timed ones stand for."""
+    syncs = process.of(layout.SYNC, phase=phase)
+    syncs = syncs[syncs["a"] > 1]
+    return [(int(s["start"]), int(s["wall"]) * (int(s["a"]) - 1) * _NS) for s in syncs]
+
+
 def _bisect(parts: Sequence[tuple[int, int, str]], start_ns: int) -> int:
     low, high = 0, len(parts)
     while low < high:
@@ -290,11 +327,16 @@ def _count_inside(intervals: Sequence[tuple[int, int]], window: _Interval) -> in
 
 
 def user_seconds(process: Process, phase: int, skip: int = 3) -> list[float]:
-    """Return how long the user's loop took between two batches of a phase, without the waits."""
+    """Return how long the user's loop took between two batches of a phase, without waits and checkpoints."""
     waits = process.of(layout.WAIT, phase=phase)
     waits = waits[waits["a"] >= 0]
-    gaps = waits["start"][1:] - (waits["start"][:-1] + waits["wall"][:-1])
-    return [float(gap) * _NS for gap in gaps[skip:]]
+    ends = waits["start"] + waits["wall"]
+    gaps = (waits["start"][1:] - ends[:-1]).astype(float)
+    for save in process.of(layout.SAVE, phase=phase):
+        slot = int(np.searchsorted(ends, save["start"], side="right")) - 1
+        if 0 <= slot < len(gaps) and process.name(save["name"]).startswith(_CHECKPOINTS):
+            gaps[slot] -= float(save["wall"])
+    return [max(float(gap), 0.0) * _NS for gap in gaps[skip:]]
 
 
 def batch_seconds(process: Process, phase: int, skip: int = 0) -> list[float]:

@@ -15,9 +15,9 @@ VECTORISED = 0.05  # what stays of a Python loop over elements that was turned i
 _BETWEEN = {"validation": "validation-bound", "save": "checkpoint-bound", "epoch-start": "epoch-start-pause"}
 # What our decoder does on the way; a pack's Loader needs none of these in Python.
 _DONE_BY_DECODER = (
-    "PIL.resize", "PIL.crop", "PIL.convert", "PIL.transpose", "PIL.thumbnail", "PIL.tobytes", "cv2.resize",
-    "cv2.cvtColor", "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop",
-    "RandomHorizontalFlip", "ToTensor", "PILToTensor", "ToImage", "ToDtype",
+    "PIL.resize", "PIL.crop+resize", "PIL.crop", "PIL.convert", "PIL.transpose", "PIL.thumbnail",
+    "PIL.tobytes", "cv2.resize", "cv2.cvtColor", "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop",
+    "RandomCrop", "RandomHorizontalFlip", "ToTensor", "PILToTensor", "ToImage", "ToDtype",
 )  # fmt: skip
 _WRITING = (
     "write(", "writerow", "flush(", "fsync", "save(", "dump(", "savez", "savefig", "to_csv", "imwrite",
@@ -48,7 +48,19 @@ def change(m: Measured, *, width: float = MODELLED, **changes: float) -> tuple[P
     """Predict the run with some of its pipeline's times changed (never below zero)."""
     now = m.pipeline
     then = now.with_(**{name: max(value, 0.0) for name, value in changes.items()})
+    if then.fetch_s < now.fetch_s:
+        # An epoch begins with a batch that nobody made in advance.
+        pauses = m.loop.epochs / len(m.loop.steps) * min(m.each("epoch-start", m.loop.epochs), now.fetch_s)
+        then = then.with_(between_s=max(then.between_s - pauses * (1 - then.fetch_s / now.fetch_s), 0.0))
     return predict_change(now, then, m.step_s, width), then
+
+
+def shortened(m: Measured, seconds: float) -> float:
+    """Return the device's part of a step with so many seconds of a real step left out.
+
+    Real steps, in which `seconds` were measured, may take longer than those on batches that are there.
+    """
+    return m.device_s * max(1.0 - seconds / max(m.own_s - m.exposed_s, 1e-9), 0.0)
 
 
 def saved_without(m: Measured, cost: Cost) -> float:
@@ -144,7 +156,12 @@ def other_s(m: Measured) -> float:
 def write_s(m: Measured) -> float:
     """Return the time per step that goes into writing files: timed calls, and lines that write and wait."""
     timed = m.loop.per_step("write")
-    lines = sum(share for line, share in m.looks_main.lines.items() if _writes(source_of(line)))
+    waiting = _places_of(m, "sync") | _places_of(m, "readback")  # print(loss.item()) waits, it does not write
+    lines = sum(
+        share
+        for line, share in m.looks_main.lines.items()
+        if line not in waiting and _writes(source_of(line))
+    )
     outside = m.own_s - m.wait_s
     return max(timed, min(lines * outside, outside))
 
@@ -169,11 +186,48 @@ def sync_s(m: Measured) -> float:
     timed = m.loop.per_step("sync")
     if not timed:
         return 0.0
-    lines = {name.rpartition(" ")[2] for name in m.loop.places.get("sync", {})}
-    beside = sum(place.share for place in m.looks_main.places if place.place in lines)
-    return timed + min(beside, 1.0) * other_s(m)
+    # After a wait the device idles until it is given work again: no longer than it takes to give it a step.
+    given = sum(m.loop.per_step(part) for part in ("forward", "backward", "optimizer", "copy")) + other_s(m)
+    return min(timed + _beside_s(m, "sync"), m.loop.syncs * given)
+
+
+def readback_s(m: Measured) -> float:
+    """Return the time per step that goes with outputs on the CPU: the copies, and their lines."""
+    timed = m.loop.per_step("readback")
+    return timed + _beside_s(m, "readback") if timed else 0.0
+
+
+def _beside_s(m: Measured, part: str) -> float:
+    """Return the time per step outside of named parts that falls on the lines of a part."""
+    lines = _places_of(m, part)
+    share = sum(place.share for place in m.looks_main.places if place.place in lines)
+    return min(share, 1.0) * other_s(m)
+
+
+def _places_of(m: Measured, part: str) -> set[str]:
+    return {name.rpartition(" ")[2] for name in m.loop.places.get(part, {})}
+
+
+def copying_s(m: Measured) -> float:
+    """Return how long the copies of a step occupy the device; 0 where they have a stream of their own."""
+    copied, around = m.around.copied_bytes, m.around
+    kind = "pinned_bytes_per_s" if around.copies_are_pinned else "pageable_bytes_per_s"
+    rate = m.copy_rates.get(kind)
+    if not copied or not rate or around.copies_are_beside:
+        return 0.0
+    seconds = float(copied / rate)
+    # A copy from pageable memory holds up the thread that asks for it: there it was timed.
+    timed = m.loop.per_step("copy")
+    return seconds if around.copies_are_pinned or not timed else min(seconds, timed)
+
+
+def before_forward_s(m: Measured) -> float:
+    """Return the device's time per step between a batch's arrival and the forward pass, copies left out."""
+    return max(m.before_forward_s - copying_s(m), 0.0)
 
 
 def idle_share(m: Measured) -> float | None:
-    """Return how much of the time the GPU idled; None: unknown."""
-    return None if m.around.gpu_utilisation is None else 1.0 - m.around.gpu_utilisation
+    """Return how much of the time the GPU neither computed nor copied; None: unknown."""
+    if m.around.gpu_utilisation is None:
+        return None
+    return max(1.0 - m.around.gpu_utilisation - copying_s(m) / m.step_s, 0.0)

@@ -21,7 +21,7 @@ from feedrate.errors import BadSample, PackError
 from feedrate.format.added import part_dtype
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype
-from feedrate.format.manifest import ColumnPart, IndexPart, Shard, read_manifest
+from feedrate.format.manifest import ColumnPart, IndexPart, Shard, file_path, read_manifest
 from feedrate.kernel import I32, I64, Ranges, Status
 
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -80,7 +80,7 @@ class Pack:
 
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
         """Return where a file of the pack lies."""
-        return self.path / file.folder / file.name
+        return file_path(self.path, file)
 
     def _check_in_place(self) -> None:
         """Files that are indexed where they were may change: their sizes are looked at once."""
@@ -295,9 +295,32 @@ class Pack:
         return values
 
     def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
-        """Yield a variable-width column of the whole pack, a stretch at a time."""
-        for start in range(0, len(self), chunk):
-            yield from self.texts(column, np.arange(start, min(start + chunk, len(self)), dtype=np.int64))
+        """Yield a variable-width column of the whole pack, a stretch at a time.
+
+        Raises:
+            PackError: the index cannot be read there.
+        """
+        for number, shard in enumerate(self.manifest.shards):
+            if column not in self._variable or not shard.samples:
+                yield from (b"",) * shard.samples
+                continue
+            path, (offsets_at, data_at) = (
+                self.locate_file(shard.index),
+                self._variable[column][number].tolist(),
+            )
+            prefix = f"{shard.prefix}/".encode() if shard.prefix and not column.endswith(".entries") else b""
+            for start in range(0, shard.samples, chunk):
+                count = min(chunk, shard.samples - start)
+                bounds = self._read_column(path, offsets_at + 8 * start, np.dtype("<i8"), count + 1)
+                size_bytes = int(bounds[-1] - bounds[0])
+                if bounds[0] < 0 or (np.diff(bounds) < 0).any() or size_bytes > shard.index.size_bytes:
+                    raise PackError(
+                        f"{self.path}: the index is damaged in column '{column}'",
+                        hint=f"feedrate verify {self.path}",
+                    )
+                data = self._read_column(path, data_at + int(bounds[0]), np.dtype("u1"), size_bytes).tobytes()
+                for begin, end in itertools.pairwise((bounds - bounds[0]).tolist()):
+                    yield prefix + data[begin:end] if end > begin else b""
 
     def columns(self, name: str) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
         """Yield such a column shard by shard, so that the whole of it need not be in memory.

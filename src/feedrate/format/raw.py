@@ -61,6 +61,11 @@ def dump_table(data: bytes, block_rows: int | None = None) -> bytes:
     return _dump_table(*parse_raw(data), block_rows)
 
 
+def dump_bare_table(pixels: U8) -> bytes:
+    """Return the table of an image whose rows lie in a file without a header: H x W or H x W x 3."""
+    return _dump_table(pixels, 0, None)
+
+
 def bare_table(table: bytes) -> bytes:
     """Return the table of the same image without the header of its file."""
     return _check_table(_HEAD.pack(*_HEAD.unpack_from(table)[:7], 0), table[_HEAD.size + 4 :])

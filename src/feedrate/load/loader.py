@@ -27,6 +27,7 @@ from feedrate.load.options import (
     BadSamplePolicy,
     Options,
     Output,
+    Wanted,
     check_whole,
     find_field,
     find_reference,
@@ -236,6 +237,21 @@ class Loader:
         """Let the next `iter()` give epoch `epoch` from its beginning."""
         check_whole("epoch", epoch, least=0)
         self._cursor = Cursor(int(epoch))
+
+    @property
+    def output(self) -> str:
+        """What arrays of a batch are: "torch" or "numpy"."""
+        return self._output
+
+    @property
+    def wanted(self) -> tuple[Wanted, ...]:
+        """What a batch holds, in this order."""
+        return self._wanted
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether a transform or a collate decides what a batch is."""
+        return self._options.transform is not None or self._options.collate is not None
 
     @property
     def epoch(self) -> int:

@@ -23,8 +23,9 @@ class Pipeline:
         device_s: the step on batches that are there: copies, forward, backward, optimizer, the loop's Python.
         device_cpu_s: CPU time of the training process in it, all threads.
         fetch_cpu_s, fetch_blocked_s: making one batch, in the process that makes it.
-        handover_s: what the training process does to receive one batch from a worker.
-        workers: 0: the training process makes its batches itself.
+        handover_s: what passing one batch from a worker to the training process holds up the latter.
+        workers: 0: the training process makes its batches itself. Where several loaders feed a step: as
+            many as would do the same for one.
         cores: that this job may use, less what others take.
         drag: what a second of making batches beside it adds to the training process's own step: memory that
             is shared and freed, caches, locks.
@@ -36,7 +37,7 @@ class Pipeline:
     fetch_cpu_s: float
     fetch_blocked_s: float
     handover_s: float
-    workers: int
+    workers: float
     cores: float
     between_s: float = 0.0
     drag: float = 0.0
@@ -70,7 +71,7 @@ class Pipeline:
         return max(limits, key=lambda name: limits[name])
 
     def with_(self, **changes: float) -> Pipeline:
-        return replace(self, **changes)  # type: ignore[arg-type]
+        return replace(self, **changes)
 
 
 def soft_max(*values: float) -> float:
@@ -80,8 +81,8 @@ def soft_max(*values: float) -> float:
     return float(largest * sum((max(v, 0.0) / largest) ** SHARPNESS for v in values) ** (1 / SHARPNESS))
 
 
-def best_workers(pipeline: Pipeline, most: int) -> int:
-    """Return the smallest number of workers that is within 3 % of the best, up to `most`."""
-    times = {n: pipeline.with_(workers=n).step_s for n in range(1, max(most, 1) + 1)}
+def best_workers(pipeline: Pipeline, most: int, each: float = 1.0) -> int:
+    """Return the smallest number of workers, each counting `each`, within 3 % of the best, up to `most`."""
+    times = {n: pipeline.with_(workers=n * each).step_s for n in range(1, max(most, 1) + 1)}
     best = min(times.values())
     return min(n for n, seconds in times.items() if seconds <= best * 1.03)

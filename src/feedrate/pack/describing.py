@@ -34,10 +34,16 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
             pack=str(pack),
             samples=len(opened),
             fields=tuple(_summarise(opened, field) for field in opened.fields),
-            class_counts=_count_classes(opened),
+            class_counts=_count_classes(opened, opened.manifest.field("label")),
+            column_counts={
+                field.name: _count_classes(opened, field)
+                for field in opened.manifest.added
+                if field.classes is not None and field.name != "label"
+            },
             shards=len(shards),
             shard_bytes=sum(s.size_bytes for s in shards),
-            index_bytes=sum(s.index.size_bytes for s in shards),
+            index_bytes=sum(s.index.size_bytes for s in shards)
+            + sum(p.size_bytes for p in opened.manifest.parts),
             rejected=rejected if isinstance(rejected, int) else 0,
             settings=dict(opened.manifest.settings),
             pixels=say_pixels(opened.manifest.settings),
@@ -71,12 +77,11 @@ def _summarise(pack: Pack, field: Field) -> FieldSummary:
     )
 
 
-def _count_classes(pack: Pack) -> dict[str, int]:
-    label = pack.manifest.field("label")
-    if label is None or label.classes is None:
+def _count_classes(pack: Pack, field: Field | None) -> dict[str, int]:
+    if field is None or field.classes is None:
         return {}
-    counts = Counter(pack.column("label").tolist())
-    return {name: counts[number] for number, name in enumerate(label.classes)}
+    counts = Counter(pack.column(field.name).tolist())
+    return {name: counts[number] for number, name in enumerate(field.classes)}
 
 
 def _list_samples(pack: Pack, count: int) -> tuple[SampleLine, ...]:

@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +29,7 @@ def appear(path: Path, *, expected_bytes: int = 0, is_durable: bool = True) -> I
     Raises:
         StorageError: the disk is full, read-only or gone; no temporary file is left.
     """
-    temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    temporary = path.parent / _temporary_name(path.name)
     try:
         try:
             with open(temporary, "x+b", buffering=2**20) as file:
@@ -46,6 +47,10 @@ def appear(path: Path, *, expected_bytes: int = 0, is_durable: bool = True) -> I
         if isinstance(error, FeedrateError):
             raise
         raise explain_write_error(error, path, expected_bytes) from error
+
+
+def _temporary_name(name: str) -> str:
+    return f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
 
 
 def sync_folder(folder: Path) -> None:
@@ -83,8 +88,19 @@ def free_bytes(folder: Path) -> int:
 def remove_temporaries(folder: Path) -> None:
     """Remove what killed runs left. Only for the holder of the lock."""
     for path in folder.iterdir():
-        if _TEMPORARY.fullmatch(path.name):
+        if not _TEMPORARY.fullmatch(path.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of ours; when this is killed, the rest is a temporary that the next run removes."""
+    doomed = folder.parent / _temporary_name(folder.name)
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed)
 
 
 def is_temporary(name: str) -> bool:

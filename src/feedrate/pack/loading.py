@@ -76,6 +76,8 @@ class SampleLoader:
         self.fields, self.stored = tuple(fields), tuple(stored)
         self.mapper, self.quality = mapper, QualityTally()
         self._source, self._recode, self._scan = source, recode, scan
+        if mapper is not None:
+            mapper.is_recoded = recode.raw or recode.quality is not None or recode.normalise
         # Masks and boxes follow an image's pixels as they lie in its file.
         self._may_turn = not any(field.kind in (Kind.MASK, Kind.BOXES) for field in stored)
 

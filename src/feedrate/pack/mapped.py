@@ -44,6 +44,7 @@ class Mapper:
 
     def __init__(self, wanted: Map, fields: Sequence[Field]) -> None:
         self.name, self.fields = wanted.name, tuple(fields)
+        self.is_recoded = False  # images that it makes are encoded in another way after it
         self._function = wanted.load()
         self.samples, self.seconds = 0, 0.0
 
@@ -92,7 +93,7 @@ class Mapper:
             if changed.get(field.name) is not None:
                 value = _normalise(changed[field.name])
                 self._check(field, _describe(field.name, value, before.get(field.name)))
-                made.append(Made(_take(field, value), True))
+                made.append(Made(_take(field, value, is_brief=self.is_recoded), True))
             elif field.name in kept:
                 made.append(Made(kept[field.name], False))
             else:
@@ -236,14 +237,11 @@ def _could_be_pixels(value: np.ndarray[Any, np.dtype[Any]]) -> bool:
     return value.dtype == np.uint8 and is_flat and value.size > 0
 
 
-def _take(field: Field, value: Any) -> Plain:
+def _take(field: Field, value: Any, *, is_brief: bool) -> Plain:
     if field.kind is Kind.NUMBER:
         return _take_number(field, value)
     if field.has_pixels:
-        try:
-            return pillow.encode_png(value, is_mask=field.kind is Kind.MASK)
-        except pillow.Undecodable as error:
-            raise UnusableValue(f"the map returned '{field.name}' as {error}") from error
+        return _encode(field, value, is_brief=is_brief)
     if field.kind is Kind.TEXT:
         return str(value).encode("utf-8", "surrogateescape")
     if field.kind is Kind.BYTES:
@@ -258,6 +256,14 @@ def _take(field: Field, value: Any) -> Plain:
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, RecursionError) as error:
         raise UnusableValue(f"the map returned '{field.name}', which is no JSON: {error}") from error
+
+
+def _encode(field: Field, image: Any, *, is_brief: bool) -> bytes:
+    is_mask = field.kind is Kind.MASK
+    try:
+        return pillow.encode_png(image, is_mask=is_mask, is_brief=is_brief and not is_mask)
+    except pillow.Undecodable as error:
+        raise UnusableValue(f"the map returned '{field.name}' as {error}") from error
 
 
 def _take_number(field: Field, value: Any) -> Plain:

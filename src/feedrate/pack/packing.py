@@ -25,7 +25,6 @@ from feedrate.errors import FeedrateError, SourceError, StorageError
 from feedrate.format.containers import find_container
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
-from feedrate.format.pack import Pack
 from feedrate.pack import listing
 from feedrate.pack.engine import run_shards
 from feedrate.pack.files import appear, free_bytes, remove_temporaries
@@ -34,10 +33,10 @@ from feedrate.pack.listing import Listing, ListingWriter
 from feedrate.pack.mapping import Function, find_map
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import ShardTask, describe_settings, digest_plan, split_into_shards
-from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
-from feedrate.pack.quality_report import dump_quality, sum_quality
+from feedrate.pack.quality_report import REJECTED_NAME as REJECTED_NAME
+from feedrate.pack.quality_report import write_quality
 from feedrate.pack.recode import sum_up
-from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done
+from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, share_shapes
 from feedrate.pack.trial import try_map
 from feedrate.pack.unfinished import (
     PROGRESS_NAME,
@@ -49,17 +48,20 @@ from feedrate.pack.unfinished import (
     refuse_nesting,
     write_file,
 )
-from feedrate.results import Mapped, PackResult, Quality, Rejection, Tick
+from feedrate.results import Mapped, PackResult, Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.place import is_url
 from feedrate.source.record import ImageFiles, Reader
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
-REJECTED_NAME = "rejected.jsonl"
 # What the index adds: entry points (0.8 % of photographs of 106 KB, measured), and a row per sample.
 _INDEX_SHARE, _INDEX_ROW_BYTES = 0.01, 200
 _TELL_EVERY = 1000
+
+
+class NothingToPack(SourceError):
+    """A source without a single sample that can be packed."""
 
 
 def pack(
@@ -95,13 +97,20 @@ def pack(
     with own_folder(folder):
         refuse_finished(folder, options)
         reader = open_reader(source, options.source, scratch=os.fspath(folder))
-        remove_temporaries(folder)
-        listed = _list(reader, folder, options, watch)
-        if options.map is not None:
-            listed = _try_map(listed, folder, options)
-        result = _pack_shards(listed, folder, options, watch)
+        result = pack_reader(reader, folder, options, watch)
         finish(folder)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
+
+
+def pack_reader(
+    reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
+) -> PackResult:
+    """Pack what a reader gives into a folder that is ours; all that is left is to call it finished."""
+    remove_temporaries(folder)
+    listed = _list(reader, folder, options, watch)
+    if options.map is not None:
+        listed = _try_map(listed, folder, options)
+    return _pack_shards(listed, folder, options, watch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +214,8 @@ def _pack_shards(
     if rejected:
         write_file(folder / REJECTED_NAME, dump_rejections(rejected))
     write_file(folder / FILE_NAME, dump_manifest(manifest))
-    quality = _examine(folder, complete, source.rejected)
+    # The pack is whole by now, and unfinished until this is there, too.
+    quality = write_quality(folder)
     if options.container == "hdf5":
         remove_parts(folder, len(tasks))
     result = _summarise(
@@ -215,17 +225,6 @@ def _pack_shards(
     if options.map is not None:
         mapped = Mapped(options.map.name, *cost, packed=manifest.samples, left_out=quality.left_out)
     return dataclasses.replace(result, mapped=mapped, quality=quality)
-
-
-def _examine(folder: Path, done: list[ShardDone], rejected: tuple[Rejection, ...]) -> Quality:
-    """Write quality.json. The pack is whole by now, and unfinished until this is there, too."""
-    opened = Pack(folder)
-    try:
-        quality = sum_quality(opened, (shard.quality for shard in done), rejected, folder)
-    finally:
-        opened.close()
-    write_file(folder / QUALITY_NAME, dump_quality(quality))
-    return quality
 
 
 def _run(
@@ -246,21 +245,8 @@ def _run(
 def _make_manifest(
     fields: tuple[Field, ...], source: _Listed, done: list[ShardDone], rejected: int
 ) -> Manifest:
-    uniform: dict[str, Any] = {}
-    for shard in done:
-        for name, value in shard.uniform.items():
-            if uniform.setdefault(name, value) != value:
-                uniform[name] = None
     settings = {**source.settings, "rejected": rejected, "plan": source.plan}
-    fields = tuple(_with_uniform(field, uniform) for field in fields)
-    return Manifest(fields, tuple(d.shard for d in done), settings)
-
-
-def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
-    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
-    return dataclasses.replace(
-        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
-    )
+    return Manifest(share_shapes(fields, done), tuple(d.shard for d in done), settings)
 
 
 def _summarise(
@@ -322,10 +308,10 @@ def _remove_all(folder: Path, tasks: list[ShardTask], settings: Mapping[str, Any
         (folder / name).unlink(missing_ok=True)
 
 
-def _all_rejected(rejected: tuple[Rejection, ...]) -> SourceError:
+def _all_rejected(rejected: tuple[Rejection, ...]) -> NothingToPack:
     if not rejected:
-        return SourceError("there is nothing to pack")
+        return NothingToPack("there is nothing to pack")
     first = rejected[0]
-    return SourceError(
+    return NothingToPack(
         f"not one sample can be packed, all {len(rejected):,} were rejected: '{first.path}': {first.reason}"
     )

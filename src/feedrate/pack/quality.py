@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from feedrate.draws import F64
-from feedrate.format.keys import file_suffix, printable
+from feedrate.format.keys import printable
 from feedrate.kernel import I64, U32, ImageKind
 from feedrate.pack.values import ImageFacts
 
@@ -21,9 +21,10 @@ EXAMPLES, SLOWEST = 10, 10
 BINS_PER_OCTAVE = 4
 SIDES = (32, 64, 128, 224, 256, 384, 512, 768, 1024, 2048, 4096)
 
+_BIN_OF_SIDE = tuple(sum(side >= edge for edge in SIDES) for side in range(SIDES[-1]))
 _FORMAT_OF_SUFFIX = {
-    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP", ".tif": "TIFF",
-    ".tiff": "TIFF", ".gif": "GIF", ".ppm": "PPM", ".pgm": "PPM", ".avif": "AVIF",
+    b"jpg": "JPEG", b"jpeg": "JPEG", b"png": "PNG", b"webp": "WEBP", b"bmp": "BMP", b"tif": "TIFF",
+    b"tiff": "TIFF", b"gif": "GIF", b"ppm": "PPM", b"pgm": "PPM", b"avif": "AVIF",
 }  # fmt: skip
 # Of the images that go into a shard many at a time: format, and Pillow's mode where it is Pillow's.
 _PLAIN = {
@@ -58,24 +59,24 @@ class QualityTally:
         self.slowest: list[list[Any]] = []  # microseconds, path, words
         self.odd: dict[str, dict[str, Any]] = {}
         self.left_out = 0
+        self._least, self._most = math.inf, 0
 
     def add_image(self, path: bytes, size_bytes: int, facts: ImageFacts, *, done: str, turned: bool) -> None:
         """Count an image as the source has it. `done`: what became of the file; `turned`: set upright."""
-        name = printable(path)
         count = self.formats.setdefault(facts.format, [0, 0])
         count[0] += 1
         count[1] += size_bytes
-        self._count_sides(name, facts.width, facts.height)
+        self._count_sides(path, facts.width, facts.height)
         if facts.orientation != 1:
-            self.add("rotated", name, f"EXIF orientation {facts.orientation}", _turned(done, turned))
+            self.add("rotated", path, f"EXIF orientation {facts.orientation}", _turned(done, turned))
         if facts.pillow_reason is None and facts.format == "JPEG":
             if facts.is_gray:
-                self.add("gray", name, "JPEG", done)
+                self.add("gray", path, "JPEG", done)
         else:
-            self._count_kind(name, facts, done)
-        expected = _FORMAT_OF_SUFFIX.get(file_suffix(path))
+            self._count_kind(path, facts, done)
+        expected = _FORMAT_OF_SUFFIX.get(path.rpartition(b".")[2].lower())
         if expected is not None and expected not in facts.format:
-            self.add("wrong-suffix", name, f"is {facts.format}", done)
+            self.add("wrong-suffix", path, f"is {facts.format}", done)
 
     def add_cost(self, path: bytes, facts: ImageFacts, size_bytes: int) -> None:
         """Count what decoding an image will cost, as it is stored."""
@@ -84,7 +85,7 @@ class QualityTally:
         self._note_slow(path, cost_us, facts.format, facts.width, facts.height)
 
     def _note_slowest(
-        self, paths: list[bytes], costs_us: F64, is_jpeg: Any, widths: U32, heights: U32
+        self, paths: list[bytes], costs_us: F64, formats: Any, widths: U32, heights: U32
     ) -> None:
         start, step = 0, SLOWEST
         while start < len(paths):
@@ -92,11 +93,7 @@ class QualityTally:
             least = self.slowest[-1][0] if len(self.slowest) == SLOWEST else -1.0
             for i in (np.flatnonzero(costs_us[start:stop] > least) + start).tolist():
                 self._note_slow(
-                    paths[i],
-                    float(costs_us[i]),
-                    "JPEG" if is_jpeg[i] else "PNG",
-                    int(widths[i]),
-                    int(heights[i]),
+                    paths[i], float(costs_us[i]), str(formats[i]), int(widths[i]), int(heights[i])
                 )
             start, step = stop, 2 * step
 
@@ -110,37 +107,39 @@ class QualityTally:
     def add_plain(self, paths: list[bytes], sizes: I64, widths: U32, heights: U32, kinds: I64) -> None:
         """Count many images that are kept, are what their names say, and have plain names: `add_image` and
         `add_cost` for each."""
-        is_jpeg = kinds <= ImageKind.GRAY_JPEG
-        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
-            chosen = kinds == kind
-            count = self.formats.setdefault(_PLAIN[ImageKind(kind)][0], [0, 0])
-            count[0] += int(chosen.sum())
+        formats = np.where(kinds <= ImageKind.GRAY_JPEG, "JPEG", "PNG")
+        for kind in np.unique(kinds).tolist():
+            chosen = np.flatnonzero(kinds == kind)
+            name = _PLAIN[ImageKind(kind)][0]
+            count = self.formats.setdefault(name, [0, 0])
+            count[0] += len(chosen)
             count[1] += int(sizes[chosen].sum())
         for code, modes in (("alpha", ("RGBA", "LA")), ("gray", ("1", "L", "LA"))):
-            is_odd = np.array([_PLAIN[kind][1] in modes for kind in ImageKind])[kinds]
-            for i in np.flatnonzero(is_odd)[:EXAMPLES].tolist():
+            known = [kind for kind, (_, mode) in _PLAIN.items() if mode in modes]
+            chosen = np.flatnonzero(np.isin(kinds, known))
+            for i in chosen[:EXAMPLES].tolist():
                 name, mode = _PLAIN[ImageKind(int(kinds[i]))]
                 self.add(
                     code, printable(paths[i]), f"{name} of mode {mode}" if code == "alpha" else name, KEPT
                 )
-            more = int(is_odd.sum()) - EXAMPLES
-            if more > 0:
-                self.odd[code]["done"][KEPT] += more
-        sides = np.searchsorted(
-            SIDES, [np.minimum(widths, heights), np.maximum(widths, heights)], side="right"
-        )
-        for bins, counts in zip(sides, (self.short_sides, self.long_sides), strict=True):
-            _count_bins(bins, counts)
+            if len(chosen) > EXAMPLES:
+                self.odd[code]["done"][KEPT] += len(chosen) - EXAMPLES
+        short, long = np.minimum(widths, heights), np.maximum(widths, heights)
+        for sides, counts in ((short, self.short_sides), (long, self.long_sides)):
+            bins = np.searchsorted(SIDES, sides, side="right")
+            for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
+                counts[int(number)] += int(images)
         pixels = widths.astype(np.int64) * heights
         for extreme in (pixels.min(), pixels.max()):
             i = min(np.flatnonzero(pixels == extreme).tolist(), key=paths.__getitem__)
             self._compare(printable(paths[i]), int(widths[i]), int(heights[i]))
-        rates = np.where(is_jpeg, _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
-        costs_us = (pixels * rates + sizes * np.where(is_jpeg, _KERNEL_NS_PER_BYTE, 0.0)) / 1000
-        _count_bins(
-            np.rint(BINS_PER_OCTAVE * np.log2(np.maximum(costs_us, 0.01))).astype(np.int64), self.costs
-        )
-        self._note_slowest(paths, costs_us, is_jpeg, widths, heights)
+        rates = np.where(formats == "JPEG", _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
+        by_bytes = np.where(formats == "JPEG", _KERNEL_NS_PER_BYTE, 0.0)
+        costs_us = (pixels * rates + sizes * by_bytes) / 1000
+        bins = np.rint(BINS_PER_OCTAVE * np.log2(np.maximum(costs_us, 0.01))).astype(np.int64)
+        for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
+            self.costs[int(number)] += int(images)
+        self._note_slowest(paths, costs_us, formats, widths, heights)
 
     def add_orientation(self, path: bytes, orientation: int) -> None:
         if orientation != 1:
@@ -149,42 +148,48 @@ class QualityTally:
     def add_rejected(self, path: str, reason: str) -> None:
         self.add(classify(reason), path, reason, REJECTED)
 
-    def add(self, code: str, path: str, detail: str, done: str) -> None:
+    def add(self, code: str, path: bytes | str, detail: str, done: str) -> None:
         found = self.odd.setdefault(code, {"done": {}, "examples": []})
         found["done"][done] = found["done"].get(done, 0) + 1
         if len(found["examples"]) < EXAMPLES:
-            found["examples"].append([path, detail, done])
+            name = printable(path) if isinstance(path, bytes) else path
+            found["examples"].append([name, detail, done])
 
     def dump(self) -> dict[str, Any]:
         """Return what the index part's metadata says."""
-        return {name: value for name, value in vars(self).items() if value}
+        return {name: value for name, value in vars(self).items() if value and name[0] != "_"}
 
-    def _count_sides(self, name: str, width: int, height: int) -> None:
-        self.short_sides[_bin(min(width, height))] += 1
-        self.long_sides[_bin(max(width, height))] += 1
-        self._compare(name, width, height)
+    def _count_sides(self, path: bytes, width: int, height: int) -> None:
+        short, long = (width, height) if width < height else (height, width)
+        self.short_sides[_bin(short)] += 1
+        self.long_sides[_bin(long)] += 1
+        self._compare(path, width, height)
 
-    def _compare(self, name: str, width: int, height: int) -> None:
-        here = [name, width, height]
-        for which, is_better in (("smallest", _is_smaller), ("largest", _is_larger)):
-            if which not in self.extremes or is_better(here, self.extremes[which]):
-                self.extremes[which] = here
+    def _compare(self, path: bytes | str, width: int, height: int) -> None:
+        pixels = width * height
+        if self.extremes and self._least <= pixels <= self._most:
+            return
+        here = [printable(path) if isinstance(path, bytes) else path, width, height]
+        if pixels < self._least:
+            self._least, self.extremes["smallest"] = pixels, here
+        if pixels > self._most:
+            self._most, self.extremes["largest"] = pixels, here
 
-    def _count_kind(self, name: str, facts: ImageFacts, done: str) -> None:
+    def _count_kind(self, path: bytes, facts: ImageFacts, done: str) -> None:
         if facts.is_damaged:
-            self.add(classify(facts.pillow_reason or ""), name, facts.pillow_reason or "", done)
+            self.add(classify(facts.pillow_reason or ""), path, facts.pillow_reason or "", done)
         if "progressive" in facts.format:
-            self.add("progressive", name, facts.format, done)
+            self.add("progressive", path, facts.format, done)
         if facts.mode == "CMYK":
-            self.add("cmyk", name, facts.format, done)
+            self.add("cmyk", path, facts.format, done)
         if facts.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
-            self.add("alpha", name, f"{facts.format} of mode {facts.mode}", done)
+            self.add("alpha", path, f"{facts.format} of mode {facts.mode}", done)
         if facts.mode in ("1", "L", "LA"):
-            self.add("gray", name, facts.format, done)
+            self.add("gray", path, facts.format, done)
         if facts.is_deep:
-            self.add("deep", name, f"{facts.format} of mode {facts.mode}", done)
+            self.add("deep", path, f"{facts.format} of mode {facts.mode}", done)
         if facts.frames > 1:
-            self.add("animated", name, f"{facts.format} of {facts.frames} frames", done)
+            self.add("animated", path, f"{facts.format} of {facts.frames} frames", done)
 
 
 def classify(reason: str) -> str:
@@ -212,7 +217,7 @@ def estimate_cost_us(facts: ImageFacts, size_bytes: int) -> float:
     return (pixels * rate + (size_bytes * _KERNEL_NS_PER_BYTE if is_by_kernel else 0)) / 1000
 
 
-def merge(tallies: list[Mapping[str, Any]]) -> QualityTally:
+def merge(tallies: Iterable[Mapping[str, Any]]) -> QualityTally:
     """Add up what shards found, in their order."""
     whole = QualityTally()
     for one in tallies:
@@ -238,24 +243,16 @@ def merge(tallies: list[Mapping[str, Any]]) -> QualityTally:
     return whole
 
 
-def _count_bins(bins: I64, counts: Counter[int]) -> None:
-    lowest = int(bins.min())
-    for number, images in enumerate(np.bincount(bins - lowest).tolist(), lowest):
-        if images:
-            counts[number] += images
-
-
 def _bin(side: int) -> int:
-    return next((i for i, edge in enumerate(SIDES) if side < edge), len(SIDES))
+    return _BIN_OF_SIDE[side] if side < SIDES[-1] else len(SIDES)
 
 
-# By pixels, then by name, so that the order of samples does not matter.
 def _is_smaller(here: list[Any], there: list[Any]) -> bool:
-    return (here[1] * here[2], here[0]) < (there[1] * there[2], there[0])
+    return bool(here[1] * here[2] < there[1] * there[2])
 
 
 def _is_larger(here: list[Any], there: list[Any]) -> bool:
-    return (-here[1] * here[2], here[0]) < (-there[1] * there[2], there[0])
+    return bool(here[1] * here[2] > there[1] * there[2])
 
 
 def _turned(done: str, turned: bool) -> str:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ import numpy as np
 
 from feedrate.errors import NotFound, PackError
 from feedrate.format.fields import Kind
+from feedrate.format.index import read_metadata
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack.duplicates import find_duplicates
+from feedrate.pack.files import appear
 from feedrate.pack.quality import BINS_PER_OCTAVE, EXAMPLES, KEPT, SIDES, QualityTally, merge
 from feedrate.results import (
     ClassSize,
@@ -28,38 +32,67 @@ from feedrate.results import (
     Oddity,
     OddSample,
     Quality,
-    Rejection,
 )
 
-FILE_NAME = "quality.json"
+FILE_NAME, REJECTED_NAME = "quality.json", "rejected.jsonl"
 _FORMAT, _VERSION = "feedrate-quality", 1
 # Most urgent first.
 CODES = (
     "unreadable", "empty", "truncated", "corrupt", "incomplete", "map-failed", "duplicate", "wrong-suffix",
     "rotated", "slow", "deep", "animated", "cmyk", "alpha", "progressive", "gray",
 )  # fmt: skip
-_SLOW_OCTAVES = 3  # eight times the median
+# Eight times the median; and long enough that somebody would notice.
+_SLOW_OCTAVES, _SLOW_US = 3, 2000
 _MOST_NUMBERS = 1000  # a label with more values than this is no class
 
 
-def sum_quality(
-    pack: Pack, tallies: Iterable[Mapping[str, Any]], rejected: Iterable[Rejection], folder: Path
-) -> Quality:
-    """Return the quality of a pack.
+def write_quality(folder: Path) -> Quality:
+    """Write quality.json for a pack, and return what it says; also after shards were added to it.
 
-    Args:
-        tallies: what shards found, in their order.
-        rejected: inputs that the reader of the source rejected, before there were shards.
-        folder: for temporary files.
+    Raises:
+        PackError: an index part cannot be read.
+        StorageError: the file cannot be written.
     """
-    whole = merge(list(tallies))
-    for one in rejected:
-        whole.add_rejected(one.path, one.reason)
+    with contextlib.closing(Pack(folder)) as pack:
+        quality = examine(pack)
+    data = _dump(quality)
+    with appear(folder / FILE_NAME, expected_bytes=len(data)) as file:
+        file.write(data)
+    return quality
+
+
+def examine(pack: Pack) -> Quality:
+    """Find out the quality of a pack from what its index parts say, and from rejected.jsonl."""
+    said = [read_metadata(pack.locate_file(shard.index)) for shard in pack.manifest.shards]
+    whole = merge(one.get("quality", {}) for one in said)
+    by_shards = Counter(tuple(line) for one in said for line in one.get("rejected", ()))
+    for path, field, reason in _read_rejections(pack.path):
+        # Those that no shard knows of were rejected before there were shards.
+        if by_shards[path, field, reason]:
+            by_shards[path, field, reason] -= 1
+        else:
+            whole.add_rejected(path, reason)
+    return _sum_up(pack, whole)
+
+
+def _read_rejections(folder: Path) -> Iterator[tuple[str, str, str]]:
+    try:
+        with open(folder / REJECTED_NAME, encoding="utf-8") as file:
+            for line in file:
+                one = json.loads(line)
+                yield one["path"], one["field"], one["reason"]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PackError(f"{folder / REJECTED_NAME} cannot be read: {error}") from error
+
+
+def _sum_up(pack: Pack, whole: QualityTally) -> Quality:
     duplicates = Duplicates()
     copies: tuple[OddSample, ...] = ()
     field = next((f for f in pack.fields if f.kind in (Kind.IMAGE, Kind.ARRAY, Kind.BYTES)), None)
     if field is not None and len(pack) > 1:
-        duplicates, copies = find_duplicates(pack, field.name, folder)
+        duplicates, copies = find_duplicates(pack, field.name, pack.path)
     odd = {
         code: Oddity(code, found["done"], tuple(OddSample(*e) for e in found["examples"]))
         for code, found in whole.odd.items()
@@ -75,7 +108,8 @@ def sum_quality(
         rejected=sum(one.done.get("rejected", 0) for one in odd.values()),
         left_out=whole.left_out,
         formats=tuple(
-            FormatSize(name, *count) for name, count in sorted(whole.formats.items(), key=lambda f: -f[1][0])
+            FormatSize(name, *count)
+            for name, count in sorted(whole.formats.items(), key=lambda f: (-f[1][0], f[0]))
         ),
         short_sides=_name_sides(whole.short_sides),
         long_sides=_name_sides(whole.long_sides),
@@ -88,8 +122,7 @@ def sum_quality(
     )
 
 
-def dump_quality(quality: Quality) -> bytes:
-    """Return quality.json."""
+def _dump(quality: Quality) -> bytes:
     document = {"format": _FORMAT, "version": _VERSION, **asdict(quality)}
     return (json.dumps(document, indent=1) + "\n").encode()
 
@@ -144,7 +177,7 @@ def _find_slow(whole: QualityTally) -> tuple[float | None, Oddity | None]:
             median = number
             break
     median_us = 2 ** (median / BINS_PER_OCTAVE)
-    least = median + BINS_PER_OCTAVE * _SLOW_OCTAVES
+    least = max(median + BINS_PER_OCTAVE * _SLOW_OCTAVES, round(BINS_PER_OCTAVE * math.log2(_SLOW_US)))
     slow = sum(n for number, n in whole.costs.items() if number >= least)
     if not slow:
         return round(median_us, 1), None

@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from feedrate.results import Recoded
 from feedrate.source.values import UnusableValue, dump_array
 
 DEFAULT_QUALITY = 90
+RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded", "normalise")  # of `Recode.settings`
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
@@ -85,6 +88,13 @@ class Recode:
         if self.normalise:
             settings["normalise"] = "upright" if self.raw else f"quality {self.quality or NORMAL_QUALITY}"
         return settings
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Recode:
+        """Return the choice that a pack's settings tell of."""
+        quality = settings.get("quality") if settings.get("encoded") == "all images" else None
+        sides = settings.get("resize"), settings.get("max_side")
+        return cls(*sides, quality, bool(settings.get("raw")), "normalise" in settings)
 
     def mark(self, fields: Sequence[Field]) -> tuple[Field, ...]:
         """Return the fields with the coding that they will have."""
@@ -232,17 +242,23 @@ class Tally:
     def __init__(self) -> None:
         self.images = self.resized = self.masks = self.kept = self.before_bytes = self.after_bytes = 0
         self.lossless = 0
+        # Of those that were normalised: kind of image -> how many, without loss and encoded anew.
+        self.rewritten: Counter[str] = Counter()
+        self.encoded: Counter[str] = Counter()
         self.psnr_db: list[float] = []
 
-    def add(self, before_bytes: int, image: NewImage | None, *, is_resized: bool, is_raw: bool) -> None:
+    def add(
+        self, before_bytes: int, image: NewImage | None, kind: str = "", *, is_resized: bool, is_raw: bool
+    ) -> None:
         """Count an image; of every fiftieth that was encoded anew the loss is measured."""
         if image is None:
             self.kept += 1
             return
-        if image.pixels is None:
-            self.lossless += 1
-        elif not is_raw and (self.images - self.lossless) % PSNR_EVERY == 0:
+        self.lossless += image.normalised and image.pixels is None
+        if image.pixels is not None and not is_raw and (self.images - self.lossless) % PSNR_EVERY == 0:
             self.psnr_db.append(measure_psnr(image))
+        if image.normalised:
+            (self.rewritten if image.pixels is None or is_raw else self.encoded)[kind] += 1
         self.images += 1
         self.resized += is_resized
         self.before_bytes += before_bytes
@@ -262,6 +278,13 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
     def total(name: str) -> int:
         return sum(count for tally in tallies if isinstance(count := tally.get(name, 0), int))
 
+    def total_by_kind(name: str) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for tally in tallies:
+            if isinstance(here := tally.get(name), dict):
+                counts.update(here)
+        return dict(counts.most_common())
+
     psnr = [db for tally in tallies if isinstance(values := tally.get("psnr_db"), list) for db in values]
     return Recoded(
         words=words,
@@ -269,6 +292,8 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
         resized=total("resized"),
         masks=total("masks"),
         lossless=total("lossless"),
+        rewritten=total_by_kind("rewritten"),
+        encoded=total_by_kind("encoded"),
         kept=total("kept"),
         before_bytes=total("before_bytes"),
         after_bytes=total("after_bytes"),
@@ -279,8 +304,12 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
 
 def say_pixels(settings: Mapping[str, object]) -> str:
     """Say what a pack's settings did to pixels: "lossy: shorter side 256, quality 90"; "": nothing."""
+    merged = settings.get("merged")
+    if isinstance(merged, list):
+        words = [say_pixels(one["settings"]) for one in merged]
+        return "; or ".join(dict.fromkeys(word for word in words if word))
     function = settings.get("map")
-    mapped = [f"made by {function.get('function')}"] if isinstance(function, dict) else []
+    mapped = [f"mapped by {function.get('function')}"] if isinstance(function, dict) else []
     return "; ".join([*mapped, *([pixels] if (pixels := _say_coding(settings)) else [])])
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ class ShardDone:
     by_pillow: dict[str, int]
     uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
     recoded: dict[str, Any]  # what a Tally counted
-    quality: dict[str, Any]  # what a QualityTally counted
     notes: dict[str, Any]  # of the container
 
 
@@ -67,7 +66,7 @@ def write_shard(task: ShardTask) -> MapCost:
     loader = SampleLoader(source, listing.fields, fields, task.recode, mapper, scan=task.scan)
     with appear(shard_path, expected_bytes=task.expected_bytes) as out:
         output = Output(out)
-        writer = _Writer(loader, container.write(output))
+        writer = SampleWriter(loader, container.write(output))
         for one in _samples(task, listing, fields, output, loader):
             if isinstance(one, Written):
                 writer.add_written(one)
@@ -81,18 +80,10 @@ def write_shard(task: ShardTask) -> MapCost:
     metadata = {
         "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
         "crc32c": f"{output.crc32c:08x}",
-        "samples": writer.samples, "source_bytes": writer.source_bytes,
-        "rejected": writer.rejected, "damaged": writer.damaged,
-        "by_kernel": writer.by_kernel, "by_pillow": writer.by_pillow, "uniform": writer.uniform,
-        "quality": loader.quality.dump(),
         **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
         **({"notes": notes} if notes else {}),
     }  # fmt: skip
-    rows = writer.rows()
-    fill_derived(rows, writer.variable)
-    data = dump_part(fields, Part(rows, writer.variable, metadata))
-    with appear(shard_path.with_suffix(INDEX_SUFFIX), expected_bytes=len(data)) as out:
-        out.write(data)
+    writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
     return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
 
 
@@ -119,7 +110,7 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
     index_path, shard_path = target / index, target / shard
     try:
         metadata = read_metadata(index_path)
-        if metadata.get("plan") != plan or os.stat(shard_path).st_size != metadata["bytes"]:
+        if metadata.get("plan") != plan or _size_of(shard_path) != metadata["bytes"]:
             return None
         data = index_path.read_bytes()
         part = IndexPart(index, len(data), kernel.crc32c(data), locate_columns(data))
@@ -133,14 +124,13 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
             metadata["by_pillow"],
             metadata["uniform"],
             dict(metadata.get("recoded", {})),
-            dict(metadata["quality"]),
             dict(metadata.get("notes", {})),
         )
     except (PackError, OSError, KeyError, TypeError, ValueError):
         return None
 
 
-class _Writer:
+class SampleWriter:
     """Counts along while a shard is written; holds rows of the index, never images."""
 
     def __init__(self, loader: SampleLoader, shard: ShardWriter) -> None:
@@ -210,17 +200,31 @@ class _Writer:
             self._pieces.append(np.array(self._rows, row_dtype(self.fields)))
             self._rows = []
 
+    def write_index(self, path: Path, metadata: Mapping[str, object]) -> None:
+        """Write the shard's part of the index, with what was found and what `metadata` adds."""
+        found = {
+            "samples": self.samples, "source_bytes": self.source_bytes, "rejected": self.rejected,
+            "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
+            "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
+        }  # fmt: skip
+        rows = self.rows()
+        fill_derived(rows, self.variable)
+        data = dump_part(self.fields, Part(rows, self.variable, found))
+        with appear(path, expected_bytes=len(data)) as out:
+            out.write(data)
+
     def _count(self, field: Field, part: Loaded) -> None:
         self.source_bytes += part.source_bytes
         for name, value in (part.uniform or {}).items():
             if self.uniform.setdefault(f"{field.name}.{name}", value) != value:
                 self.uniform[f"{field.name}.{name}"] = None
-        is_resized = part.sizes is not None and part.sizes[0] != part.sizes[1]
+        is_resized = part.sizes is not None and sorted(part.sizes[0]) != sorted(part.sizes[1])
         if field.kind is not Kind.IMAGE:
             self.tally.masks += is_resized
             return
+        kind = part.facts[0].kind if part.facts is not None else ""
         self.tally.add(
-            part.source_bytes, part.image, is_resized=is_resized, is_raw=field.coding is Coding.RAW
+            part.source_bytes, part.image, kind, is_resized=is_resized, is_raw=field.coding is Coding.RAW
         )
         if part.damage is not None:
             self.damaged.append((printable(part.path), field.name, part.damage))
@@ -228,6 +232,28 @@ class _Writer:
             self.by_kernel += 1
         else:
             self.by_pillow[part.pillow_reason] += 1
+
+
+def _size_of(shard: Path) -> int:
+    """Return a shard's size; a folder of files that were there before has none."""
+    return 0 if shard.is_dir() else os.stat(shard).st_size
+
+
+def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Field, ...]:
+    """Return the fields with the shapes and types that all samples of all shards share."""
+    uniform: dict[str, Any] = {}
+    for shard in done:
+        for name, value in shard.uniform.items():
+            if uniform.setdefault(name, value) != value:
+                uniform[name] = None
+    return tuple(_with_uniform(field, uniform) for field in fields)
+
+
+def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
+    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
+    return replace(
+        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
+    )
 
 
 def _as_content(field: Field, part: Loaded) -> Content:

@@ -14,6 +14,7 @@ from typing import Any
 
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.format.manifest import FILE_NAME, read_manifest
+from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME
 from feedrate.pack import listing
 from feedrate.pack.files import (
     LOCK_NAME,
@@ -28,7 +29,6 @@ from feedrate.pack.options import PackOptions
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
-PROGRESS_NAME = "packing.json"
 JOBS_NAME = "packing.jobs"
 
 

@@ -19,9 +19,10 @@ from feedrate.format.containers import FILES
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part
 from feedrate.format.keys import printable, restored_path
-from feedrate.format.manifest import Manifest, Shard, plain_name, read_manifest
+from feedrate.format.manifest import Shard, file_path, plain_name, read_manifest
 from feedrate.format.raw import dump_raw, npy_header, parse_stored
 from feedrate.pack.recode import say_pixels
+from feedrate.pack.tables import find_tables
 from feedrate.pack.tree import Tree, check_path
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results import Tick, UnpackResult
@@ -73,7 +74,7 @@ def unpack(
         watch(Tick("unpacking", samples, manifest.samples, size_bytes, total_bytes))
 
     report(0, 0)
-    written = [_unpack_table(Path(pack), Path(inner), manifest)]
+    written = [_unpack_table(Path(pack), Path(inner), table) for table in find_tables(manifest)]
     written += run_tasks(unpack_shard, tasks, workers=workers, size_bytes=total_bytes, watch=report)
     return UnpackResult(
         pack=str(pack),
@@ -92,10 +93,7 @@ def unpack_shard(task: ShardUnpack) -> Written:
     try:
         part = _read_index(task, folder)
         _check_paths(task, part)
-        with (
-            open(folder / task.shard.folder / task.shard.name, "rb") as shard,
-            Tree(Path(task.target)) as tree,
-        ):
+        with open(file_path(folder, task.shard), "rb") as shard, Tree(Path(task.target)) as tree:
             return _restore_samples(task, part, shard.fileno(), tree)
     except OSError as error:
         if isinstance(error, FeedrateError):
@@ -107,7 +105,7 @@ def unpack_shard(task: ShardUnpack) -> Written:
 
 def _read_index(task: ShardUnpack, folder: Path) -> Part:
     index = task.shard.index
-    data = (folder / index.name).read_bytes()
+    data = file_path(folder, index).read_bytes()
     # Original paths stand in the index alone: a changed byte there would give a file another name.
     if kernel.crc32c(data) != index.crc32c:
         raise PackError(f"{index.name} is damaged: checksum", hint=_verify_hint(task.pack))
@@ -123,6 +121,7 @@ def _check_paths(task: ShardUnpack, part: Part) -> None:
 
 def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Written:
     files = kept = size_bytes = 0
+    prefix = f"{task.shard.prefix}/".encode() if task.shard.prefix else b""
     size_on_disk = os.fstat(fd).st_size
     fields = [f for f in task.fields if f"{f.name}.path" in part.variable]
     for number, row in enumerate(part.rows):
@@ -132,6 +131,7 @@ def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Writ
             path = part.variable[f"{name}.path"][number]
             if not path:
                 continue  # a value from the table, which comes back as a whole
+            path = prefix + path
             offset, length = int(row[f"{name}.offset"]), int(row[f"{name}.length"])
             if length < 0 or not 0 <= offset <= size_on_disk - length:
                 raise PackError(
@@ -160,10 +160,7 @@ def _restore_file(field: Field, data: bytes, part: Part, number: int) -> bytes:
     return dump_raw(parse_stored(data, part.variable[f"{field.name}.entries"][number]))
 
 
-def _unpack_table(pack: Path, target: Path, manifest: Manifest) -> Written:
-    table = manifest.settings.get("labels")
-    if table is None:
-        return Written()
+def _unpack_table(pack: Path, target: Path, table: Mapping[str, Any]) -> Written:
     try:
         path, data = unquote_to_bytes(table["path"]), _read_table(pack, table)
     except (TypeError, KeyError, AttributeError, OSError, ValueError) as error:

@@ -40,6 +40,11 @@ class ImageFacts:
     orientation: int = 1
 
     @property
+    def kind(self) -> str:
+        """Return the format, and whether it lies on its side."""
+        return self.format if self.orientation == 1 else f"rotated {self.format}"
+
+    @property
     def is_deep(self) -> bool:
         return self.mode.startswith(("I", "F"))
 

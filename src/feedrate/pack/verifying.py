@@ -7,22 +7,25 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError
+from feedrate.format.added import check_columns
 from feedrate.format.containers import Container, Content, Member, find_container
 from feedrate.format.fields import Field, Kind
 from feedrate.format.index import Part, locate_columns, parse_part, row_checks
-from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
+from feedrate.format.manifest import FILE_NAME, Manifest, Shard, file_path, read_manifest
 from feedrate.pack.check_values import check_image, check_in_place
 from feedrate.pack.packing import REJECTED_NAME
 from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.pack.recode import say_pixels
+from feedrate.pack.tables import find_tables
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results import Problem, Tick, VerifyResult
 
@@ -73,7 +76,8 @@ def verify(
     findings = sorted(found, key=lambda f: f.shard)
     problems = [problem for one in findings for problem in one.problems]
     problems += _find_duplicates(findings)
-    problems += _check_table(folder, manifest)
+    problems += _check_columns(folder, manifest)
+    problems += [problem for table in find_tables(manifest) for problem in _check_table(folder, table)]
     return VerifyResult(
         pack=str(pack),
         samples=manifest.samples,
@@ -87,10 +91,11 @@ def verify(
 
 
 def _list_checks(folder: Path, manifest: Manifest) -> list[ShardCheck]:
-    checks, next_sample = [], Counter[str]()
+    checks, next_sample = [], Counter[Path]()
     for shard in manifest.shards:
-        first = next_sample[shard.name]
-        next_sample[shard.name] += shard.samples
+        path = file_path(folder, shard)
+        first = next_sample[path]
+        next_sample[path] += shard.samples
         samples = range(first, first + shard.samples)
         checks.append(ShardCheck(os.path.abspath(folder), shard, manifest.fields, samples))
     return checks
@@ -103,13 +108,15 @@ def verify_shard(check: ShardCheck) -> ShardFindings:
     problems += itertools.islice(_check_shard(check, part), _MOST_PROBLEMS)
     if part is None:
         return ShardFindings(check.shard.name, tuple(problems), (), ())
-    keys, numbers = tuple(part.variable["key"]), tuple(int(n) for n in part.rows["number"])
+    prefix = f"{check.shard.prefix}/".encode() if check.shard.prefix else b""
+    keys = tuple(prefix + key for key in part.variable["key"])
+    numbers = tuple(int(n) + check.shard.first_number for n in part.rows["number"])
     return ShardFindings(check.shard.name, tuple(problems), keys, numbers)
 
 
 def _read_part(check: ShardCheck) -> Part | None:
     try:
-        data = (Path(check.pack) / check.shard.index.name).read_bytes()
+        data = file_path(check.pack, check.shard.index).read_bytes()
         return parse_part(data, check.fields, name=check.shard.index.name)
     except (OSError, PackError):
         return None
@@ -118,7 +125,7 @@ def _read_part(check: ShardCheck) -> Part | None:
 def _check_index(check: ShardCheck) -> Iterator[Problem]:
     index, shard = check.shard.index, check.shard
     try:
-        data = (Path(check.pack) / index.name).read_bytes()
+        data = file_path(check.pack, index).read_bytes()
     except OSError as error:
         yield Problem(index.name, f"cannot be read: {error.strerror}")
         return
@@ -135,11 +142,11 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
         yield Problem(index.name, "its columns do not begin where pack.json says")
     if len(part.rows) != shard.samples:
         yield Problem(index.name, f"has {len(part.rows)} samples, pack.json says {shard.samples}")
-    # Where many parts describe one file, its checksum was not known when they were written.
+    # Not by the shard's name: merging links it under another. Where many parts describe one file, its
+    # checksum was not known when they were written.
     crc32c = part.metadata.get("crc32c", f"{shard.crc32c:08x}")
-    said = (part.metadata.get("shard"), part.metadata.get("bytes"), crc32c)
-    if said != (shard.name, shard.size_bytes, f"{shard.crc32c:08x}"):
-        yield Problem(index.name, "names another shard, or other bytes of it, than pack.json")
+    if (part.metadata.get("bytes"), crc32c) != (shard.size_bytes, f"{shard.crc32c:08x}"):
+        yield Problem(index.name, "was written for another shard, or other bytes of it, than pack.json says")
     for number in np.flatnonzero(part.rows["check"] != np.array(row_checks(part.rows), np.uint32)).tolist():
         key = part.variable["key"][number].decode("ascii")
         yield Problem(index.name, f"row {number} fails its checksum", key=key)
@@ -147,7 +154,7 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
 
 def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
     shard = check.shard
-    path = Path(check.pack) / shard.folder / shard.name
+    path = file_path(check.pack, shard)
     if shard.is_in_place:
         yield from check_in_place(shard, path, check.fields, part)
         return
@@ -269,10 +276,18 @@ def _find_duplicates(findings: list[ShardFindings]) -> Iterator[Problem]:
             keys[key] = numbers[number] = found.shard
 
 
-def _check_table(folder: Path, manifest: Manifest) -> Iterator[Problem]:
-    table = manifest.settings.get("labels")
-    if not isinstance(table, dict):
-        return
+def _check_columns(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    for part in manifest.parts:
+        try:
+            data = file_path(folder, part).read_bytes()
+        except OSError as error:
+            yield Problem(part.name, f"cannot be read: {error.strerror}")
+            continue
+        fields = [field for field in manifest.all_fields if field.name in part.fields]
+        yield from (Problem(part.name, text) for text in check_columns(data, part, fields))
+
+
+def _check_table(folder: Path, table: Mapping[str, Any]) -> Iterator[Problem]:
     name = str(table.get("name"))
     try:
         size_bytes, crc32c = _measure(folder / os.path.basename(name))
@@ -287,8 +302,7 @@ def _find_extra(folder: Path, manifest: Manifest) -> tuple[str, ...]:
     if any(shard.is_in_place for shard in manifest.shards):
         return ()  # it lies among files of its user
     known = {FILE_NAME, REJECTED_NAME, QUALITY_NAME}
-    known |= {name for s in manifest.shards for name in (s.name, s.index.name)}
-    table = manifest.settings.get("labels")
-    if isinstance(table, dict):
-        known.add(str(table.get("name")))
+    files = [file for s in manifest.shards for file in (s, s.index)]
+    known |= {file.name for file in (*files, *manifest.parts) if not file.folder}
+    known |= {str(table.get("name")) for table in find_tables(manifest)}
     return tuple(sorted(name for name in os.listdir(folder) if name not in known))

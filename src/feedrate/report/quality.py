@@ -12,25 +12,25 @@ _FEW_EXAMPLES, _FEW_CLASSES, _BAR = 3, 8, 24
 
 # What a code means, and what it means for training.
 _MEANINGS = {
-    "unreadable": ("cannot be read", "look at the disk, or at the rights"),
-    "empty": ("empty files", "nothing can be learnt from them"),
+    "unreadable": ("unreadable", "look at the disk, or at the rights"),
+    "empty": ("empty", "nothing can be learnt from them"),
     "truncated": ("cut short", "a copy or a download that did not end; fetch them again"),
     "corrupt": ("damaged, or no image at all", "nobody decodes them"),
     "incomplete": ("without a label, a value or a file", "see the table"),
     "map-failed": ("your function failed", "see its messages"),
-    "duplicate": ("copies of other samples", "they weigh twice, and may leak from training into validation"),
-    "wrong-suffix": ("not what their suffix says", "harmless here; other programs may stumble"),
+    "duplicate": ("copies of others", "they weigh twice, and may leak from training into validation"),
+    "wrong-suffix": ("other than the suffix says", "harmless here; other programs may stumble"),
     "rotated": (
-        "lie on their side (EXIF)",
+        "on their side (EXIF)",
         "loading leaves them as they lie: --normalise turns them upright",
     ),
     "slow": ("far slower to decode than the median", "they hold up their batch: --max-side shrinks them"),
     "deep": ("more than 8 bits per channel", "loading cuts them to 8 bits: --map can scale them first"),
     "animated": ("more than one frame", "only the first is used"),
-    "cmyk": ("CMYK colours", "decoded by Pillow: --normalise makes RGB of them"),
-    "alpha": ("with an alpha channel", "it is dropped when they are loaded"),
-    "progressive": ("progressive JPEG", "decoded by Pillow, 5 times slower: --normalise costs no pixel"),
-    "gray": ("without colour", "loaded as three equal channels, or as one if asked for"),
+    "cmyk": ("CMYK", "decoded by Pillow: --normalise makes RGB of them"),
+    "alpha": ("alpha channel", "it is dropped when they are loaded"),
+    "progressive": ("progressive JPEG", "decoded by Pillow, many times slower: --normalise costs no pixel"),
+    "gray": ("no colour", "loaded as three equal channels, or as one if asked for"),
 }
 # Of no concern where all of the dataset is like that.
 _COMMON = frozenset(("gray", "alpha", "progressive", "cmyk", "deep"))
@@ -57,7 +57,9 @@ def summarise_quality(quality: Quality) -> list[tuple[str, str]]:
     """Return the rows that `feedrate pack` shows: a line per kind of oddity."""
     rows: list[tuple[str, str]] = []
     for oddity in quality.oddities:
-        text = f"{oddity.samples:,} {describe_code(oddity.code)}: {describe_done(oddity)}"
+        text = f"{oddity.samples:>7,}  {describe_code(oddity.code)}: {describe_done(oddity)}"
+        if oddity.code == "duplicate" and quality.duplicates.conflicting:
+            text += f"; in {format_count(quality.duplicates.conflicting, 'group')} the labels differ"
         rows.append(("quality" if not rows else "", text))
     if not rows:
         rows.append(("quality", "nothing odd was found"))
@@ -77,7 +79,7 @@ def describe_counts(quality: Quality) -> str:
 
 def describe_verdict(quality: Quality) -> str:
     """Return one sentence that says how things stand."""
-    urgent = [one for one in quality.oddities if not _is_common(one, quality)]
+    urgent = [one for one in quality.oddities if not _is_no_concern(one, quality)]
     if not urgent:
         return "good: nothing that deserves a look was found"
     rejected = sum(one.done.get("rejected", 0) for one in urgent)
@@ -90,8 +92,9 @@ def describe_verdict(quality: Quality) -> str:
     )
 
 
-def _is_common(oddity: Oddity, quality: Quality) -> bool:
-    return oddity.code in _COMMON and oddity.samples >= quality.samples
+def _is_no_concern(oddity: Oddity, quality: Quality) -> bool:
+    is_settled = not oddity.done.get("kept") and not oddity.done.get("rejected")
+    return is_settled or (oddity.code in _COMMON and oddity.samples >= quality.samples)
 
 
 def describe_code(code: str) -> str:
@@ -156,7 +159,7 @@ def sort_classes(quality: Quality) -> list[ClassSize]:
 
 def _draw_oddity(oddity: Oddity) -> list[str]:
     meaning = describe_meaning(oddity)
-    lines = [f"{oddity.samples:,} {describe_code(oddity.code)}: {describe_done(oddity)}"]
+    lines = [f"{describe_code(oddity.code)}: {oddity.samples:,}, {describe_done(oddity)}"]
     lines += [f"  ({meaning})"] if meaning else []
     lines += [f"  {one.path}: {one.detail}" for one in oddity.examples[:_FEW_EXAMPLES]]
     more = oddity.samples - min(len(oddity.examples), _FEW_EXAMPLES)

@@ -16,7 +16,6 @@ from feedrate.report.quality import (
     describe_code,
     describe_cost,
     describe_counts,
-    describe_done,
     describe_duplicates,
     describe_meaning,
     describe_verdict,
@@ -36,7 +35,7 @@ _STYLE = """
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 0 2.5rem; }
 .odd { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1.4fr); gap: .25rem 1.5rem; }
 .odd ul { margin: 0; padding: 0; list-style: none; font-size: .9rem; }
-.odd .bar { margin: .35rem 0; max-width: 16rem; } .done { font-size: .875rem; color: var(--soft); }
+.done .dot:not(:first-child) { margin-left: .75rem; }
 @media (max-width: 40rem) { .odd { grid-template-columns: 1fr; } }
 """
 
@@ -72,15 +71,12 @@ def _section(title: str, body: str) -> str:
 
 
 def _oddities(quality: Quality) -> str:
-    if not quality.oddities:
-        return ""
-    key = "".join(f'<li><i class="{tone}"></i>{done}</li>' for done, tone in _TONES.items())
-    return f'<ul class="key">{key}</ul>' + "".join(_oddity(one, quality) for one in quality.oddities)
+    return "".join(_oddity(one, quality) for one in quality.oddities)
 
 
 def _oddity(oddity: Oddity, quality: Quality) -> str:
-    parts = "".join(
-        f'<span class="{_TONES.get(done, "other")}" style="flex: {count} 0 0"></span>'
+    done = "".join(
+        f'<i class="dot {_TONES.get(done, "other")}"></i>{count:,} {done} '
         for done, count in oddity.done.items()
     )
     note = describe_duplicates(quality) if oddity.code == "duplicate" else ""
@@ -90,13 +86,13 @@ def _oddity(oddity: Oddity, quality: Quality) -> str:
         f"<li><code>{_show(one.path)}</code> <span class=soft>{_show(one.detail)}</span></li>"
         for one in oddity.examples
     )
+    title = describe_code(oddity.code)
     more = oddity.samples - len(oddity.examples)
     rest = f"<li class=soft>and {more:,} more</li>" if more > 0 else ""
     return f"""
 <article class="odd">
-<div><h3>{oddity.samples:,} {_show(describe_code(oddity.code))}</h3>
-<div class="bar small" role="presentation">{parts}</div>
-<p class="done">{_show(describe_done(oddity))}</p>
+<div><h3>{_show(title[:1].upper() + title[1:])}</h3>
+<p class="done">{done}</p>
 {"".join(f"<p><small>{_show(text[:1].upper() + text[1:])}.</small></p>" for text in words)}</div>
 <ul>{examples}{rest}</ul>
 </article>"""

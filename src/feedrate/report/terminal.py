@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from feedrate.report.quality import summarise_quality
 from feedrate.results import (
     FieldSummary,
+    IndexResult,
     Mapped,
     PackDescription,
     PackResult,
@@ -18,7 +19,7 @@ from feedrate.results import (
     UnpackResult,
     VerifyResult,
 )
-from feedrate.units import format_bytes, format_count, format_seconds
+from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
 _FEW = 5
 
@@ -29,7 +30,7 @@ def draw_pack(result: PackResult) -> str:
         classes = format_count(result.classes, "class", "classes")
     lines = [
         f"packed {format_count(result.samples, 'sample')} ({classes}) into {result.target}",
-        *_table(
+        *table_lines(
             [
                 ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
                 ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
@@ -44,9 +45,38 @@ def draw_pack(result: PackResult) -> str:
             ]
         ),
     ]  # fmt: skip
-    lines += _rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
-    lines += _rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
     return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
+
+
+def draw_index(result: IndexResult) -> str:
+    classes = "no labels" if "label" not in result.fields else "labels are numbers"
+    if result.classes is not None:
+        classes = format_count(result.classes, "class", "classes")
+    where = "files of their own" if result.files is None else format_count(result.files, "file")
+    resumed = ""
+    if result.resumed_parts:
+        resumed = f", {result.resumed_parts:,} of {result.parts:,} parts done before"
+    rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
+    lines = [
+        f"indexed {format_count(result.samples, 'sample')} ({classes}) of {result.source}",
+        *table_lines(
+            [
+                ("fields", ", ".join(_field_words(name, kind) for name, kind in result.fields.items())),
+                ("samples", f"{format_bytes(result.source_bytes)} in {where}, where they were"),
+                ("index", f"{format_bytes(result.index_bytes)} in {result.target}"),
+                ("time", f"{format_seconds(result.seconds)}, {rate}{resumed}"),
+                ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+                ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
+                *(("left out", f"field '{name}': {why}") for name, why in result.left_out.items()),
+            ]
+        ),
+    ]
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
+    next_line = f"next: feedrate ls {result.target}, or in Python feedrate.Loader('{result.target}')"
+    return "\n".join([*lines, "", next_line, ""])
 
 
 def draw_unpack(result: UnpackResult) -> str:
@@ -54,7 +84,8 @@ def draw_unpack(result: UnpackResult) -> str:
     files, time = format_count(result.files, "file"), format_seconds(result.seconds)
     text = f"restored {files} ({format_bytes(result.size_bytes)}) in {result.target}{kept}, in {time}\n"
     if result.pixels:
-        text += f"these are not all the original files; packing changed images ({result.pixels})\n"
+        what = "samples" if _is_mapped(result.pixels) else "images"
+        text += f"these are not all the original files; packing changed {what} ({result.pixels})\n"
     return text
 
 
@@ -62,7 +93,11 @@ def draw_verify(result: VerifyResult) -> str:
     samples, shards = format_count(result.samples, "sample"), format_count(result.shards, "shard")
     size, time = format_bytes(result.size_bytes), format_seconds(result.seconds)
     lines = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
-    lines += [f"pixels are {result.pixels}"] if result.pixels else []
+    lines += (
+        [f"{'samples' if _is_mapped(result.pixels) else 'pixels'} are {result.pixels}"]
+        if result.pixels
+        else []
+    )
     lines += [f"extra file, no part of the pack: {name}" for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
     lines.append(
@@ -79,11 +114,12 @@ def draw_description(description: PackDescription) -> str:
     classes = description.class_counts
     lines = [
         f"{description.pack}: {format_count(description.samples, 'sample')}",
-        *_table(
+        *table_lines(
             [
                 *(("field", _summary_words(field)) for field in description.fields),
-                ("pixels", description.pixels),
-                ("classes", f"{len(classes):,}: {_most(classes)}" if classes else ""),
+                ("samples" if _is_mapped(description.pixels) else "pixels", description.pixels),
+                ("classes", f"{len(classes):,}: {most(classes)}" if classes else ""),
+                *(("parts", f"{name}: {most(c)}") for name, c in description.column_counts.items()),
                 ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
                            f"and {format_bytes(description.index_bytes)} of index"),
                 ("rejected", _if(description.rejected, "input", "(named in rejected.jsonl)")),
@@ -101,7 +137,11 @@ def draw_description(description: PackDescription) -> str:
     return "\n".join([*lines, ""])
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
+def _is_mapped(words: str) -> bool:
+    return words.startswith("mapped")
+
+
+def table_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {name:<9}{text}" for name, text in rows if text]
 
 
@@ -116,16 +156,24 @@ def _field_words(name: str, kind: str) -> str:
 def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
     if recoded is None:
         return []
-    images, resized = format_count(recoded.images, "image"), f"{recoded.resized:,} of them resized"
+    images = format_count(recoded.images, "image")
+    changes = [f"{recoded.resized:,} of them resized"] if recoded.resized else []
+    changes += [f"{recoded.lossless:,} without loss"] if recoded.lossless else []
+    how = f" ({', '.join(changes)})" if changes else ""
     kept = f"; {format_count(recoded.kept, 'image')} kept as they were" if recoded.kept else ""
-    if recoded.lossless:
-        resized += f", {recoded.lossless:,} without loss"
     masks = f"; {format_count(recoded.masks, 'mask')} resized" if recoded.masks else ""
     before, after = format_bytes(recoded.before_bytes), format_bytes(recoded.after_bytes)
     rows = [
-        ("pixels", f"{recoded.words}; 'feedrate unpack' cannot give the original files back"),
-        ("", f"{images} stored anew ({resized}), {before} became {after}{kept}{masks}"),
+        (
+            "samples" if _is_mapped(recoded.words) else "pixels",
+            f"{recoded.words}; 'feedrate unpack' cannot give the original files back",
+        ),
+        ("", f"{images} stored anew{how}, {before} became {after}{kept}{masks}"),
     ]
+    if recoded.rewritten:
+        rows.append(("", f"normalised without loss: {_count_words(recoded.rewritten, None)}"))
+    if recoded.encoded:
+        rows.append(("", f"normalised by encoding anew: {_count_words(recoded.encoded, None)}"))
     if recoded.mean_psnr_db is not None:
         sample = format_count(recoded.psnr_images, "image")
         rows.append(
@@ -181,7 +229,7 @@ def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
     return ", ".join(words) + (f" {noun}" if noun else "")
 
 
-def _rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
+def rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
     if not rejections:
         return []
     lines = ["", f"{title}: {len(rejections):,}"]
@@ -224,7 +272,7 @@ def _summary_words(field: FieldSummary) -> str:
     return ", ".join(words)
 
 
-def _most(counts: Mapping[str, int]) -> str:
+def most(counts: Mapping[str, int]) -> str:
     most = Counter(counts).most_common(_FEW)
     return ", ".join(f"{name} {count:,}" for name, count in most) + (
         ", ..." if len(counts) > len(most) else ""

@@ -12,6 +12,7 @@ from feedrate.results.bench import (
     PixelCheck,
     Standing,
 )
+from feedrate.results.change import AppendResult, ColumnResult, MergedPack, MergeResult, SplitResult
 from feedrate.results.doctor import (
     Curve,
     Diagnosis,
@@ -33,6 +34,7 @@ from feedrate.results.load import LoaderStats, StageStats
 from feedrate.results.machine import Gpu, GpuProcess, Machine, ReadRate, ScratchRate, Storage
 from feedrate.results.pack import (
     FieldSummary,
+    IndexResult,
     Mapped,
     PackDescription,
     PackResult,
@@ -55,9 +57,11 @@ from feedrate.results.quality import (
 )
 
 __all__ = [
+    "AppendResult",
     "BenchResult",
     "BenchRun",
     "ClassSize",
+    "ColumnResult",
     "Comparison",
     "Curve",
     "DemoResult",
@@ -73,6 +77,7 @@ __all__ = [
     "HotLine",
     "ImageDifference",
     "ImageSize",
+    "IndexResult",
     "KernelResult",
     "KernelSet",
     "KernelStage",
@@ -80,6 +85,8 @@ __all__ = [
     "LoaderStats",
     "Machine",
     "Mapped",
+    "MergeResult",
+    "MergedPack",
     "OddSample",
     "Oddity",
     "Overhead",
@@ -100,6 +107,7 @@ __all__ = [
     "SampleLine",
     "SamplePart",
     "ScratchRate",
+    "SplitResult",
     "StageStats",
     "Standing",
     "StepRow",

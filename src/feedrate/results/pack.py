@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from feedrate.results.quality import Quality
 
@@ -51,6 +51,8 @@ class Recoded:
     mean_psnr_db: float | None
     psnr_images: int
     lossless: int = 0  # of `images`: the same coefficients, only written in another way
+    rewritten: Mapping[str, int] = field(default_factory=dict)  # normalised without loss: kind -> images
+    encoded: Mapping[str, int] = field(default_factory=dict)  # normalised by encoding anew: kind -> images
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,36 @@ class PackResult:
     recoded: Recoded | None = None
     mapped: Mapped | None = None
     quality: Quality | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexResult:
+    """`feedrate index`.
+
+    Attributes:
+        files: that hold the samples; None: each value is a file of its own.
+        resumed_parts: how many of the index's `parts` an earlier, unfinished run had already made.
+        rejected: not in the index, each with its reason; also in rejected.jsonl.
+        left_out: fields that cannot be indexed -> why.
+    """
+
+    source: str
+    target: str
+    samples: int
+    classes: int | None
+    fields: Mapping[str, str]
+    files: int | None
+    parts: int
+    resumed_parts: int
+    index_bytes: int
+    source_bytes: int
+    seconds: float
+    rejected: tuple[Rejection, ...]
+    damaged: tuple[Rejection, ...]
+    by_kernel: int
+    by_pillow: Mapping[str, int]
+    left_out: Mapping[str, str]
+    ignored: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,4 +221,7 @@ class PackDescription:
     rejected: int
     settings: Mapping[str, object]
     first_samples: tuple[SampleLine, ...]
+    column_counts: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # of added columns of classes
     pixels: str = ""  # what packing did to them

@@ -8,9 +8,9 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from feedrate.errors import NotFound, SourceError, UsageError
+from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format.keys import file_suffix, has_image_suffix
-from feedrate.format.manifest import FILE_NAME
+from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.source.archives import Archive, ArchiveReader, strip_suffix
 from feedrate.source.example_reader import ExampleReader
 from feedrate.source.file_list import FileList
@@ -97,7 +97,7 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
     for file in place.walk():
         if has_image_suffix(file.path):
             return ImageFolders(place.root)
-        if file.path == FILE_NAME.encode():
+        if file.path == FILE_NAME.encode() and not _is_index(place):
             raise SourceError(f"{place.root} is a pack already", hint=f"feedrate ls {place.root}")
         form = form_by_name(file.path)
         if form in CONTAINERS:
@@ -115,6 +115,16 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
     (found,) = files.values()
     _refuse_splits(place, found)
     return _open_files(place, found, spool, options)
+
+
+def _is_index(place: Place) -> bool:
+    """Return whether a pack.json only describes what lies beside it."""
+    if place.is_remote:
+        return False
+    try:
+        return all(shard.is_in_place for shard in read_manifest(place.root).shards)
+    except FeedrateError:
+        return False
 
 
 def _open_files(place: Place, files: list[PlacedFile], spool: Spool, options: SourceOptions) -> Reader:

@@ -39,11 +39,10 @@ class ToTensor:
 
 
 class Flowers(Dataset):
-    def __init__(self, root, transform, fast=False):
+    def __init__(self, root, transform):
         self.files = sorted(Path(root).glob("*/*.jpg"))
         self.classes = sorted({path.parent.name for path in self.files})
         self.transform = transform
-        self.fast = fast
 
     def __len__(self):
         return len(self.files) * 100
@@ -51,13 +50,6 @@ class Flowers(Dataset):
     def __getitem__(self, index):
         path = self.files[index % len(self.files)]
         label = self.classes.index(path.parent.name)
-        if self.fast:
-            import feedrate
-
-            side = int(1200 * random.uniform(0.4, 1.0) ** 0.5)
-            left, top = random.randint(0, 1600 - side), random.randint(0, 1200 - side)
-            pixels = feedrate.decode(path, crop=(left, top, left + side, top + side), size=96)
-            return ToTensor()(pixels), label
         image = Image.open(path).convert("RGB")
         return self.transform(image), label
 
@@ -68,17 +60,30 @@ def main():
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--fast-decode", action="store_true")
+    parser.add_argument("--write-pack")
+    parser.add_argument("--pack")
     args = parser.parse_args()
     torch.set_num_threads(1)  # leave the cores to the workers
 
-    dataset = Flowers(args.data, Compose(RandomCrop(96), ToTensor()), args.fast_decode)
+    dataset = Flowers(args.data, Compose(RandomCrop(96), ToTensor()))
+    classes = len(dataset.classes)
+    if args.write_pack:
+        from feedrate.pack import pack
+
+        pack(args.data, args.write_pack)
+        return
+    if args.pack:
+        import feedrate
+
+        crop = feedrate.RandomResizedCrop(96, scale=(0.3, 0.75), ratio=(1, 1))
+        packed = feedrate.Dataset(args.pack, transform=ToTensor(), image=crop)
+        dataset = torch.utils.data.ConcatDataset([packed] * 100)
     loader = DataLoader(
         dataset, args.batch_size, shuffle=True, num_workers=args.workers, persistent_workers=args.workers > 0
     )
     model = nn.Sequential(
         nn.Conv2d(3, 16, 5, 4), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, len(dataset.classes)),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, classes),
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     criterion = nn.CrossEntropyLoss()

@@ -39,18 +39,19 @@ def resnet(widths, classes=4):
 
 
 class Photos(Dataset):
-    def __init__(self, root, size):
+    def __init__(self, root, size, repeat):
         self.items = []
+        self.repeat = repeat
         self.size = size
         for label, name in enumerate(sorted(os.listdir(root))):
             folder = os.path.join(root, name)
             self.items += [(os.path.join(folder, file), label) for file in sorted(os.listdir(folder))]
 
     def __len__(self):
-        return len(self.items)
+        return len(self.items) * self.repeat
 
     def __getitem__(self, index):
-        path, label = self.items[index]
+        path, label = self.items[index % len(self.items)]
         image = Image.open(path)
         image.draft("RGB", (self.size, self.size))
         image = image.convert("RGB").resize((self.size, self.size))
@@ -60,8 +61,10 @@ class Photos(Dataset):
 
 def train(args):
     device = torch.device(args.device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
     loader = DataLoader(
-        Photos(args.data, args.size),
+        Photos(args.data, args.size, args.repeat),
         batch_size=args.batch_size,
         shuffle=True,
         num_workers=args.workers,
@@ -95,4 +98,6 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--threads", type=int)
     train(parser.parse_args())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .parts import timed_by_class, timed_load, timed_steps
+from .parts import timed_by_class, timed_load, timed_resize, timed_steps
 
 
 def _all(kind: str, library: str, names: str, owner: str = "") -> list[tuple[str, Any]]:
@@ -18,11 +18,11 @@ def _all(kind: str, library: str, names: str, owner: str = "") -> list[tuple[str
 PARTS: dict[str, list[tuple[str, Any]]] = {
     "PIL.Image": [
         ("open", "read:PIL.Image.open"),
+        ("Image.resize", timed_resize),
         *_all(
             "transform",
             "PIL",
-            "convert resize crop transpose rotate filter transform reduce thumbnail point quantize paste"
-            " tobytes",
+            "convert crop transpose rotate filter transform reduce thumbnail point quantize paste tobytes",
             "Image.",
         ),
     ],

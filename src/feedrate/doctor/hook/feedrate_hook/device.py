@@ -31,10 +31,12 @@ class Device:
         self._arrival_ns = 0
         self._arrival_phase = 0
         self._forward: Any = None
+        self._forward_end: Any = None
 
     def after_fork(self) -> None:
         """Begin anew in a child, and keep the parent's events: to free one there would end the child."""
-        kept = (self._pool, self._pending, self._entry, self._arrival, self._forward, self._of_parents)
+        events = (self._entry, self._arrival, self._forward, self._forward_end)
+        kept = (self._pool, self._pending, events, self._of_parents)
         self.__init__()  # type: ignore[misc]
         self._of_parents = kept
 
@@ -56,9 +58,10 @@ class Device:
                     self._arrival,
                     entry,
                     self._forward,
+                    self._forward_end,
                 )
                 self._pending.append(step)
-                self._arrival = self._forward = None
+                self._arrival = self._forward = self._forward_end = None
             self._entry = entry
         except Exception as error:
             self._give_up(error)
@@ -70,7 +73,9 @@ class Device:
             self._arrival = self._record()
             self._arrival_ns = end_ns
             self._arrival_phase = session.phase
-            self._pending.append((layout.EXPOSED, session.phase, start_ns, self._entry, self._arrival, None))
+            self._pending.append(
+                (layout.EXPOSED, session.phase, start_ns, self._entry, self._arrival, None, None)
+            )
             self._collect()
         except Exception as error:
             self._give_up(error)
@@ -81,6 +86,15 @@ class Device:
         try:
             if not session.torch.cuda.is_current_stream_capturing():
                 self._forward = self._record()
+        except Exception as error:
+            self._give_up(error)
+
+    def forward_ends(self) -> None:
+        if self._forward is None or self._forward_end is not None:
+            return
+        try:
+            if not session.torch.cuda.is_current_stream_capturing():
+                self._forward_end = self._record()
         except Exception as error:
             self._give_up(error)
 
@@ -100,15 +114,14 @@ class Device:
     def _collect(self) -> None:
         pending = self._pending
         while pending and pending[0][4].query():
-            kind, phase, start_ns, first, last, forward = pending.popleft()
+            kind, phase, start_ns, first, last, forward, forward_end = pending.popleft()
             wall = round(first.elapsed_time(last) * 1e6)
             before = round(first.elapsed_time(forward) * 1e6) if forward is not None else 0
+            inside = round(forward.elapsed_time(forward_end) * 1e6) if forward_end is not None else 0
             idle = -1 if kind == layout.DEVICE else 0
-            session.ring.write(kind, 0, start_ns, wall, a=before, b=idle, phase=phase)
+            session.ring.write(kind, 0, start_ns, wall, a=before, b=idle, c=inside, phase=phase)
             # In this order nobody needs `first` any more: a wait's entry was the end of the step before it.
-            self._pool.append(first)
-            if forward is not None:
-                self._pool.append(forward)
+            self._pool += [event for event in (first, forward, forward_end) if event is not None]
         while len(pending) > _MOST_PENDING:
             pending.popleft()
 

@@ -43,8 +43,9 @@ PHASES = ("real", "drain", "again", "trial", "replay", "replay-half-precision", 
 WAIT = 1  # one next() of a loader. name: the loader; a: samples (-1: StopIteration); b: number of the batch
 #           in its iterator, from 0; c: bits below
 ITERATOR = 2  # the making of a loader's iterator. name: the loader
-COPY = 3  # host to device. name: file:line; a: bytes; b: 1 pinned, 2 non_blocking; c: bytes per element
-SYNC = 4  # .item() and the like on a device tensor. name: call file:line
+COPY = 3  # host to device. name: file:line; a: bytes; b: 1 pinned, 2 non_blocking, 4 on a stream of its own;
+#           c: bytes per element
+SYNC = 4  # .item() and the like on a device tensor. name: call file:line; a: calls that it stands for
 READBACK = 5  # device to host. name: call file:line; a: bytes
 FORWARD = 6  # the outermost module's call
 BACKWARD = 7

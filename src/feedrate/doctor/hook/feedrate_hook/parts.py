@@ -113,6 +113,24 @@ def timed(name: str, takes_path: bool = False) -> Callable[[Any], Any]:
     return make
 
 
+def timed_resize(original: Any) -> Any:
+    """Pillow's resize takes a box, too: it crops on the way, as RandomResizedCrop does."""
+
+    def resize(*args: Any, **kwargs: Any) -> Any:
+        fetch = here.fetch
+        if fetch is None:
+            return original(*args, **kwargs)
+        has_box = kwargs.get("box", args[3] if len(args) > 3 else None) is not None
+        if not fetch.enter("transform", "transform:PIL.crop+resize" if has_box else "transform:PIL.resize"):
+            return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            fetch.leave()
+
+    return resize
+
+
 def timed_load(original: Any) -> Any:
     """Pillow decodes in load(), which it calls before each operation: only the first call has work to do."""
 

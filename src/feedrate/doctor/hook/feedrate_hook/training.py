@@ -113,6 +113,7 @@ def _called(original: Any) -> Any:
             return original(self, *args, **kwargs)
         finally:
             training.is_busy = False
+            device.forward_ends()
             _record(layout.FORWARD, training.classes.get(type(self)) or _number_of(type(self)), start)
 
     return __call__

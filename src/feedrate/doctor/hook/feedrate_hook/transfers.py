@@ -13,6 +13,28 @@ from .wrapping import caller, get_ident, install
 _READING = "item tolist __bool__ __float__ __int__ __index__ __complex__ nonzero masked_select"
 
 
+# A loop that calls .item() for every sample would be slowed by the clocks: of many calls in one step, the
+# first are timed, and then few that stand for all.
+_TIMED_CALLS, _STANDS_FOR = 32, 64
+
+
+class _Calls:
+    """Waiting calls of the present step."""
+
+    step = -1
+    number = 0
+
+
+def _stands_for() -> int:
+    """Return for how many calls the present one is to be timed; 0: it is left alone."""
+    if _Calls.step != session.steps:
+        _Calls.step, _Calls.number = session.steps, 0
+    _Calls.number += 1
+    if _Calls.number <= _TIMED_CALLS:
+        return 1
+    return 0 if _Calls.number % _STANDS_FOR else _STANDS_FOR
+
+
 def _is_off() -> bool:
     return training.is_compiling() or not session.probing or get_ident() != session.thread
 
@@ -54,7 +76,7 @@ def _record_move(name: str, source: Any, target: Any, start: clock.Beginning, ar
         place = caller(3)
         if from_host:
             is_async = kwargs.get("non_blocking", any(a is True for a in args))
-            bits = int(source.is_pinned()) | 2 * bool(is_async)
+            bits = int(source.is_pinned()) | 2 * bool(is_async) | 4 * _is_beside(target.device)
             number = session.ring.name(place)
             session.ring.write(
                 layout.COPY, number, start[0], wall, cpu, queue, size, bits, source.element_size()
@@ -66,17 +88,26 @@ def _record_move(name: str, source: Any, target: Any, start: clock.Beginning, ar
         session.trouble("transfer", error)
 
 
+def _is_beside(device: Any) -> bool:
+    """Say whether the copy has a stream of its own, so that it runs beside the computing."""
+    cuda = session.torch.cuda
+    return bool(cuda.current_stream(device) != cuda.default_stream(device))
+
+
 def _waited(original: Any) -> Any:
     name = original.__name__.strip("_")
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_off() or self.device.type == "cpu":
             return original(self, *args, **kwargs)
+        calls = _stands_for()
+        if not calls:
+            return original(self, *args, **kwargs)
         start = clock.begin()
         try:
             return original(self, *args, **kwargs)
         finally:
-            _record_sync(name, start)
+            _record_sync(name, start, calls)
 
     return wait
 
@@ -96,11 +127,11 @@ def _synchronized(original: Any) -> Any:
     return synchronize
 
 
-def _record_sync(name: str, start: clock.Beginning) -> None:
+def _record_sync(name: str, start: clock.Beginning, calls: int = 1) -> None:
     try:
         wall, cpu, queue = clock.spent(start)
         number = session.ring.name(f"{name} {caller(3)}")
-        session.ring.write(layout.SYNC, number, start[0], wall, cpu, queue)
+        session.ring.write(layout.SYNC, number, start[0], wall, cpu, queue, calls)
     except Exception as error:
         session.trouble("sync", error)
 

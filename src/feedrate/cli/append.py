@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Add the samples of a source to a pack, as further shards; what is there is not touched.
+
+The source must give the fields that the pack has. Sizes, qualities and the shard size are
+those of the pack. New classes come to the end of the class list, so numbers stay as they
+are. When it is interrupted, the pack is what it was, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from feedrate.cli.arguments import add_workers
+from feedrate.cli.engine import add_engine, read_engine
+from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="what to add: as 'feedrate pack' takes it")
+    parser.add_argument("pack", metavar="PACK", help="the pack that grows")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="a .csv, .tsv, .jsonl or .parquet table")
+    parser.add_argument(
+        "--path-column", metavar="C", help="its column of file names (default: path, file, ...)"
+    )
+    parser.add_argument(
+        "--label-column", metavar="C", help="its column of labels (default: label, class, target)"
+    )
+    parser.add_argument(
+        "--field", action="append", metavar="NAME:KIND[=C]", dest="fields",
+        help="a further column (default: those that the pack was made with)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--skip-existing", action="store_true", help="pass over files that the pack has, by their paths"
+    )
+    parser.add_argument(
+        "--default", action="append", default=[], metavar="NAME=VALUE", dest="defaults",
+        help="the value of an added column for the new samples",
+    )  # fmt: skip
+    add_workers(parser)
+    add_engine(parser)
+    add_json_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feedrate.cli import EXIT_INTERRUPTED, say_error
+    from feedrate.pack import AppendOptions, FieldSpec, append
+    from feedrate.report.change import draw_append
+    from feedrate.report.document import dump_document
+    from feedrate.report.progress import ProgressBar
+
+    check_json_target(arguments)
+    fields = arguments.fields
+    options = AppendOptions(
+        labels=arguments.labels,
+        path_column=arguments.path_column,
+        label_column=arguments.label_column,
+        fields=None if fields is None else tuple(FieldSpec.parse(text) for text in fields),
+        skip_existing=arguments.skip_existing,
+        defaults=_parse_defaults(arguments.defaults),
+        workers=arguments.workers,
+        engine=read_engine(arguments),
+    )
+    say(f"appending {arguments.source} to {arguments.pack}")
+    try:
+        with ProgressBar() as bar:
+            result = append(arguments.source, arguments.pack, options, watch=bar.update)
+    except KeyboardInterrupt:
+        say_error("interrupted", "run the same command again to go on")
+        return EXIT_INTERRUPTED
+    if arguments.json != "-":
+        sys.stdout.write(draw_append(result))
+    write_json(arguments, dump_document("append", result))
+    return 0
+
+
+def _parse_defaults(texts: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    wrong = next((text for text, pair in zip(texts, pairs, strict=True) if not pair[1]), None)
+    if wrong is not None:
+        raise UsageError(f"'{wrong}' gives no value", hint="write it like --default age=0")
+    return {name: value for name, _, value in pairs}

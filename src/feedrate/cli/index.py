@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make files that are there random-access and fast, without rewriting a byte of them.
+
+PATH is a folder of tar or WebDataset shards or of TFRecord files, one such file, a pattern of
+them ('train-*.tar'), an HDF5 file of contiguous datasets, or a folder of images.
+
+The index is what a pack has beside its shards: where each sample lies, its checksum, and where
+the decoder can enter each JPEG. feedrate.Loader, feedrate.Dataset, 'feedrate verify' and
+'feedrate ls' take the folder with the index as they take a pack. When indexing is interrupted,
+the same command goes on where it stopped. When the files change, index them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from feedrate.cli.arguments import add_workers
+from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="what to index: a folder, a file, or a pattern of files")
+    parser.add_argument(
+        "--to", type=Path, metavar="FOLDER",
+        help="where the index goes (default: into the folder itself; for a file, to PATH.index)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help="a table that says which image has which label",
+    )
+    parser.add_argument("--path-column", metavar="C", help="its column of file names (default: guessed)")
+    parser.add_argument("--label-column", metavar="C", help="its column of labels (default: guessed)")
+    add_workers(parser)
+    add_json_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feedrate.cli import EXIT_INTERRUPTED, say_error
+    from feedrate.pack import index
+    from feedrate.report.document import dump_document
+    from feedrate.report.progress import ProgressBar
+    from feedrate.report.terminal import draw_index
+    from feedrate.source.options import SourceOptions
+
+    options = SourceOptions(arguments.labels, arguments.path_column, arguments.label_column)
+    check_json_target(arguments)
+    say(f"indexing {arguments.path}")
+    try:
+        with ProgressBar() as bar:
+            result = index(
+                arguments.path, arguments.to, options=options, workers=arguments.workers, watch=bar.update
+            )
+    except KeyboardInterrupt:
+        say_error("interrupted", "run the same command again to go on")
+        return EXIT_INTERRUPTED
+    if arguments.json != "-":
+        sys.stdout.write(draw_index(result))
+    write_json(arguments, dump_document("index", result))
+    return 0

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of a loader as JAX arrays: the next ones are on their way to the device while this one is used."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from feedrate.errors import MissingExtra, UsageError
+from feedrate.format.pack import Pack
+from feedrate.load.loader import Loader
+from feedrate.load.options import check_whole
+
+
+def batches(
+    pack: str | os.PathLike[str] | Pack | Loader, *, device: Any = None, ahead: int = 2, **options: Any
+) -> Iterator[Any]:
+    """Yield the batches of one epoch, arrays on the device; lists (keys, texts, boxes) stay what they are.
+
+    Images are uint8 N,H,W,C: turn them to float on the device. JAX keeps 32 bits of int64 and float64 unless
+    `jax_enable_x64` is set.
+
+    Args:
+        pack: the pack's folder; or a `Loader` with `output="numpy"`, to go through several epochs.
+        device: a device or a sharding, as `jax.device_put` takes it; None: JAX's default.
+        ahead: batches that are put on the device before they are asked for.
+        options: what `Loader` takes.
+
+    Raises:
+        MissingExtra: JAX is not installed.
+        UsageError: `ahead` is below 1, or the loader gives torch tensors.
+    """
+    jax = _import_jax()
+    check_whole("ahead", ahead, least=1)
+    is_ours = not isinstance(pack, Loader)
+    loader = Loader(pack, **{**options, "output": "numpy"}) if not isinstance(pack, Loader) else pack
+    if not is_ours and options:
+        raise UsageError(f"the loader is made already; give it {', '.join(options)} itself")
+    if loader.output != "numpy":
+        raise UsageError('this loader gives torch tensors; make it with output="numpy"')
+    return _put_ahead(jax, loader, device, ahead, is_ours)
+
+
+def _put_ahead(jax: Any, loader: Loader, device: Any, ahead: int, is_ours: bool) -> Iterator[Any]:
+    waiting: deque[Any] = deque()
+    try:
+        for batch in loader:
+            # Returns at once: the copy goes on while the loop computes.
+            waiting.append(_put(jax, batch, device))
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        if is_ours:
+            loader.close()
+
+
+def _put(jax: Any, value: Any, device: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return jax.device_put(value, device)
+    if isinstance(value, tuple):
+        return tuple(_put(jax, one, device) for one in value)
+    if isinstance(value, dict):
+        return {name: _put(jax, one, device) for name, one in value.items()}
+    return value
+
+
+def _import_jax() -> Any:
+    try:
+        import jax
+    except ImportError as error:
+        raise MissingExtra(
+            f"feedrate.jax needs JAX, which cannot be imported ({error})", hint="pip install 'feedrate[jax]'"
+        ) from error
+    return jax

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate index`: files that are there -> an index of them, a pack without shards of its own.
+
+As in packing.py, packing.json marks what is unfinished, the listing is on disk, and the tasks are small,
+independent and harmless to run twice. Samples keep the order of the source: what lies together is indexed
+together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from feedrate.errors import AlreadyExists, SourceError, StorageError, UsageError
+from feedrate.format.containers import FILES, RANGES
+from feedrate.format.fields import Field
+from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest
+from feedrate.pack import listing
+from feedrate.pack.files import appear, remove_temporaries
+from feedrate.pack.indexing_task import IndexTask, find_indexed, index_name, index_stretch
+from feedrate.pack.listing import ListingWriter, value_bytes
+from feedrate.pack.plan import digest_plan
+from feedrate.pack.shard import ShardDone, dump_rejections, share_shapes
+from feedrate.pack.unfinished import PROGRESS_NAME, begin, finish, own_folder, refuse_foreign, write_file
+from feedrate.pack.workers import run_tasks
+from feedrate.results import IndexResult, Rejection, Tick
+from feedrate.source.in_place import InPlace, home_of
+from feedrate.source.opening import open_reader
+from feedrate.source.options import SourceOptions
+from feedrate.source.patterns import is_pattern
+from feedrate.source.place import is_url
+from feedrate.source.record import Record
+
+REJECTED_NAME = "rejected.jsonl"
+INDEX_SUFFIX = ".index"
+# What one task takes: its part of the index fits into memory, and an interruption costs little.
+_MOST_SAMPLES, _MOST_BYTES = 8192, 10**9
+_TELL_EVERY = 1000
+Watch = Callable[[Tick], None]
+
+
+def index(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    options: SourceOptions | None = None,
+    workers: int | None = None,
+    watch: Watch = lambda _: None,
+) -> IndexResult:
+    """Make files that are there random-access and fast, without rewriting a byte of them.
+
+    Args:
+        source: tar or WebDataset shards, TFRecord files, a contiguous HDF5 file, or a folder of images.
+        target: where the index goes; None: into the folder itself, or for a file to NAME.index beside it.
+
+    Raises:
+        NotFound: the source is not there.
+        SourceError: samples do not lie there as they are: compressed, chunked, or nothing that is known.
+        AlreadyExists: there is an index already, or something else.
+        StorageError: the disk is full or failed; run the same again to go on.
+    """
+    begin_s = time.monotonic()
+    source = os.fspath(source)
+    folder = Path(target) if target is not None else _default_target(source)
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers must be at least 1, got {workers}")
+    if is_url(source):
+        raise UsageError(f"{source} is not on this machine: an index is made where the files are")
+    is_beside = os.path.realpath(folder) == os.path.realpath(source)
+    if not is_beside:
+        refuse_foreign(folder)
+    with own_folder(folder):
+        if (folder / FILE_NAME).exists() and not (folder / PROGRESS_NAME).exists():
+            raise AlreadyExists(
+                f"{folder} is a pack or an index already",
+                hint=f"use it; or to index anew, delete {folder / FILE_NAME} first",
+            )
+        records = InPlace(open_reader(source, options or SourceOptions(), scratch=os.fspath(folder)))
+        remove_temporaries(folder)
+        listed = _list(records, folder, watch)
+        result = _index(records, listed, folder, workers, watch)
+        finish(folder)
+    if is_beside:  # our own files are among what the reader passed over
+        result = dataclasses.replace(result, ignored={})
+    return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
+
+
+def _default_target(source: str) -> Path:
+    if os.path.isdir(source):
+        return Path(source)
+    if is_pattern(source):
+        raise UsageError(f"where should the index of {source} go?", hint="name a folder: --to FOLDER")
+    return Path(source.rstrip("/") + INDEX_SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Neighbours in the listing that one task indexes; `home` as `home_of` says."""
+
+    first: int
+    last: int
+    home: bytes | None
+    source_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    path: Path
+    fields: tuple[Field, ...]
+    stretches: list[_Stretch]
+    plan: str
+    rejected: tuple[Rejection, ...]
+
+
+class _Stretches:
+    """Cuts the stream of records where the file changes, and where a stretch is long enough."""
+
+    def __init__(self) -> None:
+        self.done: list[_Stretch] = []
+        self._at = _Stretch(0, 0, None, 0)
+
+    def add(self, record: Record) -> None:
+        home, at = home_of(record), self._at
+        size_bytes = sum(map(value_bytes, record.values.values()))
+        count = at.last - at.first
+        if count and (home != at.home or count >= _MOST_SAMPLES or at.source_bytes >= _MOST_BYTES):
+            self.done.append(at)
+            at = _Stretch(at.last, at.last, home, 0)
+        self._at = _Stretch(at.first, at.last + 1, home, at.source_bytes + size_bytes)
+
+    def finish(self) -> list[_Stretch]:
+        return [*self.done, self._at] if self._at.last else []
+
+
+def _list(records: InPlace, folder: Path, watch: Watch) -> _Listed:
+    path = folder / listing.NAME
+    rejected: list[Rejection] = []
+    stretches = _Stretches()
+    with appear(path, is_durable=False) as out:
+        writer = ListingWriter(out)
+        for number, record in enumerate(records):
+            if isinstance(record, Rejection):
+                rejected.append(record)
+                continue
+            writer.add(number, record)
+            stretches.add(record)
+            if writer.count % _TELL_EVERY == 0:
+                watch(Tick("listing", writer.count, 0))
+        if not writer.count:
+            first = f": '{rejected[0].path}': {rejected[0].reason}" if rejected else ""
+            raise SourceError(f"there is nothing to index in {records.reader.root}{first}")
+        fields = records.fields()
+        writer.finish(fields)
+        # The listing gets its name after this: it is no sign of an index that was begun.
+        begin(folder, {"indexed": True}, writer.fingerprint())
+    plan = digest_plan(writer.digest(), fields, {"indexed": True})
+    return _Listed(path, fields, stretches.finish(), plan, tuple(rejected))
+
+
+def _index(records: InPlace, listed: _Listed, folder: Path, workers: int | None, watch: Watch) -> IndexResult:
+    tasks = list(_make_tasks(records.reader.root, listed, folder))
+    missing = [task for task in tasks if find_indexed(task) is None]
+    total, left = (sum(task.last - task.first for task in some) for some in (tasks, missing))
+    total_bytes, left_bytes = (sum(task.source_bytes for task in some) for some in (tasks, missing))
+
+    def report(samples: int, size_bytes: int) -> None:
+        done, done_bytes = total - left + samples, total_bytes - left_bytes + size_bytes
+        watch(Tick("indexing", done, total, done_bytes, total_bytes))
+
+    report(0, 0)
+    for _ in run_tasks(index_stretch, missing, workers=workers, size_bytes=left_bytes, watch=report):
+        pass
+    done = [shard for task in tasks if (shard := find_indexed(task)) is not None]
+    if len(done) < len(tasks):
+        raise StorageError(
+            f"{folder}, or a file that was indexed, changed meanwhile", hint="run the same command again"
+        )
+    rejected = listed.rejected + tuple(r for one in done for r in one.rejected)
+    if not any(one.shard.samples for one in done):
+        _remove_all(folder, len(tasks))
+        raise SourceError(
+            f"not one sample can be indexed, all {len(rejected):,} were rejected: "
+            f"'{rejected[0].path}': {rejected[0].reason}"
+        )
+    settings = {"indexed": True, "rejected": len(rejected), "plan": listed.plan}
+    manifest = Manifest(share_shapes(listed.fields, done), tuple(one.shard for one in done), settings)
+    if rejected:
+        write_file(folder / REJECTED_NAME, dump_rejections(rejected))
+    write_file(folder / FILE_NAME, dump_manifest(manifest))
+    return _summarise(records, folder, manifest, done, rejected, resumed=len(tasks) - len(missing))
+
+
+def _make_tasks(root: str, listed: _Listed, folder: Path) -> Iterator[IndexTask]:
+    root, target = os.path.realpath(root), os.path.realpath(folder)
+    sizes: dict[bytes, tuple[int, int]] = {}
+    for number, stretch in enumerate(listed.stretches):
+        path, size_bytes, mtime_ns = root, 0, 0
+        if stretch.home is not None:
+            path = os.fsdecode(os.path.join(os.fsencode(root), stretch.home))
+            if stretch.home not in sizes:
+                facts = os.stat(path)
+                sizes[stretch.home] = facts.st_size, facts.st_mtime_ns
+            size_bytes, mtime_ns = sizes[stretch.home]
+        yield IndexTask(
+            root=root, target=target, listing=os.path.realpath(listed.path), number=number,
+            first=stretch.first, last=stretch.last, plan=listed.plan, path=path,
+            container=FILES if stretch.home is None else RANGES, size_bytes=size_bytes, mtime_ns=mtime_ns,
+            source_bytes=stretch.source_bytes,
+        )  # fmt: skip
+
+
+def _remove_all(folder: Path, parts: int) -> None:
+    names = [index_name(number) for number in range(parts)]
+    for name in [*names, listing.NAME, PROGRESS_NAME]:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _summarise(
+    records: InPlace,
+    folder: Path,
+    manifest: Manifest,
+    done: list[ShardDone],
+    rejected: tuple[Rejection, ...],
+    *,
+    resumed: int,
+) -> IndexResult:
+    by_pillow: Counter[str] = Counter()
+    for one in done:
+        by_pillow.update(one.by_pillow)
+    label = manifest.field("label")
+    containers = {shard.container for shard in manifest.shards}
+    files = {(shard.folder, shard.name) for shard in manifest.shards}
+    return IndexResult(
+        source=records.reader.root,
+        target=str(folder),
+        samples=manifest.samples,
+        classes=None if label is None or label.classes is None else len(label.classes),
+        fields={field.name: field.kind.value for field in manifest.fields},
+        files=len(files) if containers == {RANGES} else None,
+        parts=len(done),
+        resumed_parts=resumed,
+        index_bytes=sum(shard.index.size_bytes for shard in manifest.shards),
+        source_bytes=sum(one.source_bytes for one in done),
+        seconds=0.0,
+        rejected=rejected,
+        damaged=tuple(d for one in done for d in one.damaged),
+        by_kernel=sum(one.by_kernel for one in done),
+        by_pillow=dict(by_pillow.most_common()),
+        left_out=records.left_out,
+        ignored=records.reader.ignored,
+    )

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate split`: which part each sample belongs to, stored as a column of classes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feedrate.errors import UsageError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.kernel import I64
+from feedrate.pack.changing import changing, refuse_taken, store_column
+from feedrate.pack.columns import count_classes
+from feedrate.pack.groups import find_strata, group_by_field, group_by_folder, group_by_path, read_lists
+from feedrate.pack.shares import Share, count_missing, count_shares, hash_names, split_groups, split_samples
+from feedrate.results import SplitResult
+
+_PART = re.compile(r"[^\s:+=,/]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """Settings of `split`.
+
+    Attributes:
+        files: part -> a file that lists its samples, a path or key per line.
+        seed: another one gives other parts.
+        by: a field: samples with the same value stay together.
+        by_path: a regular expression: samples in whose original paths it finds the same stay together; what
+            its first group finds, where it has one.
+        by_folder: samples of one folder stay together.
+        stratify: a field of classes: each part gets its share of each class.
+        name: of the column.
+        replace: a column of this name may be there.
+    """
+
+    files: Mapping[str, Path] = field(default_factory=dict)
+    seed: int = 0
+    by: str | None = None
+    by_path: str | None = None
+    by_folder: bool = False
+    stratify: str | None = None
+    name: str = "split"
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        ways = [w for w in (self.by, self.by_path, self.by_folder or None, self.stratify) if w is not None]
+        if len(ways) > 1:
+            raise UsageError("--by, --by-path, --by-folder and --stratify exclude each other: choose one")
+        if self.files and ways:
+            raise UsageError("with --file the lists decide: --by and --stratify have no say")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed must be at least 0 and below 2**63, got {self.seed}")
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.by is not None or self.by_path is not None or self.by_folder
+
+    def settings(self) -> dict[str, Any]:
+        told = {
+            "seed": self.seed, "by": self.by, "by_path": self.by_path, "by_folder": self.by_folder or None,
+            "stratify": self.stratify,
+        }  # fmt: skip
+        return {name: value for name, value in told.items() if value is not None}
+
+
+def split(
+    pack: str | os.PathLike[str], shares: Mapping[str, Share], options: SplitOptions | None = None
+) -> SplitResult:
+    """Divide the samples of a pack into named parts, for `Loader(pack, split=NAME)`.
+
+    Args:
+        shares: part -> fraction, number of samples, or "rest". With `options.files` only "rest" makes sense.
+
+    Raises:
+        NotFound: there is no pack, or no such list.
+        UsageError: the parts do not add up, or one of them would be empty.
+        SourceError: a list names what is not there, or samples that another list names too.
+        AlreadyExists: the pack has such a column, or another process is changing the pack.
+    """
+    options = options or SplitOptions()
+    parts = _check_parts(shares, options)
+    with changing(pack) as opened:
+        refuse_taken(opened, options.name, replace=options.replace)
+        replaced = opened.manifest.field(options.name) is not None
+        groups: I64 | None = None
+        if options.files:
+            values = read_lists(opened, options.files, has_rest=bool(shares))
+        else:
+            values, groups = _divide(opened, shares, options, np.full(len(opened), -1, np.int64))
+        made = {"shares": dict(shares), **options.settings()}
+        if options.files:
+            made["files"] = {name: path.name for name, path in options.files.items()}
+        return _store(opened, options.name, parts, values, groups, made, replaced=replaced)
+
+
+def extend_split(pack: str | os.PathLike[str], name: str = "split") -> SplitResult:
+    """Give samples that came later a part, as the split was made; no other sample moves.
+
+    Raises:
+        NotFound: there is no pack.
+        UsageError: it has no such split, or one that was made from lists.
+        AlreadyExists: another process is changing the pack.
+    """
+    with changing(pack) as opened:
+        column = opened.manifest.field(name)
+        made = opened.manifest.settings.get("columns", {}).get(name, {})
+        if column is None or column.classes is None or "shares" not in made:
+            raise UsageError(
+                f"{opened.path} has no split '{name}'", hint="make one: feedrate split PACK NAME=SHARE ..."
+            )
+        if "files" in made:
+            raise UsageError(
+                f"the split '{name}' of {opened.path} was made from lists, which do not say where others go",
+                hint="give longer lists: --file NAME=FILE --replace",
+            )
+        told = {key: made[key] for key in ("seed", "by", "by_path", "by_folder", "stratify") if key in made}
+        given = opened.checked_classes(name)
+        values, groups = _divide(opened, made["shares"], SplitOptions(**told), given)
+        return _store(opened, name, column.classes, values, groups, made, replaced=True)
+
+
+def _divide(
+    pack: Pack, shares: Mapping[str, Share], options: SplitOptions, given: I64
+) -> tuple[I64, I64 | None]:
+    """Return the part of each sample, and its group if there are groups; samples with a part keep it."""
+    counts, values = count_shares(shares, len(pack)), given.copy()
+    if not options.is_grouped:
+        free = np.flatnonzero(values < 0)
+        strata = find_strata(pack, options.stratify)[free]
+        hashes = hash_names(list(pack.all_texts("key")), options.seed)[free]
+        values[free] = split_samples(hashes, strata, count_missing(counts, values))
+        return values, None
+    names, groups = np.unique(np.array(_group_names(pack, options), object), return_inverse=True)
+    of_group = np.full(len(names), -1, np.int64)
+    of_group[groups[values >= 0]] = values[values >= 0]
+    values = np.where(values < 0, of_group[groups], values)
+    free = np.flatnonzero(values < 0)
+    new, inside = np.unique(groups[free], return_inverse=True)
+    hashes = hash_names(names[new].tolist(), options.seed)
+    values[free] = split_groups(inside, hashes, count_missing(counts, values))
+    return values, groups
+
+
+def _store(
+    pack: Pack,
+    name: str,
+    parts: tuple[str, ...],
+    values: I64,
+    groups: I64 | None,
+    made: Mapping[str, Any],
+    *,
+    replaced: bool,
+) -> SplitResult:
+    column = Field(name, Kind.NUMBER, dtype="int64", classes=parts)
+    counts = count_classes(column, values)
+    _refuse_empty(counts, len(pack), groups)
+    part = store_column(pack, column, {name: values}, made)
+    return SplitResult(
+        pack=str(pack.path),
+        name=name,
+        samples=len(pack),
+        parts=counts,
+        groups={} if groups is None else _count_groups(parts, values, groups),
+        class_counts=_count_labels(pack, parts, values),
+        size_bytes=part.size_bytes,
+        replaced=replaced,
+    )
+
+
+def _group_names(pack: Pack, options: SplitOptions) -> list[bytes]:
+    if options.by_folder:
+        return group_by_folder(pack)
+    return group_by_path(pack, options.by_path) if options.by_path else group_by_field(pack, str(options.by))
+
+
+def _check_parts(shares: Mapping[str, Share], options: SplitOptions) -> tuple[str, ...]:
+    parts = (*options.files, *(name for name in shares if name not in options.files))
+    for name in parts:
+        if not _PART.fullmatch(name):
+            raise UsageError(f"'{name}' cannot be the name of a part", hint="without spaces and : + = , /")
+    twice = next((name for name in shares if name in options.files), None)
+    if twice is not None:
+        raise UsageError(f"part '{twice}' is given twice")
+    if options.files and any(share != "rest" for share in shares.values()):
+        raise UsageError("with --file the lists decide; only NAME=rest can stand beside them")
+    if sum(share == "rest" for share in shares.values()) > 1:
+        raise UsageError("two parts cannot both have the rest")
+    if not parts or (len(parts) < 2 and not options.files):
+        raise UsageError("a split needs at least two parts", hint="train=0.9 validation=0.1")
+    return parts
+
+
+def _refuse_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -> None:
+    empty = next((name for name, count in counts.items() if not count), None)
+    if empty is not None:
+        whole = f"{samples:,} samples" if groups is None else f"{len(np.unique(groups)):,} groups"
+        raise UsageError(f"part '{empty}' would be empty: there are {whole}", hint="give it a larger share")
+
+
+def _count_groups(parts: tuple[str, ...], values: I64, groups: I64) -> dict[str, int]:
+    return {name: len(np.unique(groups[values == number])) for number, name in enumerate(parts)}
+
+
+def _count_labels(pack: Pack, parts: tuple[str, ...], values: I64) -> dict[str, dict[str, int]]:
+    label = pack.manifest.field("label")
+    if label is None or label.classes is None:
+        return {}
+    labels = pack.column("label")
+    return {name: count_classes(label, labels[values == number]) for number, name in enumerate(parts)}

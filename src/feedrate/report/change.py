@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of `append`, `add-column`, `split` and `merge` as plain lines."""
+
+from __future__ import annotations
+
+from feedrate.report.terminal import most, rejection_lines, table_lines
+from feedrate.results import AppendResult, ColumnResult, MergeResult, SplitResult
+from feedrate.units import format_bytes, format_count, format_seconds
+
+
+def draw_split(result: SplitResult) -> str:
+    rows = []
+    for name, count in result.parts.items():
+        groups = f" in {format_count(result.groups[name], 'group')}" if name in result.groups else ""
+        classes = result.class_counts.get(name)
+        share = count / max(result.samples, 1)
+        words = f"{format_count(count, 'sample')}{groups}, {share:.2%}"
+        rows.append((name, words + (f" ({most(classes)})" if classes else "")))
+    again = " again" if result.replaced else ""
+    lines = [f"split {format_count(result.samples, 'sample')} of {result.pack}{again} ('{result.name}')"]
+    first = next(iter(result.parts))
+    told = first if result.name == "split" else f"{result.name}:{first}"
+    return "\n".join([*lines, *_wide(rows), "", f'next: Loader("{result.pack}", split="{told}")', ""])
+
+
+def draw_column(result: ColumnResult) -> str:
+    kind = f"{result.kind}, {result.dtype}" if result.kind == "number" else result.kind
+    verb = "replaced" if result.replaced else "added"
+    counts = result.class_counts
+    rows = [
+        ("classes", f"{len(counts):,}: {most(counts)}" if counts else ""),
+        ("default", f"for {format_count(result.defaults, 'sample')}" if result.defaults else ""),
+        ("unused", f"{format_count(result.unused, 'row')} about no sample" if result.unused else ""),
+        ("size", format_bytes(result.size_bytes)),
+    ]
+    samples = format_count(result.samples, "sample")
+    head = f"{verb} '{result.name}' ({kind}) for {samples} of {result.pack}, from {result.table}"
+    return "\n".join([head, *table_lines(rows), ""])
+
+
+def draw_merge(result: MergeResult) -> str:
+    classes = "" if result.classes is None else f" ({format_count(result.classes, 'class', 'classes')})"
+    rows = [
+        (
+            "linked" if one.linked else "refers to",
+            f"{one.pack}: {format_count(one.samples, 'sample')}, {format_count(one.shards, 'shard')}"
+            + (f", keys begin with {one.prefix}/" if one.prefix else ""),
+        )
+        for one in result.packs
+    ]
+    size, new = format_bytes(result.size_bytes), format_bytes(result.new_bytes)
+    rows.append(("size", f"{size} in {format_count(result.shards, 'shard')}, of which {new} new"))
+    lines = [
+        f"merged {format_count(result.samples, 'sample')}{classes} into {result.target}",
+        *_wide(rows),
+        *_unassigned_lines(result.unassigned, result.target),
+    ]
+    if not all(one.linked for one in result.packs):
+        lines.append("the packs that it refers to must stay where they are")
+    return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
+
+
+def draw_append(result: AppendResult) -> str:
+    total = format_count(result.samples, "sample")
+    skipped = f"{format_count(result.skipped, 'file')} the pack has already" if result.skipped else ""
+    if not result.added:
+        return f"nothing new in {result.source}: {skipped}\n"
+    size, shards = format_bytes(result.size_bytes), format_count(result.shards, "shard")
+    rows = [
+        ("size", f"{size} in {shards}"),
+        ("skipped", skipped),
+        ("classes", f"new: {', '.join(result.new_classes)}" if result.new_classes else ""),
+        ("time", format_seconds(result.seconds)),
+    ]
+    lines = [
+        f"appended {format_count(result.added, 'sample')} to {result.pack}, which has {total} now",
+        *table_lines(rows),
+        *_unassigned_lines(result.unassigned, result.pack),
+        *rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack"),
+    ]
+    return "\n".join([*lines, "", f"next: feedrate verify {result.pack}", ""])
+
+
+def _unassigned_lines(columns: tuple[str, ...], pack: str) -> list[str]:
+    return [
+        f"the new samples are in no part of '{name}' yet: feedrate split {pack} --name {name} --extend"
+        for name in columns
+    ]
+
+
+def _wide(rows: list[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name:<{width}}  {text}" for name, text in rows]

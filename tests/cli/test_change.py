@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""append, split, add-column and merge as people type them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from feedrate.cli import main
+from feedrate.pack import PackOptions, describe, pack
+from images import save_image
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: `old` and `new`, of which `old` is packed as `p`, and a table of ages."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(10):
+        save_image(Path("old") / ("cat" if number % 2 else "dog") / f"{number}.jpg", number)
+        save_image(Path("new") / ("ape" if number % 2 else "dog") / f"n{number}.jpg", 20 + number)
+    pack("old", "p", PackOptions(workers=1))
+    rows = [f"{line.path},{i}\n" for i, line in enumerate(describe("p", samples=10).first_samples)]
+    Path("t.csv").write_text("path,age\n" + "".join(rows))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("home")
+def test_split_says_what_each_part_has_and_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["split", "p", "train=80%", "validation=0.2", "--stratify"]) == 0
+    assert capsys.readouterr().out == (
+        "split 10 samples of p ('split')\n"
+        "  train       8 samples, 80.00% (cat 4, dog 4)\n"
+        "  validation  2 samples, 20.00% (cat 1, dog 1)\n"
+        '\nnext: Loader("p", split="train")\n'
+    )
+    assert main(["ls", "p"]) == 0
+    assert "  parts    split: train 8, validation 2\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("home")
+def test_lists_may_stand_before_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("val.txt").write_text("cat/1.jpg\n")
+    assert main(["split", "p", "--file", "validation=val.txt", "train=rest", "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["command"], document["parts"]) == ("split", {"validation": 1, "train": 9})
+
+
+@pytest.mark.usefixtures("home")
+def test_add_column_says_what_it_added(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["add-column", "p", "t.csv"]) == 0
+    out = capsys.readouterr().out
+    assert re.fullmatch(
+        r"added 'age' \(number, int64\) for 10 samples of p, from t\.csv\n  size     [\d.]+ K?B\n", out
+    )
+    assert main(["add-column", "p", "t.csv"]) == 1
+    assert capsys.readouterr().err == (
+        "error: p already has a field 'age' (number)\n\n"
+        "hint: replace it with --replace, or choose another name: --name NAME\n"
+    )
+
+
+@pytest.mark.usefixtures("home")
+def test_append_tells_of_new_classes_and_of_the_split(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["split", "p", "train=0.5", "test=0.5"])
+    capsys.readouterr()
+    assert main(["append", "new", "p", "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("appended 10 samples to p, which has 20 samples now\n")
+    assert "  classes  new: ape\n" in out
+    assert "the new samples are in no part of 'split' yet: feedrate split p --name split --extend\n" in out
+    assert main(["split", "p", "--name", "split", "--extend"]) == 0
+    assert "  train  10 samples, 50.00%" in capsys.readouterr().out
+    assert main(["append", "new", "p", "--workers", "1"]) == 1
+    assert "hint: pass over files that the pack has: --skip-existing" in capsys.readouterr().err
+    assert main(["append", "new", "p", "--skip-existing"]) == 0
+    assert capsys.readouterr().out == "nothing new in new: 10 files the pack has already\n"
+
+
+@pytest.mark.usefixtures("home")
+def test_merge_says_what_it_links_and_refers_to(capsys: pytest.CaptureFixture[str]) -> None:
+    pack("new", "q", PackOptions(workers=1))
+    assert main(["merge", "p", "q", "--to", "m"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("merged 20 samples (3 classes) into m\n  linked  p: 10 samples, 1 shard\n")
+    assert out.endswith("\nnext: feedrate verify m\n")
+    assert main(["merge", "p", "q", "--to", "r", "--refer", "--prefix"]) == 0
+    out = capsys.readouterr().out
+    assert "  refers to  p: 10 samples, 1 shard, keys begin with p/\n" in out
+    assert "the packs that it refers to must stay where they are\n" in out
+    for name in "mr":
+        assert main(["verify", name]) == 0
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["split", "p", "train"], "'train' is not a part"),
+        (["split", "p", "a=0.5", "a=0.5"], "part 'a' is given twice"),
+        (["split", "p", "--file", "val.txt"], "'val.txt' names no list"),
+        (["split", "p", "--extend"], "p has no split 'split'"),
+        (["split", "p", "a=0.5", "b=0.5", "--extend"], "give no others"),
+        (["append", "new", "p", "--default", "age"], "'age' gives no value"),
+        (["merge", "p", "--to", "m"], "at least two packs"),
+        (["split", "nowhere", "a=0.5", "b=0.5"], "no pack at nowhere"),
+        (["add-column", "p", "none.csv"], "cannot read the table none.csv"),
+    ],
+)
+def test_mistakes_are_sentences(command: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 1
+    assert message in capsys.readouterr().err

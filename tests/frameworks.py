@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run scripts where a framework is installed: here, or in an environment of its own."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import feedrate
+
+# An environment with TensorFlow and JAX; they are too large for that of the tests.
+VARIABLE = "FEEDRATE_TENSORFLOW_PYTHON"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+
+
+def run_with(module: str, script: str, *arguments: str | Path) -> str:
+    """Run a script in a Python that has `module` and can import feedrate; return its output. Skip without."""
+    python = find_python(module)
+    if python is None:
+        pytest.skip(f"{module} is not installed; {VARIABLE} may name a Python that has it")
+    done = subprocess.run(
+        [python, "-c", script, *map(str, arguments)],
+        env=_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@functools.cache
+def find_python(module: str) -> str | None:
+    if importlib.util.find_spec(module) is not None:
+        return sys.executable
+    python = os.environ.get(VARIABLE)
+    if not python:
+        return None
+    probe = f"import {module}, feedrate.kernel"
+    done = subprocess.run([python, "-c", probe], env=_environ(), capture_output=True, check=False)
+    return python if done.returncode == 0 else None
+
+
+def _environ() -> dict[str, str]:
+    (source,) = (str(Path(path).parent) for path in feedrate.__path__)
+    return {**os.environ, **QUIET, "PYTHONPATH": source}
