@@ -111,6 +111,17 @@ def read_number(value: object) -> int | float | None:
     return None
 
 
+def read_numbers(values: Sequence[object]) -> tuple[str, list[int | float | None]] | None:
+    """Return ("int64" or "float64", numbers) when every value is one, or missing; else None."""
+    numbers = [read_number(value) for value in values]
+    if any(n is None and not is_missing(v) for n, v in zip(numbers, values, strict=True)):
+        return None
+    known = [n for n in numbers if n is not None]
+    if all(isinstance(n, int) and -(2**63) <= n < 2**63 for n in known):
+        return "int64", list(numbers)
+    return "float64", [None if n is None else float(n) for n in numbers]
+
+
 def _not_a_table(path: Path, error: Exception) -> SourceError:
     return SourceError(f"{path} is not a {path.suffix.lower()[1:]} table: {error}")
 
