@@ -303,7 +303,8 @@ def test_a_flipped_bit_in_a_tfrecord_is_found(tmp_path: Path) -> None:
 
 
 def test_a_tfrecord_with_other_messages_is_refused(tmp_path: Path) -> None:
-    for record in (b"no protobuf at all", b"", b"\x0a\xff\xff\xff\xff\x0f", b"\x0b" * 100):
+    sequence = dump_example({"a": [1]}) + b"\x12\x00"
+    for record in (b"no protobuf at all", b"", b"\x0a\xff\xff\xff\xff\x0f", b"\x0b" * 100, sequence):
         source = write_tfrecord(tmp_path / "d.tfrecord", [record])
         assert "record 0 at byte 12 is not a tf.train.Example" in refused(source)
 

@@ -420,3 +420,26 @@ def test_a_table_that_names_nothing_in_the_archive_is_refused(tmp_path: Path) ->
     with pytest.raises(SourceError, match=r"the table says 'x\.jpg', .*d\.zip holds 'ant/0\.jpg'"):
         pack(source, tmp_path / "p", PackOptions(labels=tmp_path / "t.csv"))
     assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("shape", [(5, 20, 30), (5, 20, 30, 1), (5, 3, 20, 30), (5, 20, 30, 4)])
+@pytest.mark.parametrize("is_dear", [False, True])
+def test_pixels_of_every_layout_in_hdf5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], is_dear: bool
+) -> None:
+    import h5py
+    from PIL import Image
+
+    monkeypatch.setattr("feedrate.source.hdf5._CACHE_BYTES", 10 if is_dear else 2**26)
+    pixels = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file.create_dataset("x", data=pixels, chunks=(2, *shape[1:]), compression="gzip")
+    packed(tmp_path / "d.h5", tmp_path / "p")
+    wanted = pixels.transpose(0, 2, 3, 1) if shape[1] == 3 else pixels.reshape(5, 20, 30, -1).squeeze()
+    for n, sample in enumerate(read_pack(tmp_path / "p").values()):
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample["image"]))), wanted[n])
+    unpack(tmp_path / "p", tmp_path / "out", workers=1)
+    suffix = {3: ".pgm", 4: ".ppm"}[len(shape)] if shape[-1] != 1 and shape[-1] != 4 else ".pgm"
+    assert {path.suffix for path in (tmp_path / "out" / "d").iterdir()} == {
+        ".png" if shape[-1] == 4 else suffix
+    }

@@ -40,6 +40,8 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     """
     features: dict[str, Feature] = {}
     for number, wire, start, end in _fields(data, 0, len(data)):
+        if number == 2 and wire == _BYTES:
+            raise BadExample("it has lists of features, as a SequenceExample has")
         if number != 1 or wire != _BYTES:
             continue
         for inner, inner_wire, entry_start, entry_end in _fields(data, start, end):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from feedrate.source.values import UnusableValue
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 2**25
+_BLOCK_FILES = 16
 _CACHE_BYTES = 2**26  # of decompressed chunks, per dataset
 
 
@@ -87,6 +89,9 @@ class Hdf5Reader(Reader):
         rows = len(next(iter(datasets.values())))
         row_bytes = sum(_row_bytes(one) for one in datasets.values())
         step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
+        if any(self._columns[name].form == "encoded" for name in self._names):
+            step = min(step, _BLOCK_FILES)  # whose size nobody knows before they are read
+        likes = {name: _like(self._columns[name], dataset) for name, dataset in datasets.items()}
         for start in range(0, rows, step):
             try:
                 block = {
@@ -97,16 +102,15 @@ class Hdf5Reader(Reader):
             except (OSError, RuntimeError, ValueError, KeyError) as error:
                 raise SourceError(f"{address}: rows from {start:,} on cannot be read: {error}") from error
             for row in range(start, min(rows, start + step)):
-                yield self._read_row(
-                    file, row, {name: values[row - start] for name, values in block.items()}, datasets
-                )
+                cells = {name: values[row - start] for name, values in block.items()}
+                yield self._read_row(file, row, cells, likes)
 
     def _is_read(self, dataset: Any, name: str) -> bool:
         """Return whether rows are read while listing: to know them, to know their size, or for good."""
         return self._columns[name].form in ("number", "text", "encoded") or _is_dear(dataset)
 
     def _read_row(
-        self, file: PlacedFile, row: int, cells: dict[str, Any], datasets: dict[str, Any]
+        self, file: PlacedFile, row: int, cells: dict[str, Any], likes: dict[str, _Like]
     ) -> Record | Rejection:
         name = record_name(file.path, row)
         values: dict[str, Value] = {}
@@ -117,24 +121,45 @@ class Hdf5Reader(Reader):
                 path = name + (b"" if field == "image" else b"." + field.encode())
                 if column.kind is Kind.NUMBER:
                     values[field] = self._numbers[dataset].add(_plain(cells[dataset]))
-                elif dataset in cells and (column.form == "text" or _is_dear(datasets[dataset])):
+                elif column.form == "text":
+                    values[field] = self._spool.keep(
+                        path + b".txt", dump_cell("text", cells[dataset]), file.mtime_ns
+                    )
+                elif likes[dataset].is_dear:
                     data = dump_cell(column.form, cells[dataset])
-                    values[field] = self._spool.keep(path + suffix_of(column.kind, data), data)
+                    values[field] = self._spool.add(path + suffix_of(column.kind, data), data, file.mtime_ns)
                 else:
-                    values[field] = self._hold(file, row, column, path, cells.get(dataset), datasets[dataset])
+                    values[field] = self._hold(file, row, column, path, cells.get(dataset), likes[dataset])
         except (UnusableValue, ValueError) as error:
             return Rejection(printable(name), field, str(error))
         return Record(name, values)
 
-    def _hold(self, file: PlacedFile, row: int, column: Column, path: bytes, cell: Any, dataset: Any) -> Held:
+    def _hold(self, file: PlacedFile, row: int, column: Column, path: bytes, cell: Any, like: _Like) -> Held:
+        size, suffix = like.size_bytes, like.suffix
         if column.form == "encoded":
-            data = bytes(np.asarray(cell, np.uint8).tobytes()) if not isinstance(cell, bytes) else cell
+            data = dump_cell("encoded", cell)
             size, suffix = len(data), suffix_of(column.kind, data)
-        else:
-            size = _row_bytes(dataset) + 1024  # and a head
-            suffix = b".npy" if column.form == "array" else b".png" if dataset.shape[-1] == 4 else b".ppm"
         place = (self._group + column.name, row, column.form)
         return Held(path + suffix, size, file.path, "hdf5", place, file.mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """What all rows of a dataset have in common when they are given out."""
+
+    is_dear: bool
+    size_bytes: int = 0
+    suffix: bytes = b""
+
+
+def _like(column: Column, dataset: Any) -> _Like:
+    if column.form not in ("pixels", "array"):
+        return _Like(_is_dear(dataset))
+    data = dump_cell(column.form, np.zeros(dataset.shape[1:], dataset.dtype))
+    suffix = suffix_of(column.kind, data)
+    # Only PNG differs in size from row to row, and is at most a little larger than its pixels.
+    size_bytes = len(data) if suffix != b".png" else _row_bytes(dataset) * 101 // 100 + 65_536
+    return _Like(_is_dear(dataset), size_bytes, suffix)
 
 
 def open_hdf5(place: Place, file: bytes) -> Any:
