@@ -40,9 +40,7 @@ def test_an_archive_that_is_refused_gets_a_sentence_and_a_hint(
     source = write_tar(tmp_path / "d.tar", {"a.jpg": jpeg(0), "../.ssh/authorized_keys": b"x"})
     assert main(["pack", str(source), str(tmp_path / "p")]) == 1
     err = capsys.readouterr().err
-    assert (
-        f"error: {source}: the name '../.ssh/authorized_keys' leads out of the folder it would be unpacked to: refused"
-        in err
-    )
+    words = "leads out of the folder it would be unpacked to: refused"
+    assert f"error: {source}: the name '../.ssh/authorized_keys' {words}" in err
     assert "hint: unpack the archive with a tool you trust" in err
     assert not (tmp_path / "p").exists()
