@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feedrate import kernel
 from feedrate.errors import SourceError, UsageError
 from feedrate.format.added import Values
 from feedrate.format.fields import Field, Kind
@@ -75,6 +74,7 @@ def add_column(
         refuse_taken(opened, name, replace=options.replace)
         replaced = opened.manifest.field(name) is not None
         cells = _by_sample(read, names, column)
+        named = len(cells)
         chosen, missing = [], []
         for sample in read_names(opened, by_key=by_key):
             value = cells.pop(sample, None)
@@ -84,13 +84,13 @@ def add_column(
         if options.default is None:
             hint = f"check the names in {read.path}, or give a value for the others: --default VALUE"
             refuse_missing(missing, len(opened), f"value of '{column}' in {read.path.name}", hint)
-        if len(cells) == read.rows:
+        if len(cells) == named:
             raise SourceError(
                 f"no row of {read.path} is about a sample of {opened.path}: it names {some(list(cells))}",
                 hint="rows are found by the original path, or with --key-column by the key",
             )
         field, values = _make_values(name, chosen, options.kind, read)
-        made = {"table": read.path.name, "column": column, "crc32c": f"{kernel.crc32c(read.data):08x}"}
+        made = {"table": read.path.name, "column": column, "crc32c": f"{read.measure()[1]:08x}"}
         part = store_column(opened, field, values, made)
         return ColumnResult(
             pack=str(pack),
@@ -143,7 +143,7 @@ def _pick_column(table: Table, options: ColumnOptions, names: str) -> str:
 
 def _by_sample(table: Table, names: str, column: str) -> dict[bytes, object]:
     cells: dict[bytes, object] = {}
-    for row, (name, value) in enumerate(zip(table.columns[names], table.columns[column], strict=True), 1):
+    for row, (name, value) in enumerate(table.rows([names, column]), 1):
         if not isinstance(name, str) or not name:
             raise SourceError(f"row {row} of {table.path} does not say which sample it is about: {name!r}")
         known = as_path(name)

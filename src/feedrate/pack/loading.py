@@ -14,7 +14,14 @@ from feedrate.pack.listing import Sample
 from feedrate.pack.mapped import LeftOut, Made, Mapper
 from feedrate.pack.quality import KEPT, MAPPED, NORMALISED, QualityTally
 from feedrate.pack.recode import NewImage, Recode, recode_image, resize_mask, scale_boxes
-from feedrate.pack.values import ImageFacts, dump_number, inspect_array, inspect_headers, inspect_image
+from feedrate.pack.values import (
+    ImageFacts,
+    dump_number,
+    inspect_array,
+    inspect_headers,
+    inspect_image,
+    inspect_text,
+)
 from feedrate.source.bytes import Bytes
 from feedrate.source.record import Held, Stored, Value
 from feedrate.source.values import UnusableValue
@@ -167,6 +174,8 @@ class SampleLoader:
         if field.kind is Kind.ARRAY:
             shape, dtype = inspect_array(plain)
             part.uniform = {"shape": list(shape), "dtype": dtype}
+        if field.kind in (Kind.TEXT, Kind.JSON):
+            inspect_text(field.kind, plain)
         if field.kind is Kind.BOXES:
             sizes = next((other.sizes for other in loaded if other.sizes is not None), None)
             part.data = plain if sizes is None else scale_boxes(plain, *sizes)

@@ -58,7 +58,8 @@ class PackOptions:
 
     labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
     path_column: str | None = None  # None: guessed
-    label_column: str | None = None
+    label_column: str | None = None  # or several, with commas between them, or '*': all others
+    label_separator: str | None = None  # between the classes of a sample that may have several
     fields: tuple[FieldSpec, ...] = ()
     seed: int = 0
     shard_bytes: int = DEFAULT_SHARD_BYTES
@@ -87,4 +88,6 @@ class PackOptions:
 
     @property
     def source(self) -> SourceOptions:
-        return SourceOptions(self.labels, self.path_column, self.label_column, self.fields)
+        return SourceOptions(
+            self.labels, self.path_column, self.label_column, self.label_separator, self.fields
+        )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feedrate import kernel, pillow
+from feedrate.format.fields import Kind
 from feedrate.pack.exif import find_orientation
 from feedrate.source.values import UnusableValue
 
@@ -117,3 +118,19 @@ def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
     if array.dtype.fields:
         return array.shape, None
     return array.shape, array.dtype.name if array.dtype.isnative else array.dtype.str
+
+
+def inspect_text(kind: Kind, data: bytes) -> None:
+    """See that a text, or JSON, can be read by who loads it.
+
+    Raises:
+        UnusableValue: it cannot.
+    """
+    try:
+        text = data.decode("utf-8")
+        if kind is Kind.JSON:
+            json.loads(text)
+    except UnicodeDecodeError as error:
+        raise UnusableValue(f"is not UTF-8, from byte {error.start} on") from error
+    except (ValueError, RecursionError) as error:
+        raise UnusableValue(f"is not JSON: {error}") from error
