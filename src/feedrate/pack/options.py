@@ -58,13 +58,15 @@ class PackOptions:
 
     labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
     path_column: str | None = None  # None: guessed
-    label_column: str | None = None
+    label_column: str | None = None  # or several, with commas between them, or '*': all others
+    label_separator: str | None = None  # between the classes of a sample that may have several
     fields: tuple[FieldSpec, ...] = ()
     seed: int = 0
     shard_bytes: int = DEFAULT_SHARD_BYTES
     workers: int | None = None  # None: as many as usable cores
     engine: Engine = field(default_factory=Engine)  # who makes the shards
     recode: Recode = field(default_factory=Recode)  # to store fewer pixels, or other ones
+    scan: bool = True  # note where JPEGs can be entered, which is what makes loading fast
     container: str = "tar"  # or "tfrecord" or "hdf5"
     map: Map | None = None  # a function for what is the same in every epoch; see find_map
 
@@ -86,4 +88,6 @@ class PackOptions:
 
     @property
     def source(self) -> SourceOptions:
-        return SourceOptions(self.labels, self.path_column, self.label_column, self.fields)
+        return SourceOptions(
+            self.labels, self.path_column, self.label_column, self.label_separator, self.fields
+        )

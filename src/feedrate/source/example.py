@@ -111,6 +111,8 @@ def _parse_integers(data: bytes, start: int, end: int) -> npt.NDArray[np.int64] 
 
 
 def _decode_varints(packed: bytes) -> npt.NDArray[np.int64]:
+    if len(packed) == 1 and packed[0] < 0x80:  # a label, most of the time
+        return np.array([packed[0]], np.int64)
     raw = np.frombuffer(packed, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if not ends.size or ends[-1] != raw.size - 1:
