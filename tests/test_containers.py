@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from PIL import Image
 
 from contracts import plain, spoil
 from feedrate import Dataset, Loader, Resize
-from feedrate.errors import BadSample, StorageError, UsageError
+from feedrate.errors import BadSample, MissingExtra, StorageError, UsageError
 from feedrate.format.containers import NAMES, Content, Output, find_container
 from feedrate.format.containers.contract import TooLarge
 from feedrate.format.fields import Field, Kind
@@ -204,6 +205,13 @@ def store(field: Field, value: Any) -> Content:
     if isinstance(value, bytes):
         return Content(field, value, b"x.jpg")
     return Content(field, json.dumps(value).encode(), b"", value)
+
+
+def test_missing_h5py_is_said_before_anything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingExtra, match="HDF5 needs h5py") as caught:
+        PackOptions(container="hdf5")
+    assert caught.value.hint == "pip install 'feedrate[hdf5]'"
 
 
 VALUES = st.fixed_dictionaries(

@@ -142,7 +142,7 @@ def test_interrupted_index_goes_on_to_the_same_bytes(
 
     with pytest.raises(Stop):
         index(source, tmp_path / "index", workers=1, watch=stop)
-    with pytest.raises(Exception, match="is not a pack"):
+    with pytest.raises(Exception, match="is an unfinished pack: run the same 'feedrate index' command again"):
         Loader(tmp_path / "index")
     result = index(source, tmp_path / "index", workers=1)
     assert result.resumed_parts >= 2
@@ -169,6 +169,11 @@ def test_full_disk_is_a_sentence_and_the_index_goes_on_later(
     index(source, tmp_path / "index", workers=1)
     index(source, tmp_path / "undisturbed", workers=1)
     assert read_tree(tmp_path / "index") == read_tree(tmp_path / "undisturbed")
+
+
+def test_what_was_indexed_can_still_be_packed(source: Path, tmp_path: Path) -> None:
+    index(source)
+    assert pack(source, tmp_path / "p", PackOptions(workers=1)).samples == IMAGES
 
 
 def test_second_index_is_refused(source: Path) -> None:

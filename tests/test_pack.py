@@ -355,7 +355,7 @@ def test_watch_sees_all_samples_in_the_end(jpeg_folder: Path, tmp_path: Path) ->
         ({"seed": -1}, "seed must be at least 0"),
         ({"shard_bytes": 0}, "shard_bytes must be at least 1, got 0"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
-        ({"path_column": "x"}, "name columns of a table, and there is none"),
+        ({"label_separator": ""}, "an empty --label-separator separates nothing"),
     ],
 )
 def test_senseless_options_are_refused(options: dict[str, int], words: str) -> None:

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feedrate import kernel
+from feedrate.errors import AlreadyExists
 from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
-from feedrate.pack import PackOptions, bulk, pack, shard
+from feedrate.format.pack import Pack
+from feedrate.pack import PackOptions, bulk, pack, shard, verify
 from feedrate.pack.values import inspect_image
 from feedrate.results import PackResult
 from images import read_tree, save_image
@@ -224,3 +226,41 @@ def test_paths_of_the_same_stem_have_the_same_hash(paths: list[bytes]) -> None:
         return kernel.hash_stems(b"".join(names), starts).tolist()
 
     assert hashes(paths) == hashes([make_stem(path) for path in paths])
+
+
+def test_without_a_scan_there_are_no_entry_points_and_the_same_pixels(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    import feedrate
+
+    pack(jpeg_folder, tmp_path / "scanned", SMALL)
+    result = pack(jpeg_folder, tmp_path / "p", PackOptions(shard_bytes=100_000, workers=1, scan=False))
+    assert (result.samples, result.by_kernel) == (16, 14)
+    assert Pack(tmp_path / "p").column("image.entries").max() == 0
+    assert verify(tmp_path / "p", workers=1).problems == ()
+    batches = [
+        next(
+            iter(
+                feedrate.Loader(tmp_path / name, batch_size=16, image=feedrate.CenterCrop(24), shuffle=False)
+            )
+        )
+        for name in ("scanned", "p")
+    ]
+    assert np.array_equal(np.asarray(batches[0][0]), np.asarray(batches[1][0]))
+
+
+def test_without_a_scan_damage_is_not_looked_for(jpeg_folder: Path, tmp_path: Path) -> None:
+    whole = (jpeg_folder / "cat" / "0.jpg").read_bytes()
+    (jpeg_folder / "cat" / "odd name.jpg").write_bytes(whole[:-200] + bytes(100) + whole[-100:])
+    (jpeg_folder / "cat" / "text.jpg").write_text("no image")
+    result = pack(jpeg_folder, tmp_path / "p", PackOptions(workers=1, scan=False))
+    assert [r.path for r in result.rejected] == ["cat/text.jpg"]
+    assert result.samples == 17
+
+
+def test_unfinished_pack_with_a_scan_is_not_gone_on_with_without_one(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    pack(jpeg_folder, tmp_path / "p", SMALL)
+    with pytest.raises(AlreadyExists, match="scan is False here, not set there"):
+        pack(jpeg_folder, tmp_path / "p", PackOptions(shard_bytes=100_000, scan=False))

@@ -218,3 +218,81 @@ def test_missing_table_is_named(flat: Path, tmp_path: Path) -> None:
 def test_senseless_field_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a field|cannot be the name|cannot make 'image' again"):
         FieldSpec.parse(text)
+
+
+def read_arrays(source: Path, name: str) -> dict[str, list[int]]:
+    import io
+
+    samples = read_samples(source, name)
+    return {key: np.load(io.BytesIO(data)).tolist() for key, (data,) in samples.items()}  # type: ignore[arg-type]
+
+
+def test_texts_with_a_separator_become_arrays_of_several_classes(flat: Path) -> None:
+    text = "Image Index,Finding Labels\nimages/0.jpg,Hernia|Mass\nimages/1.jpg,\nimages/2.jpg,Mass\n"
+    pack_table(flat, text, path_column="Image Index", label_column="Finding Labels", label_separator="|")
+    field = Pack(flat.parent / "p").manifest.field("labels")
+    assert (field.kind, field.dtype, field.shape, field.classes) == (
+        Kind.ARRAY,
+        "uint8",
+        (2,),
+        ("Hernia", "Mass"),
+    )
+    assert read_arrays(flat, "labels") == {"images/0": [1, 1], "images/1": [0, 0], "images/2": [0, 1]}
+
+
+def test_lists_become_arrays_of_several_classes(flat: Path) -> None:
+    rows = [{"path": "images/0.jpg", "label": [10, 2]}, {"path": "images/1.jpg", "label": []}]
+    pack_table(flat, "\n".join(map(json.dumps, rows)), name="t.jsonl")
+    assert Pack(flat.parent / "p").manifest.field("labels").classes == ("2", "10")
+    assert read_arrays(flat, "labels") == {"images/0": [1, 1], "images/1": [0, 0]}
+
+
+@pytest.mark.parametrize("columns", ["rust,scab,healthy", "*"])
+def test_columns_of_0_and_1_become_one_array(flat: Path, columns: str) -> None:
+    pack_table(
+        flat, "file,rust,scab,healthy\nimages/0.jpg,0,1,0\nimages/1.jpg,1,1,-1\n", label_column=columns
+    )
+    assert Pack(flat.parent / "p").manifest.field("labels").classes == ("rust", "scab", "healthy")
+    assert read_arrays(flat, "labels") == {"images/0": [0, 1, 0], "images/1": [1, 1, 0]}
+
+
+def test_several_columns_become_a_field_each(flat: Path) -> None:
+    text = "path,Age,Blood type,is_sick\nimages/0.jpg,3.5,AB,1\nimages/1.jpg,40,0,0\n"
+    pack_table(flat, text, label_column="Age,Blood type,is_sick")
+    manifest = Pack(flat.parent / "p").manifest
+    assert manifest.field("blood_type").classes == ("0", "AB")
+    assert manifest.field("age").dtype == "float64"
+    values = read_samples(flat, "age", "blood_type", "is_sick")
+    assert values == {"images/0": [3.5, 1, 1], "images/1": [40.0, 0, 0]}
+
+
+def test_further_columns_can_be_classes(flat: Path) -> None:
+    text = "path,label,breed,tags\nimages/0.jpg,dog,pug,a|b\nimages/1.jpg,cat,manx,\n"
+    pack_table(flat, text, "breed:label", "tags:labels")
+    manifest = Pack(flat.parent / "p").manifest
+    assert (manifest.field("breed").classes, manifest.field("tags").classes) == (("manx", "pug"), ("a", "b"))
+    assert read_samples(flat, "label", "breed") == {"images/0": [1, 1], "images/1": [0, 0]}
+    assert read_arrays(flat, "tags") == {"images/0": [1, 1], "images/1": [0, 0]}
+
+
+def test_a_table_of_captions_needs_no_label(flat: Path) -> None:
+    rows = [{"file_name": "images/0.jpg", "text": "a cat"}, {"file_name": "images/1.jpg", "text": "ein Hund"}]
+    pack_table(flat, "\n".join(map(json.dumps, rows)), name="metadata.jsonl")
+    assert read_samples(flat, "text") == {"images/0": [b"a cat"], "images/1": [b"ein Hund"]}
+
+
+def test_two_columns_that_would_be_one_field_are_refused(flat: Path) -> None:
+    with pytest.raises(SourceError, match=r"two columns of .* would be the field 'a_b'"):
+        pack_table(flat, "path,a b,a-b\nimages/0.jpg,3,4\n", label_column="a b,a-b")
+
+
+def test_a_column_with_too_many_words_is_no_label(flat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedrate.source.label_columns._MOST_CLASSES", 1)
+    with pytest.raises(SourceError, match="column 'label' has more than 1 different texts: no classes"):
+        pack_table(flat, "path,label\nimages/0.jpg,a\nimages/1.jpg,b\nimages/2.jpg,c\n")
+
+
+def test_columns_without_a_table_are_refused(flat: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name columns of a table, and there is none"):
+        pack(flat, tmp_path / "p", PackOptions(path_column="x"))
+    assert not (tmp_path / "p").exists()

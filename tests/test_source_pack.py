@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate.errors import NotFound, SourceError, UsageError
-from feedrate.pack import PackOptions, pack, unpack, verify
+from feedrate.errors import NotFound, SourceError, StorageError, UsageError
+from feedrate.pack import FieldSpec, PackOptions, pack, unpack, verify
 from feedrate.results import PackResult
 from images import read_tree
 from sources import (
@@ -59,10 +59,14 @@ def test_a_zip_of_class_folders_comes_back_as_it_was(tmp_path: Path, compression
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    [("d.tar", "w"), ("d.tar.gz", "w:gz"), ("d.tgz", "w:gz"), ("d.tar.bz2", "w:bz2"), ("d.tar.xz", "w:xz")],
-)
-@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+    ("name", "mode", "format"),
+    [
+        ("d.tar", "w", tarfile.PAX_FORMAT), ("d.tar", "w", tarfile.GNU_FORMAT),
+        ("d.tar", "w", tarfile.USTAR_FORMAT),
+        ("d.tar.gz", "w:gz", tarfile.PAX_FORMAT), ("d.tgz", "w:gz", tarfile.GNU_FORMAT),
+        ("d.tar.bz2", "w:bz2", tarfile.PAX_FORMAT), ("d.tar.xz", "w:xz", tarfile.PAX_FORMAT),
+    ],
+)  # fmt: skip
 def test_a_tar_of_class_folders_comes_back_as_it_was(
     tmp_path: Path, name: str, mode: str, format: int
 ) -> None:
@@ -330,8 +334,8 @@ def test_what_is_not_understood_gets_a_sentence(tmp_path: Path) -> None:
     assert "a source is a folder of images" in (caught.value.hint or "")
     with pytest.raises(NotFound, match=r"no dataset at"):
         pack(tmp_path / "no.zip", tmp_path / "p")
-    source = write_zip(tmp_path / "d.zip", CLASSES)
-    with pytest.raises(UsageError, match=r"--labels and --field go with a folder"):
+    source = write_tfrecord(tmp_path / "d.tfrecord", examples())
+    with pytest.raises(UsageError, match=r"--labels and --field go with a folder or an archive"):
         pack(source, tmp_path / "p", PackOptions(labels=tmp_path / "x.csv"))
     assert not (tmp_path / "p").exists()
 
@@ -341,3 +345,101 @@ def test_the_same_source_packed_elsewhere_gives_the_same_bytes(tmp_path: Path) -
     packed(source, tmp_path / "p")
     packed(source, tmp_path / "q")
     assert read_tree(tmp_path / "p") == read_tree(tmp_path / "q")
+
+
+def test_a_full_disk_while_a_source_is_kept_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("feedrate.source.spool.Spool._open", lambda _: Full())
+    source = write_tar(tmp_path / "d.tar.gz", CLASSES, "w:gz")
+    with pytest.raises(
+        StorageError, match=r"cannot write packing\.spool in .*: No space left on device"
+    ) as caught:
+        pack(source, tmp_path / "p", PackOptions(workers=1))
+    assert "room for them twice" in (caught.value.hint or "")
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_refused_archive_leaves_nothing_behind(tmp_path: Path) -> None:
+    source = write_tar(tmp_path / "d.tar.gz", {**CLASSES, "../x.jpg": b""}, "w:gz")
+    with pytest.raises(SourceError, match=r"'\.\./x\.jpg' leads out of the folder"):
+        pack(source, tmp_path / "p")
+    assert not (tmp_path / "p").exists()
+
+
+def test_texts_that_nobody_could_load_are_rejected(tmp_path: Path) -> None:
+    files = {}
+    for n, (text, document) in enumerate([(b"fine", b"[1]"), (b"\xff", b"1"), (b"", b"{"), (b"x", b"null")]):
+        files |= {f"{n}.jpg": jpeg(n), f"{n}.txt": text, f"{n}.json": document}
+    result = packed(write_tar(tmp_path / "d.tar", files), tmp_path / "p")
+    reasons = {r.path: (r.field, r.reason) for r in result.rejected}
+    assert reasons["1.txt"] == ("text", "is not UTF-8, from byte 0 on")
+    assert reasons["2.json"][1].startswith("is not JSON: ")
+    assert sorted(read_pack(tmp_path / "p")) == ["0", "3"]
+
+
+def test_what_is_in_the_pack_is_what_the_loader_gives(tmp_path: Path) -> None:
+    from feedrate import Loader
+
+    packed(write_tar(tmp_path / "d.tar", SHARDS[0]), tmp_path / "p")
+    fields = ("label", "json", "caption", "key")
+    for labels, documents, captions, keys in Loader(
+        tmp_path / "p", batch_size=3, fields=fields, shuffle=False
+    ):
+        numbers = [int(key) for key in keys]
+        assert [int(label) for label in labels] == [n % 2 for n in numbers]
+        assert (list(documents), list(captions)) == ([{"n": n} for n in numbers], ["c"] * 3)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("d.zip", ""), ("d.tar", "w"), ("d.tar.gz", "w:gz")])
+def test_a_table_labels_the_members_of_an_archive(tmp_path: Path, name: str, mode: str) -> None:
+    files = {f"images/{n}.jpg": jpeg(n) for n in range(4)} | {"images/0.png": png_mask(0), "images/note": b""}
+    files["images/1.png"] = png_mask(1)
+    source = write_tar(tmp_path / name, files, mode) if mode else write_zip(tmp_path / name, files)
+    table = tmp_path / "labels.csv"
+    table.write_text("file,label,mask\n0.jpg,cat,0.png\nimages/1.jpg,dog,1.png\n9.jpg,dog,0.png\n")
+    options = {"labels": table, "fields": (FieldSpec.parse("mask:mask"),)}
+    result = packed(source, tmp_path / "p", **options)
+    assert [(r.path, r.reason) for r in result.rejected] == [("9.jpg", "no such file in the archive")]
+    assert (result.unlisted, dict(result.ignored)) == (2, {"": 1})
+    assert read_pack(tmp_path / "p") == {
+        "0": {"image": jpeg(0), "label": "cat", "mask": png_mask(0)},
+        "images/1": {"image": jpeg(1), "label": "dog", "mask": png_mask(1)},
+    }
+
+
+def test_a_table_that_names_nothing_in_the_archive_is_refused(tmp_path: Path) -> None:
+    source = write_zip(tmp_path / "d.zip", CLASSES)
+    (tmp_path / "t.csv").write_text("file,label\nx.jpg,1\n")
+    with pytest.raises(SourceError, match=r"the table says 'x\.jpg', .*d\.zip holds 'ant/0\.jpg'"):
+        pack(source, tmp_path / "p", PackOptions(labels=tmp_path / "t.csv"))
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("shape", [(5, 20, 30), (5, 20, 30, 1), (5, 3, 20, 30), (5, 20, 30, 4)])
+@pytest.mark.parametrize("is_dear", [False, True])
+def test_pixels_of_every_layout_in_hdf5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], is_dear: bool
+) -> None:
+    import h5py
+    from PIL import Image
+
+    monkeypatch.setattr("feedrate.source.hdf5._CACHE_BYTES", 10 if is_dear else 2**26)
+    pixels = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file.create_dataset("x", data=pixels, chunks=(2, *shape[1:]), compression="gzip")
+    packed(tmp_path / "d.h5", tmp_path / "p")
+    wanted = pixels.transpose(0, 2, 3, 1) if shape[1] == 3 else pixels.reshape(5, 20, 30, -1).squeeze()
+    for n, sample in enumerate(read_pack(tmp_path / "p").values()):
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample["image"]))), wanted[n])
+    unpack(tmp_path / "p", tmp_path / "out", workers=1)
+    suffix = {3: ".pgm", 4: ".ppm"}[len(shape)] if shape[-1] != 1 and shape[-1] != 4 else ".pgm"
+    assert {path.suffix for path in (tmp_path / "out" / "d").iterdir()} == {
+        ".png" if shape[-1] == 4 else suffix
+    }

@@ -25,7 +25,7 @@ copies of others: 1, kept
   SAME, and another label
 
 progressive JPEG: 1, kept
-  (decoded by Pillow, 5 times slower: --normalise costs no pixel)
+  (decoded by Pillow, many times slower: --normalise costs no pixel)
   cat/progressive.jpg: progressive JPEG
 
 no colour: 1, kept

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -168,3 +169,21 @@ def group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_source_that_can_be_read_only_once_goes_on_to_the_same_bytes(
+    command: list[str], tmp_path: Path, jpeg_folder: Path
+) -> None:
+    archive = tmp_path / "photos.tar.gz"
+    with tarfile.open(archive, "w:gz") as out:
+        out.add(jpeg_folder, "photos")
+    command = [*command[:-1], str(archive)]
+    whole = run(command, tmp_path / "undisturbed", "--workers", "1")
+    assert whole.returncode == 0, whole.stderr
+    events, expected = int(whole.stderr.split()[-1]), read_tree(tmp_path / "undisturbed")
+    for moment in sorted(random.Random(1).sample(range(1, events), 4)):
+        target = tmp_path / f"killed-{moment}"
+        assert run(command, target, "--workers", "1", die_at=moment).returncode == -signal.SIGKILL
+        again = run(command, target, "--workers", "1")
+        assert again.returncode == 0, again.stderr
+        assert read_tree(target) == expected, f"killed at event {moment} of {events}"

@@ -13,7 +13,6 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 from feedrate.errors import FeedrateError
@@ -58,7 +57,9 @@ def make_parser() -> argparse.ArgumentParser:
         prog="feedrate",
         description="Finds out why training waits for its data, and feeds it faster.",
     )
-    parser.add_argument("--version", action="version", version=f"feedrate {version('feedrate')}")
+    parser.add_argument(
+        "--version", action=ShowVersion, nargs=0, help="show program's version number and exit"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = importlib.import_module(f"feedrate.cli.{name.replace('-', '_')}")
@@ -72,6 +73,16 @@ def make_parser() -> argparse.ArgumentParser:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
+
+
+class ShowVersion(argparse.Action):
+    """As argparse's own, but what knows the version is imported only when somebody asks: it takes a while."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"feedrate {version('feedrate')}\n")
+        parser.exit()
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn many small files into a few big ones, losslessly unless you ask for less.
 
-SOURCE is a folder of class folders (cats/1.jpg, dogs/2.jpg, ...), a folder of images, or
-any folder together with a table that says which file has which label (--labels).
+SOURCE is looked at: a folder of class folders (cats/1.jpg, dogs/2.jpg, ...), a folder of
+images, any folder with a table that says which file has which label (--labels), a list of
+paths (.txt), a zip or tar, WebDataset shards, TFRecord, RecordIO, HDF5 or Parquet files with
+images, or a folder of such files; also behind an address that fsspec reaches.
 
 PACK becomes a folder of tar shards, or what --format says, with an index. When packing is
 interrupted, the same command goes on where it stopped. Files that cannot be read or decoded
@@ -33,18 +35,28 @@ from feedrate.units import parse_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="the folder to pack")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a folder, a file, 'a pattern-{00..17}.tar', or an address (s3://...)",
+    )
     parser.add_argument("pack", metavar="PACK", help="the folder to write: new, or an unfinished pack")
     parser.add_argument("--labels", type=Path, metavar="FILE", help="a .csv, .tsv, .jsonl or .parquet table")
     parser.add_argument(
         "--path-column", metavar="C", help="its column of file names (default: path, file, ...)"
     )
     parser.add_argument(
-        "--label-column", metavar="C", help="its column of labels (default: label, class, target)"
+        "--label-column",
+        metavar="C[,C]",
+        help="its column of labels, or several, or '*': all others (default: label, class, target)",
+    )
+    parser.add_argument(
+        "--label-separator", metavar="S", help="labels hold several classes with this between them, like '|'"
     )
     parser.add_argument(
         "--field", action="append", default=[], metavar="NAME:KIND[=C]", dest="fields",
-        help="a further column; kinds: image, mask, array, bytes (files), text, number, json, boxes (values)",
+        help="a further column; kinds: image, mask, array, bytes (files), text, number, json, boxes, "
+        "label (a class), labels (several)",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=whole_number, default=0, metavar="N", help="of the samples' order (default: 0)"
@@ -76,6 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              "possible, else with quality 95",
     )  # fmt: skip
     parser.add_argument(
+        "--no-scan", action="store_true",
+        help="pack faster: do not look where JPEGs can be entered. Loading is slower then, and damage found "
+             "when it is loaded",
+    )  # fmt: skip
+    parser.add_argument(
         "--map", metavar="MODULE:FUNCTION",
         help="a function of yours that every sample goes through once; MODULE may lie in the current folder",
     )  # fmt: skip
@@ -97,6 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         labels=arguments.labels,
         path_column=arguments.path_column,
         label_column=arguments.label_column,
+        label_separator=arguments.label_separator,
         fields=tuple(FieldSpec.parse(text) for text in arguments.fields),
         seed=arguments.seed,
         shard_bytes=arguments.shard_size,
@@ -106,6 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.resize, arguments.max_side, arguments.quality, arguments.raw, arguments.normalise
         ),
         map=None if arguments.map is None else find_map(arguments.map),
+        scan=not arguments.no_scan,
         container=arguments.format,
     )
     check_json_target(arguments)

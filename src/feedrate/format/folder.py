@@ -9,7 +9,7 @@ from pathlib import Path
 
 from feedrate.errors import NotFound, SourceError
 from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
-from feedrate.format.manifest import FILE_NAME, read_manifest
+from feedrate.format.manifest import FILE_NAME, is_unfinished, read_manifest
 from feedrate.probe.paths import suggest_path
 
 
@@ -45,7 +45,7 @@ def is_pack(source: str | os.PathLike[str]) -> bool:
     folder = Path(source)
     if (folder / FILE_NAME).exists():
         return True
-    if folder.is_dir() and any(folder.glob("shard-*.tar")):
+    if folder.is_dir() and is_unfinished(folder):
         read_manifest(folder)
     return False
 

@@ -23,6 +23,7 @@ from feedrate.probe.paths import suggest_path
 FORMAT = "feedrate-pack"
 VERSION = 2
 FILE_NAME = "pack.json"
+PROGRESS_NAME = "packing.json"  # beside what is unfinished
 # What a column that is added later can be: what fits into an index.
 ADDABLE_KINDS = (Kind.NUMBER, Kind.TEXT, Kind.JSON)
 
@@ -247,12 +248,20 @@ def _check_parts(manifest: Manifest) -> None:
             raise PackError(f"is damaged: sample {covered} has no value of field '{added.name}'")
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder without a manifest is a pack in the making."""
+    return (folder / PROGRESS_NAME).exists() or any(folder.glob("shard-*.tar"))
+
+
 def _not_a_pack(folder: Path) -> tuple[str]:
     inside = sorted(p.parent.name for p in folder.glob(f"*/{FILE_NAME}"))
     if inside:
         return (f"{folder} is not a pack, but {folder / inside[0]} is",)
-    if any(folder.glob("shard-*.tar")):
-        return (f"{folder} is an unfinished pack: run the same 'feedrate pack' command again to finish it",)
+    if is_unfinished(folder):
+        command = "index" if any(folder.glob("index-*.arrow")) else "pack"
+        return (
+            f"{folder} is an unfinished pack: run the same 'feedrate {command}' command again to finish it",
+        )
     return (f"{folder} is not a pack: it has no {FILE_NAME}",)
 
 

@@ -20,11 +20,12 @@ from typing import Any
 
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format import containers
+from feedrate.format.fields import Kind
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack.arrivals import Arrivals
 from feedrate.pack.changing import changing, write_manifest
-from feedrate.pack.files import explain_write_error, remove_folder, sync_folder
+from feedrate.pack.files import explain_write_error, explained, remove_folder, sync_folder
 from feedrate.pack.mapping import Function, Map, find_map
 from feedrate.pack.merging import refuse_equal_keys
 from feedrate.pack.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
@@ -124,21 +125,17 @@ def _append(
         if arrivals.skipped:
             return _nothing_new(arrivals, pack)
         raise
-    with contextlib.closing(Pack(folder)) as new:
-        refuse_equal_keys([pack, new], ["", ""])
-        joined = [Joined(pack), Joined(new, "", link_into(pack.path, or_move=True), defaults)]
-        try:
+    with explained(pack.path):
+        with contextlib.closing(Pack(folder)) as new:
+            refuse_equal_keys([pack, new], ["", ""])
+            joined = [Joined(pack), Joined(new, "", link_into(pack.path, or_move=True), defaults)]
             manifest, unassigned = join(pack.path, joined, _settings(pack, new))
-        except OSError as error:
-            if isinstance(error, FeedrateError):
-                raise
-            raise explain_write_error(error, pack.path) from error
-        if packed.rejected:
-            _add_rejections(pack, folder)
-    sync_folder(pack.path)
-    write_manifest(pack.path, manifest)
-    write_quality(pack.path)
-    remove_folder(folder)
+            if packed.rejected:
+                _add_rejections(pack, folder)
+        sync_folder(pack.path)
+        write_manifest(pack.path, manifest)
+        write_quality(pack.path)
+        remove_folder(folder)
     return _summarise(arrivals, pack, manifest, packed, unassigned)
 
 
@@ -158,6 +155,7 @@ def _pack_options(manifest: Manifest, options: AppendOptions) -> PackOptions:
         workers=options.workers,
         engine=options.engine,
         recode=Recode.from_settings(settings),
+        scan=settings.get("scan", True),
         container=container if container in containers.NAMES else "tar",
         map=_find_map(settings.get("map"), options.map),
     )
@@ -180,7 +178,9 @@ def _find_map(made_with: Any, wanted: str | Function | None) -> Map | None:
 def _check_defaults(pack: Pack, defaults: Mapping[str, str]) -> None:
     """Refuse before the work what would be refused after it."""
     added = {f.name: f for f in pack.manifest.added}
-    stored, splits = {f.name for f in pack.manifest.fields}, find_splits(pack.manifest)
+    # Numbers that a column stands before come from the source; its texts would, too, but lie in shards.
+    stored = {f.name for f in pack.manifest.fields if f.kind is Kind.NUMBER}
+    splits = find_splits(pack.manifest)
     for name in defaults:
         if name not in added:
             raise NotFound(

@@ -67,6 +67,7 @@ class Written:
     entries: list[bytes]
     shapes: set[tuple[int, int]]  # height and width
     source_bytes: int
+    listed_bytes: int  # with what numbers count as
     by_kernel: int
 
 
@@ -178,6 +179,7 @@ class Bulk:
             _slices(members.entries, entry_stops, first, last),
             set(zip(rows["image.height"].tolist(), rows["image.width"].tolist(), strict=True)),
             int(rows["image.length"].sum()),
+            int(listed["source_bytes"].sum()),
             int((kinds <= kernel.ImageKind.GRAY_JPEG).sum()),
         )
 

@@ -64,7 +64,8 @@ def _summarise(pack: Pack, field: Field) -> FieldSummary:
     if not field.has_pixels or not len(pack):
         return FieldSummary(**summary, size_bytes=size_bytes)  # type: ignore[arg-type]
     share = None
-    if field.kind is Kind.IMAGE:
+    # Without a scan there are no entry points to tell by.
+    if field.kind is Kind.IMAGE and pack.manifest.settings.get("scan", True):
         entries = pack.column(f"{field.name}.entries")
         share = float((entries[:, 1] > entries[:, 0]).mean())
     return FieldSummary(

@@ -77,6 +77,17 @@ def explain_write_error(error: OSError, path: Path, expected_bytes: int = 0) -> 
     return StorageError(f"cannot write {path}: {error.strerror or error}")
 
 
+@contextlib.contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Make sentences of errors that the disk of a folder raises in the block."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
+        raise explain_write_error(error, folder / "pack.json") from error
+
+
 def free_bytes(folder: Path) -> int:
     try:
         stats = os.statvfs(folder)

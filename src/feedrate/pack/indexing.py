@@ -23,7 +23,7 @@ from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest
 from feedrate.pack import listing
 from feedrate.pack.files import appear, remove_temporaries
 from feedrate.pack.indexing_task import IndexTask, find_indexed, index_name, index_stretch
-from feedrate.pack.listing import ListingWriter
+from feedrate.pack.listing import ListingWriter, value_bytes
 from feedrate.pack.plan import digest_plan
 from feedrate.pack.shard import ShardDone, dump_rejections, share_shapes
 from feedrate.pack.unfinished import PROGRESS_NAME, begin, finish, own_folder, refuse_foreign, write_file
@@ -124,8 +124,9 @@ class _Stretches:
         self.done: list[_Stretch] = []
         self._at = _Stretch(0, 0, None, 0)
 
-    def add(self, record: Record, size_bytes: int) -> None:
+    def add(self, record: Record) -> None:
         home, at = home_of(record), self._at
+        size_bytes = sum(map(value_bytes, record.values.values()))
         count = at.last - at.first
         if count and (home != at.home or count >= _MOST_SAMPLES or at.source_bytes >= _MOST_BYTES):
             self.done.append(at)
@@ -146,9 +147,8 @@ def _list(records: InPlace, folder: Path, watch: Watch) -> _Listed:
             if isinstance(record, Rejection):
                 rejected.append(record)
                 continue
-            before = writer.source_bytes
             writer.add(number, record)
-            stretches.add(record, writer.source_bytes - before)
+            stretches.add(record)
             if writer.count % _TELL_EVERY == 0:
                 watch(Tick("listing", writer.count, 0))
         if not writer.count:

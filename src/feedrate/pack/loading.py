@@ -14,7 +14,14 @@ from feedrate.pack.listing import Sample
 from feedrate.pack.mapped import LeftOut, Made, Mapper
 from feedrate.pack.quality import KEPT, MAPPED, NORMALISED, QualityTally
 from feedrate.pack.recode import NewImage, Recode, recode_image, resize_mask, scale_boxes
-from feedrate.pack.values import ImageFacts, dump_number, inspect_array, inspect_headers, inspect_image
+from feedrate.pack.values import (
+    ImageFacts,
+    dump_number,
+    inspect_array,
+    inspect_headers,
+    inspect_image,
+    inspect_text,
+)
 from feedrate.source.bytes import Bytes
 from feedrate.source.record import Held, Stored, Value
 from feedrate.source.values import UnusableValue
@@ -53,6 +60,7 @@ class SampleLoader:
     Args:
         fields: those of the source.
         stored: those of the pack; others only where there is a `mapper`.
+        scan: note where images can be entered, and see that they are whole.
     """
 
     def __init__(
@@ -62,10 +70,12 @@ class SampleLoader:
         stored: Sequence[Field],
         recode: Recode,
         mapper: Mapper | None = None,
+        *,
+        scan: bool = True,
     ) -> None:
         self.fields, self.stored = tuple(fields), tuple(stored)
         self.mapper, self.quality = mapper, QualityTally()
-        self._source, self._recode = source, recode
+        self._source, self._recode, self._scan = source, recode, scan
         if mapper is not None:
             mapper.is_recoded = recode.raw or recode.quality is not None or recode.normalise
         # Masks and boxes follow an image's pixels as they lie in its file.
@@ -164,13 +174,15 @@ class SampleLoader:
         if field.kind is Kind.ARRAY:
             shape, dtype = inspect_array(plain)
             part.uniform = {"shape": list(shape), "dtype": dtype}
+        if field.kind in (Kind.TEXT, Kind.JSON):
+            inspect_text(field.kind, plain)
         if field.kind is Kind.BOXES:
             sizes = next((other.sizes for other in loaded if other.sizes is not None), None)
             part.data = plain if sizes is None else scale_boxes(plain, *sizes)
         return part
 
     def _load_pixels(self, field: Field, path: bytes, data: bytes) -> Loaded:
-        facts = inspect_image(data)
+        facts = inspect_image(data, scan=self._scan)
         loaded = Loaded(data, path, len(data) if path else 0)
         loaded.damage = facts.pillow_reason if facts.is_damaged else None
         before = width, height = facts.width, facts.height
@@ -186,7 +198,7 @@ class SampleLoader:
             loaded.entries = dump_table(loaded.data)
             now = ImageFacts(width, height, b"", None, False, None, format="raw")
         else:
-            now = facts if loaded.data is data else inspect_image(loaded.data)
+            now = facts if loaded.data is data else inspect_image(loaded.data, scan=self._scan)
             loaded.entries, loaded.pillow_reason = now.entries, now.pillow_reason
         loaded.columns, loaded.uniform = (width, height), {"shape": [height, width]}
         loaded.sizes, loaded.facts = (before, (width, height)), (facts, now)

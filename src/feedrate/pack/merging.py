@@ -21,7 +21,7 @@ from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, file_pa
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.pack.changing import write_manifest
-from feedrate.pack.files import explain_write_error, remove_temporaries, sync_folder
+from feedrate.pack.files import explained, remove_temporaries, sync_folder
 from feedrate.pack.quality_report import REJECTED_NAME, write_quality
 from feedrate.pack.recode import RECODE_SETTINGS
 from feedrate.pack.tables import Table, bring_tables
@@ -80,6 +80,7 @@ def merge(
                 raise UsageError(f"{folder} is one of the packs", hint="name a new folder: --to FOLDER")
         refuse_foreign(folder)
         stack.enter_context(own_folder(folder))
+        stack.enter_context(explained(folder))
         _begin(folder, opened, options)
         result = _merge(folder, opened, prefixes, options)
         (folder / PROGRESS_NAME).unlink()
@@ -94,12 +95,7 @@ def _merge(folder: Path, packs: list[Pack], prefixes: list[str], options: MergeO
         for pack, prefix, is_linked in zip(packs, prefixes, linked, strict=True)
     ]
     settings = _settings(folder, packs, prefixes)
-    try:
-        manifest, unassigned = join(folder, joined, settings)
-    except OSError as error:
-        if isinstance(error, AlreadyExists):
-            raise
-        raise explain_write_error(error, folder) from error
+    manifest, unassigned = join(folder, joined, settings)
     _join_rejections(folder, packs)
     sync_folder(folder)
     write_manifest(folder, manifest)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from feedrate.errors import UsageError
 from feedrate.format import containers
+from feedrate.format.containers.hdf5 import import_h5py
 from feedrate.pack.mapping import Map, refuse_unfindable
 from feedrate.pack.recode import Recode
 from feedrate.source.options import FieldSpec, SourceOptions
@@ -57,13 +58,15 @@ class PackOptions:
 
     labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
     path_column: str | None = None  # None: guessed
-    label_column: str | None = None
+    label_column: str | None = None  # or several, with commas between them, or '*': all others
+    label_separator: str | None = None  # between the classes of a sample that may have several
     fields: tuple[FieldSpec, ...] = ()
     seed: int = 0
     shard_bytes: int = DEFAULT_SHARD_BYTES
     workers: int | None = None  # None: as many as usable cores
     engine: Engine = field(default_factory=Engine)  # who makes the shards
     recode: Recode = field(default_factory=Recode)  # to store fewer pixels, or other ones
+    scan: bool = True  # note where JPEGs can be entered, which is what makes loading fast
     container: str = "tar"  # or "tfrecord" or "hdf5"
     map: Map | None = None  # a function for what is the same in every epoch; see find_map
 
@@ -76,6 +79,8 @@ class PackOptions:
             raise UsageError(f"workers must be at least 1, got {self.workers}")
         if self.container not in containers.NAMES:
             raise UsageError(f"format must be one of {', '.join(containers.NAMES)}, got {self.container!r}")
+        if self.container == "hdf5":
+            import_h5py()  # before hours of work, not after them
         if self.map is not None:
             refuse_unfindable(self.map, workers=self.workers)
         # It knows which of them fit together.
@@ -83,4 +88,6 @@ class PackOptions:
 
     @property
     def source(self) -> SourceOptions:
-        return SourceOptions(self.labels, self.path_column, self.label_column, self.fields)
+        return SourceOptions(
+            self.labels, self.path_column, self.label_column, self.label_separator, self.fields
+        )

@@ -183,6 +183,7 @@ def _pack_shards(
             recode=options.recode,
             source_bytes=stretch.source_bytes,
             expected_bytes=stretch.expected_bytes,
+            scan=options.scan,
             container=options.container,
             map=options.map,
             made=tuple(dataclasses.replace(field, classes=None) for field in source.made),
@@ -194,7 +195,8 @@ def _pack_shards(
     missing = [task for task in tasks if joined is None and find_done(task) is None]
     _check_room(folder, missing)
     if source.reader.table is not None:
-        write_file(folder / _table_name(source.settings), source.reader.table.data)
+        with appear(folder / _table_name(source.settings)) as out:
+            out.writelines(source.reader.table.pieces())
     cost = _run(tasks, missing, options, watch)
     complete = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
     if len(complete) < len(tasks):

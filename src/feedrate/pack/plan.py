@@ -12,7 +12,6 @@ from urllib.parse import quote_from_bytes
 
 import numpy as np
 
-from feedrate import kernel
 from feedrate.draws import I64, Purpose, make_key, permute
 from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.fields import Coding, Field, Kind
@@ -140,17 +139,22 @@ def describe_settings(reader: Reader, options: PackOptions) -> dict[str, object]
     settings |= options.recode.settings()
     if options.container != "tar":
         settings["format"] = options.container
+    if not options.scan:
+        settings["scan"] = False
     if options.map is not None:
         settings["map"] = options.map.settings()
     if reader.table is not None:
+        size_bytes, crc32c = reader.table.measure()
         settings["labels"] = {
             "name": f"labels-source{reader.table.path.suffix.lower()}",
             "path": quote_from_bytes(_table_path(reader)),
-            "bytes": len(reader.table.data),
-            "crc32c": f"{kernel.crc32c(reader.table.data):08x}",
+            "bytes": size_bytes,
+            "crc32c": f"{crc32c:08x}",
         }
         settings["path_column"] = options.path_column
         settings["label_column"] = options.label_column
+        if options.label_separator is not None:
+            settings["label_separator"] = options.label_separator
         settings["fields"] = [str(spec) for spec in options.fields]
     return settings
 

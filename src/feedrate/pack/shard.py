@@ -63,14 +63,14 @@ def write_shard(task: ShardTask) -> MapCost:
     listing, source = Listing(task.listing), Bytes(task.source, task.target)
     mapper = None if task.map is None else Mapper(task.map, listing.fields)
     fields = task.stored_fields(listing.fields)
-    loader = SampleLoader(source, listing.fields, fields, task.recode, mapper)
+    loader = SampleLoader(source, listing.fields, fields, task.recode, mapper, scan=task.scan)
     with appear(shard_path, expected_bytes=task.expected_bytes) as out:
         output = Output(out)
         writer = SampleWriter(loader, container.write(output))
         for one in _samples(task, listing, fields, output, loader):
             if isinstance(one, Written):
                 writer.add_written(one)
-                advance(len(one.rows), one.source_bytes)
+                advance(len(one.rows), one.listed_bytes)
             else:
                 writer.add(one)
                 advance(1, one.source_bytes)

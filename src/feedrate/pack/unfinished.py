@@ -14,6 +14,7 @@ from typing import Any
 
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.format.manifest import FILE_NAME, read_manifest
+from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME
 from feedrate.pack import listing
 from feedrate.pack.files import (
     LOCK_NAME,
@@ -28,7 +29,6 @@ from feedrate.pack.options import PackOptions
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
-PROGRESS_NAME = "packing.json"
 JOBS_NAME = "packing.jobs"
 
 
@@ -74,6 +74,7 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
     there = read_manifest(folder)
     asked: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     asked |= options.recode.settings()
+    asked |= {} if options.scan else {"scan": False}
     if options.container != "tar":
         asked["format"] = options.container
     asked |= {} if options.map is None else {"map": options.map.settings()}
@@ -132,12 +133,13 @@ def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str
 
 
 _WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "list of fields",
-          "path_column": "path column", "label_column": "label column", "resize": "shorter side",
+          "path_column": "path column", "label_column": "label column",
+          "label_separator": "label separator", "resize": "shorter side",
           "max_side": "longer side", "encoded": "what is encoded anew",
           "map": "map function, or its code,"}  # fmt: skip
 # Compared also where only the pack that is there has them.
 _COMPARED = frozenset(
-    ("labels", "resize", "max_side", "raw", "quality", "encoded", "normalise", "map", "format")
+    ("labels", "resize", "max_side", "raw", "quality", "encoded", "normalise", "scan", "map", "format")
 )
 
 

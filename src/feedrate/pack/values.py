@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feedrate import kernel, pillow
+from feedrate.format.fields import Kind
 from feedrate.pack.exif import find_orientation
 from feedrate.source.values import UnusableValue
 
@@ -52,33 +53,35 @@ def dump_number(value: int | float) -> bytes:
     return json.dumps(value).encode()
 
 
-def inspect_image(data: bytes) -> ImageFacts:
+def inspect_image(data: bytes, *, scan: bool = True) -> ImageFacts:
     """Look at an image file. What the kernel does not take, or finds damaged, Pillow has decoded in full.
+
+    Without `scan`, only headers are looked at: there are no entry points, and damage behind them is not seen.
 
     Raises:
         UnusableValue: neither of them decodes it.
     """
     if not data:
         raise UnusableValue("the file is empty")
-    scan = kernel.scan(data)
-    if scan.reason is None:
-        is_gray, orientation = scan.sampling == "gray", find_orientation(data)
+    found = kernel.scan(data) if scan else kernel.scan_headers(data)
+    if found.reason is None:
+        is_gray, orientation = found.sampling == "gray" if scan else None, find_orientation(data)
         return ImageFacts(
-            scan.width, scan.height, scan.entries, None, False, is_gray, orientation=orientation
+            found.width, found.height, found.entries, None, False, is_gray, orientation=orientation
         )
-    width, height = scan.width, scan.height
-    if scan.damaged:
+    width, height = found.width, found.height
+    if found.damaged:
         try:
             width, height = pillow.check(data)
         except pillow.Undecodable as error:
-            raise UnusableValue(scan.reason or str(error)) from error
+            raise UnusableValue(found.reason or str(error)) from error
     format_name, mode, frames = pillow.describe(data)
     if format_name in ("JPEG", "MPO"):
-        format_name = f"{scan.reason} JPEG" if scan.reason in ("progressive", "CMYK") else "other JPEG"
+        format_name = f"{found.reason} JPEG" if found.reason in ("progressive", "CMYK") else "other JPEG"
         frames = 1  # beside the picture, cameras store smaller ones of it
     return ImageFacts(
-        width, height, b"", scan.reason, scan.damaged, None,
-        "JPEG" if scan.damaged and "JPEG" in format_name else format_name,
+        width, height, b"", found.reason, found.damaged, None,
+        "JPEG" if found.damaged and "JPEG" in format_name else format_name,
         mode, frames, pillow.read_orientation(data),
     )  # fmt: skip
 
@@ -115,3 +118,19 @@ def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
     if array.dtype.fields:
         return array.shape, None
     return array.shape, array.dtype.name if array.dtype.isnative else array.dtype.str
+
+
+def inspect_text(kind: Kind, data: bytes) -> None:
+    """See that a text, or JSON, can be read by who loads it.
+
+    Raises:
+        UnusableValue: it cannot.
+    """
+    try:
+        text = data.decode("utf-8")
+        if kind is Kind.JSON:
+            json.loads(text)
+    except UnicodeDecodeError as error:
+        raise UnusableValue(f"is not UTF-8, from byte {error.start} on") from error
+    except (ValueError, RecursionError) as error:
+        raise UnusableValue(f"is not JSON: {error}") from error

@@ -29,7 +29,7 @@ _MEANINGS = {
     "animated": ("more than one frame", "only the first is used"),
     "cmyk": ("CMYK", "decoded by Pillow: --normalise makes RGB of them"),
     "alpha": ("alpha channel", "it is dropped when they are loaded"),
-    "progressive": ("progressive JPEG", "decoded by Pillow, 5 times slower: --normalise costs no pixel"),
+    "progressive": ("progressive JPEG", "decoded by Pillow, many times slower: --normalise costs no pixel"),
     "gray": ("no colour", "loaded as three equal channels, or as one if asked for"),
 }
 # Of no concern where all of the dataset is like that.

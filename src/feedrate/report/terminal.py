@@ -38,7 +38,7 @@ def draw_pack(result: PackResult) -> str:
                 *_recoded_rows(result.recoded),
                 ("time", _time_words(result)),
                 ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
-                ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
+                ("ignored", _ignored_words(result.ignored)),
                 ("left out", _if(result.unlisted, "image", "that the table does not name")),
                 *_mapped_rows(result.mapped),
                 *(summarise_quality(result.quality) if result.quality is not None else ()),
@@ -212,6 +212,12 @@ def _decoder_words(by_kernel: int, by_pillow: Mapping[str, int]) -> str:
     why = _count_words(by_pillow, None)
     images = format_count(by_kernel, "image")
     return f"{images} by the kernel, {through_pillow:,} through Pillow, which is slower ({why})"
+
+
+def _ignored_words(ignored: Mapping[str, int]) -> str:
+    # Suffixes of files, or in words what was in a record file.
+    are_files = all(name == "" or name.startswith(".") for name in ignored)
+    return _count_words(ignored, "files" if are_files else None) if ignored else ""
 
 
 def _count_words(counts: Mapping[str, int], noun: str | None) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from feedrate.errors import SourceError
+from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.results import Rejection
@@ -21,7 +21,7 @@ from feedrate.source import tar
 from feedrate.source import zip as zips
 from feedrate.source.form import Form, form_by_name
 from feedrate.source.names import Repeats, is_hidden
-from feedrate.source.place import Place, PlacedFile
+from feedrate.source.place import Place, PlacedFile, explained
 from feedrate.source.record import Held, Reader, Record, Stored
 from feedrate.source.spool import Spool
 from feedrate.units import format_bytes, format_count
@@ -99,7 +99,7 @@ class Archive:
                         value = self._copy(stream, value)
                     yield Member(one.name, value)
             except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-                if isinstance(error, SourceError):
+                if isinstance(error, FeedrateError):
                     raise
                 raise SourceError(f"{self.address} cannot be decompressed: {error}") from error
 
@@ -144,7 +144,7 @@ class ArchiveReader(Reader):
         self._classes: set[str] = set()
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        with self._spool:
+        with explained(self.root), self._spool:
             yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 
-from feedrate.errors import StorageError
+from feedrate.errors import NotFound, StorageError
 from feedrate.format.keys import printable
 from feedrate.source.held import Containers
 from feedrate.source.place import Place
@@ -18,6 +18,7 @@ _SOURCE_IS_GONE = frozenset(
     (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV,
      errno.ENXIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 )  # fmt: skip
+_MOST_OPEN = 16
 
 
 class Bytes:
@@ -27,6 +28,7 @@ class Bytes:
         self.root = root
         self._root = os.fsencode(root)
         self._place = Place(root)
+        self._open: dict[bytes, int] = {}
         self._containers = Containers(self._place, scratch)
 
     def read(self, value: Stored | Held) -> bytes:
@@ -42,11 +44,11 @@ class Bytes:
             return self._read_remote(value)
         path = os.path.join(self._root, value.file)
         try:
-            with open(path, "rb", buffering=0) as stream:
-                if value.file == value.path:
+            if value.file == value.path:
+                with open(path, "rb", buffering=0) as stream:
                     data = stream.read(value.size_bytes + 1)
-                else:
-                    data = os.pread(stream.fileno(), value.size_bytes, value.offset)
+            else:
+                data = os.pread(self._keep_open(path), value.size_bytes, value.offset)
         except OSError as error:
             if error.errno in _SOURCE_IS_GONE or not os.path.isdir(self.root):
                 raise StorageError(
@@ -59,10 +61,24 @@ class Bytes:
         return data
 
     def _read_remote(self, value: Stored) -> bytes:
-        data = self._place.read(value.file, value.offset, value.size_bytes)
+        try:
+            data = self._place.read(value.file, value.offset, value.size_bytes)
+        except NotFound:
+            raise UnusableValue("cannot be read: it is no longer there") from None
         if len(data) != value.size_bytes:
             raise UnusableValue(f"changed while it was packed: {value.size_bytes} bytes when listed")
         return data
 
+    def _keep_open(self, path: bytes) -> int:
+        """Return a descriptor; a file that holds one value holds others."""
+        if path not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._open[path]
+
     def close(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
         self._containers.close()

@@ -40,6 +40,8 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     """
     features: dict[str, Feature] = {}
     for number, wire, start, end in _fields(data, 0, len(data)):
+        if number == 2 and wire == _BYTES:
+            raise BadExample("it has lists of features, as a SequenceExample has")
         if number != 1 or wire != _BYTES:
             continue
         for inner, inner_wire, entry_start, entry_end in _fields(data, start, end):
@@ -111,6 +113,8 @@ def _parse_integers(data: bytes, start: int, end: int) -> npt.NDArray[np.int64] 
 
 
 def _decode_varints(packed: bytes) -> npt.NDArray[np.int64]:
+    if len(packed) == 1 and packed[0] < 0x80:  # a label, most of the time
+        return np.array([packed[0]], np.int64)
     raw = np.frombuffer(packed, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if not ends.size or ends[-1] != raw.size - 1:

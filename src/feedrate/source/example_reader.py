@@ -14,14 +14,14 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from feedrate.errors import SourceError
+from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
 from feedrate.results import Rejection
 from feedrate.source.example import BadExample, BytesFeature, Feature, parse_example
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
-from feedrate.source.place import Place, PlacedFile
+from feedrate.source.place import Place, PlacedFile, explained
 from feedrate.source.record import Reader, Record, Stored, Value
 from feedrate.source.spool import Spool
 from feedrate.source.tfrecord import read_records
@@ -97,7 +97,7 @@ class ExampleReader(Reader):
         self._numbers: dict[str, NumberColumn] = {}
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        with self._spool:
+        with explained(self.root), self._spool:
             yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:
@@ -128,7 +128,7 @@ class ExampleReader(Reader):
                         features = _parse(data, address, start, number)
                         yield _Example(file, number, None if is_compressed else start, data, features)
                 except (OSError, EOFError, zlib.error) as error:
-                    if not is_compressed:
+                    if not is_compressed or isinstance(error, FeedrateError):
                         raise
                     raise SourceError(f"{address} cannot be decompressed: {error}") from error
 

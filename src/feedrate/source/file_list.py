@@ -112,7 +112,7 @@ class FileList(Reader):
         if file.startswith(b"../"):
             file = os.path.normpath(os.path.join(os.fsencode(os.path.abspath(self.root)), file))
         try:
-            found = self._place.find(file)
+            found = self._place.find(file, suggest=False)
         except FeedrateError:
             raise UnusableValue("no such file") from None
         if found is None:

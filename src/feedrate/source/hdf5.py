@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import io
 import os
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,26 +15,18 @@ from feedrate.errors import MissingExtra, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
 from feedrate.results import Rejection
+from feedrate.source.hdf5_columns import Column, dump_cell, find_columns, suffix_of
 from feedrate.source.labels import NumberColumn
-from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
-from feedrate.source.place import Place, PlacedFile
+from feedrate.source.names import name_fields, record_name
+from feedrate.source.place import Place, PlacedFile, explained
 from feedrate.source.record import Held, Reader, Record, Value
 from feedrate.source.spool import Spool
-from feedrate.source.values import UnusableValue, dump_array
+from feedrate.source.values import UnusableValue
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 2**25
+_BLOCK_FILES = 16
 _CACHE_BYTES = 2**26  # of decompressed chunks, per dataset
-_CLASS_NAMES = re.compile(r"class|label.*name|categor", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A dataset, and how one of its rows becomes a value."""
-
-    name: str  # its path in the file
-    kind: Kind
-    form: str  # "number", "text", "encoded", "pixels" or "array"
 
 
 class Hdf5Reader(Reader):
@@ -56,7 +46,7 @@ class Hdf5Reader(Reader):
         self._numbers: dict[str, NumberColumn] = {}
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        with self._spool:
+        with explained(self.root), self._spool:
             yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:
@@ -65,7 +55,7 @@ class Hdf5Reader(Reader):
         for file in self._files:
             address = self._place.address(file.path)
             with open_hdf5(self._place, file.path) as opened:
-                columns, passed_over, classes = _find_columns(opened, self._group, address)
+                columns, passed_over, classes = find_columns(opened, self._group, address)
                 others.update(f"dataset {name}" for name in passed_over)
                 if not self._columns:
                     self._take(columns, classes)
@@ -99,6 +89,9 @@ class Hdf5Reader(Reader):
         rows = len(next(iter(datasets.values())))
         row_bytes = sum(_row_bytes(one) for one in datasets.values())
         step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
+        if any(self._columns[name].form == "encoded" for name in self._names):
+            step = min(step, _BLOCK_FILES)  # whose size nobody knows before they are read
+        likes = {name: _like(self._columns[name], dataset) for name, dataset in datasets.items()}
         for start in range(0, rows, step):
             try:
                 block = {
@@ -109,16 +102,15 @@ class Hdf5Reader(Reader):
             except (OSError, RuntimeError, ValueError, KeyError) as error:
                 raise SourceError(f"{address}: rows from {start:,} on cannot be read: {error}") from error
             for row in range(start, min(rows, start + step)):
-                yield self._read_row(
-                    file, row, {name: values[row - start] for name, values in block.items()}, datasets
-                )
+                cells = {name: values[row - start] for name, values in block.items()}
+                yield self._read_row(file, row, cells, likes)
 
     def _is_read(self, dataset: Any, name: str) -> bool:
         """Return whether rows are read while listing: to know them, to know their size, or for good."""
         return self._columns[name].form in ("number", "text", "encoded") or _is_dear(dataset)
 
     def _read_row(
-        self, file: PlacedFile, row: int, cells: dict[str, Any], datasets: dict[str, Any]
+        self, file: PlacedFile, row: int, cells: dict[str, Any], likes: dict[str, _Like]
     ) -> Record | Rejection:
         name = record_name(file.path, row)
         values: dict[str, Value] = {}
@@ -129,24 +121,45 @@ class Hdf5Reader(Reader):
                 path = name + (b"" if field == "image" else b"." + field.encode())
                 if column.kind is Kind.NUMBER:
                     values[field] = self._numbers[dataset].add(_plain(cells[dataset]))
-                elif dataset in cells and (column.form == "text" or _is_dear(datasets[dataset])):
+                elif column.form == "text":
+                    values[field] = self._spool.keep(
+                        path + b".txt", dump_cell("text", cells[dataset]), file.mtime_ns
+                    )
+                elif likes[dataset].is_dear:
                     data = dump_cell(column.form, cells[dataset])
-                    values[field] = self._spool.keep(path + suffix_of(column.kind, data), data)
+                    values[field] = self._spool.add(path + suffix_of(column.kind, data), data, file.mtime_ns)
                 else:
-                    values[field] = self._hold(file, row, column, path, cells.get(dataset), datasets[dataset])
+                    values[field] = self._hold(file, row, column, path, cells.get(dataset), likes[dataset])
         except (UnusableValue, ValueError) as error:
             return Rejection(printable(name), field, str(error))
         return Record(name, values)
 
-    def _hold(self, file: PlacedFile, row: int, column: Column, path: bytes, cell: Any, dataset: Any) -> Held:
+    def _hold(self, file: PlacedFile, row: int, column: Column, path: bytes, cell: Any, like: _Like) -> Held:
+        size, suffix = like.size_bytes, like.suffix
         if column.form == "encoded":
-            data = bytes(np.asarray(cell, np.uint8).tobytes()) if not isinstance(cell, bytes) else cell
+            data = dump_cell("encoded", cell)
             size, suffix = len(data), suffix_of(column.kind, data)
-        else:
-            size = _row_bytes(dataset) + 1024  # and a head
-            suffix = b".npy" if column.form == "array" else b".png" if dataset.shape[-1] == 4 else b".ppm"
         place = (self._group + column.name, row, column.form)
         return Held(path + suffix, size, file.path, "hdf5", place, file.mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """What all rows of a dataset have in common when they are given out."""
+
+    is_dear: bool
+    size_bytes: int = 0
+    suffix: bytes = b""
+
+
+def _like(column: Column, dataset: Any) -> _Like:
+    if column.form not in ("pixels", "array"):
+        return _Like(_is_dear(dataset))
+    data = dump_cell(column.form, np.zeros(dataset.shape[1:], dataset.dtype))
+    suffix = suffix_of(column.kind, data)
+    # Only PNG differs in size from row to row, and is at most a little larger than its pixels.
+    size_bytes = len(data) if suffix != b".png" else _row_bytes(dataset) * 101 // 100 + 65_536
+    return _Like(_is_dear(dataset), size_bytes, suffix)
 
 
 def open_hdf5(place: Place, file: bytes) -> Any:
@@ -156,7 +169,7 @@ def open_hdf5(place: Place, file: bytes) -> Any:
         import h5py
     except ImportError as error:
         raise MissingExtra(
-            f"{address} is an HDF5 file, and h5py is not installed", hint="pip install h5py"
+            f"{address} is an HDF5 file, and h5py is not installed", hint="pip install 'feedrate[hdf5]'"
         ) from error
     try:
         # A file of this machine is read by the library itself, which is quicker.
@@ -164,143 +177,6 @@ def open_hdf5(place: Place, file: bytes) -> Any:
         return h5py.File(target, "r", rdcc_nbytes=_CACHE_BYTES)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise SourceError(f"{address} cannot be read as HDF5: {error}") from error
-
-
-def dump_cell(form: str, cell: Any) -> bytes:
-    """Return the bytes of one row: a file as it is, an image without compression, or .npy."""
-    if form == "text":
-        return cell if isinstance(cell, bytes) else str(cell).encode("utf-8", "surrogateescape")
-    if form == "encoded":
-        return cell if isinstance(cell, bytes) else np.asarray(cell, np.uint8).tobytes()
-    if form == "array":
-        return dump_array(np.ascontiguousarray(cell))
-    return _dump_pixels(np.asarray(cell))
-
-
-def suffix_of(kind: Kind, data: bytes) -> bytes:
-    if kind in (Kind.IMAGE, Kind.MASK):
-        suffix = {b"P5": "pgm", b"P6": "ppm"}.get(data[:2]) or image_suffix(data) or "bin"
-        return b"." + suffix.encode()
-    return {Kind.TEXT: b".txt", Kind.ARRAY: b".npy"}.get(kind, b".bin")
-
-
-def _dump_pixels(pixels: np.ndarray) -> bytes:
-    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
-        pixels = pixels.transpose(1, 2, 0)
-    if pixels.ndim == 3 and pixels.shape[2] == 1:
-        pixels = pixels[:, :, 0]
-    if pixels.ndim == 3 and pixels.shape[2] == 4:
-        from PIL import Image
-
-        buffer = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", compress_level=1)
-        return buffer.getvalue()
-    # The plainest of image files: a head and the pixels.
-    head = b"P%d\n%d %d\n255\n" % (5 if pixels.ndim == 2 else 6, pixels.shape[1], pixels.shape[0])
-    return head + np.ascontiguousarray(pixels).tobytes()
-
-
-def _find_columns(
-    opened: Any, group: str, address: str
-) -> tuple[dict[str, Column], list[str], tuple[str, ...] | None]:
-    """Return the datasets that hold samples, the names of the others, and those of the classes if given."""
-    import h5py
-
-    datasets: dict[str, Any] = {}
-
-    def visit(name: str, node: Any) -> None:
-        if isinstance(node, h5py.Dataset) and node.ndim and len(node):
-            if node.external or node.is_virtual:
-                raise SourceError(f"{address}: '{name}' takes its data from other files: refused")
-            datasets[name] = node
-
-    if group and group not in opened:
-        raise SourceError(
-            f"{address} has no group '{group}'", hint=f"it holds: {', '.join(sorted(opened)[:10])}"
-        )
-    try:
-        (opened[group] if group else opened).visititems(visit)
-    except SourceError:
-        raise
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"{address} cannot be read as HDF5: {error}") from error
-    columns = {
-        name: column for name, one in datasets.items() if (column := _column_of(name, one)) is not None
-    }
-    _use_words_as_label(columns)
-    lengths = defaultdict(list)
-    for name in columns:
-        lengths[len(datasets[name])].append(name)
-    with_images = [n for n, names in lengths.items() if any(columns[c].kind is Kind.IMAGE for c in names)]
-    if len(with_images) > 1:
-        counts = ", ".join(f"{n:,}" for n in sorted(with_images))
-        parts = sorted({c.rpartition("/")[0] for n in with_images for c in lengths[n]})
-        raise SourceError(
-            f"{address} holds several sets of images, of {counts} rows",
-            hint=f"name the group of one of them: {address}/{parts[-1]}",
-        )
-    if not columns:
-        shown = ", ".join(f"{name} {one.dtype} {one.shape}" for name, one in list(datasets.items())[:4])
-        raise SourceError(
-            f"{address} holds no dataset of images, numbers, texts or arrays",
-            hint=f"it holds: {shown or 'none'}",
-        )
-    rows = with_images[0] if with_images else max(lengths, key=lambda n: (len(lengths[n]), n))
-    chosen = {name: columns[name] for name in lengths[rows]}
-    others = [name for name in datasets if name not in chosen]
-    return chosen, others, _class_names({name: datasets[name] for name in others})
-
-
-def _column_of(name: str, dataset: Any) -> Column | None:
-    import h5py
-
-    dtype = dataset.dtype
-    looks_like_mask = is_mask_name(name.rpartition("/")[2])
-    element = h5py.check_vlen_dtype(dtype)
-    if h5py.check_string_dtype(dtype) is not None:
-        return Column(name, Kind.TEXT, "text") if dataset.ndim == 1 else None
-    if element is not None or dtype.kind == "V":
-        if dataset.ndim > 1 or dtype.fields or (element is not None and np.dtype(element) != np.uint8):
-            return None
-        is_image = image_suffix(dump_cell("encoded", dataset[0])) is not None
-        kind = Kind.BYTES if not is_image else Kind.MASK if looks_like_mask else Kind.IMAGE
-        return Column(name, kind, "encoded")
-    if dtype.kind not in "biuf":
-        return None
-    if dataset.ndim == 1 or dataset.shape[1:] == (1,):
-        return Column(name, Kind.NUMBER, "number")
-    if dtype == np.uint8 and _has_image_shape(dataset.shape[1:]):
-        is_mask = looks_like_mask and (dataset.ndim == 3 or 1 in dataset.shape[1:])
-        return Column(name, Kind.MASK if is_mask else Kind.IMAGE, "pixels")
-    return Column(name, Kind.ARRAY, "array")
-
-
-def _has_image_shape(shape: tuple[int, ...]) -> bool:
-    if len(shape) == 3:
-        return (shape[2] in (1, 3, 4) and min(shape[:2]) > 1) or (shape[0] in (1, 3) and min(shape[1:]) > 1)
-    return len(shape) == 2 and min(shape) > 1
-
-
-def _use_words_as_label(columns: dict[str, Column]) -> None:
-    """Without a number that is called label, a text of that name is the label."""
-    bases = {name: name.rpartition("/")[2] for name in columns}
-    if any(columns[name].kind is Kind.NUMBER and is_label_name(base) for name, base in bases.items()):
-        return
-    for name, base in bases.items():
-        if columns[name].form == "text" and is_label_name(base):
-            columns[name] = Column(name, Kind.NUMBER, "number")
-
-
-def _class_names(others: dict[str, Any]) -> tuple[str, ...] | None:
-    import h5py
-
-    for name, dataset in others.items():
-        is_text = h5py.check_string_dtype(dataset.dtype) is not None and dataset.ndim == 1
-        if is_text and _CLASS_NAMES.search(name) and len(dataset) <= 100_000:
-            return tuple(
-                one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in dataset[:]
-            )
-    return None
 
 
 def _plain(cell: Any) -> int | float | str:

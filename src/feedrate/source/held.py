@@ -9,7 +9,8 @@ from typing import Any, BinaryIO
 
 from feedrate.errors import StorageError
 from feedrate.source import zip as zips
-from feedrate.source.hdf5 import dump_cell, open_hdf5
+from feedrate.source.hdf5 import open_hdf5
+from feedrate.source.hdf5_columns import dump_cell
 from feedrate.source.place import Place
 from feedrate.source.record import Held
 from feedrate.source.spool import SPOOL_NAME

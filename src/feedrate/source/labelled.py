@@ -1,186 +1,237 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of any files, and a table whose rows say which of them belong together, with which label."""
+"""Files in a folder or an archive, and a table whose rows say which belong together, with which labels."""
 
 from __future__ import annotations
 
-import os
-import posixpath
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.results import Rejection
+from feedrate.source.finder import Finder
+from feedrate.source.label_columns import FlagColumns, LabelColumn
+from feedrate.source.member_finder import MemberFinder
+from feedrate.source.names import Repeats, safe_field
 from feedrate.source.options import FieldSpec, SourceOptions
-from feedrate.source.record import Reader, Record, Stored, Value
-from feedrate.source.remote import walk
-from feedrate.source.table import Table, is_missing, read_numbers, read_table
+from feedrate.source.place import explained
+from feedrate.source.record import Reader, Record, Value
+from feedrate.source.table import Row, Table, is_missing, read_table
 from feedrate.source.values import UnusableValue, dump_value
-from feedrate.source.walk import Walk
 
 FILE_KINDS = frozenset((Kind.IMAGE, Kind.MASK, Kind.ARRAY, Kind.BYTES))
-PATH_COLUMNS = ("path", "file", "filename", "file_name", "image")
-LABEL_COLUMNS = ("label", "class", "target")
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path")
+LABEL_COLUMNS = ("label", "labels", "class", "target")
+TEXT_COLUMNS = ("text", "caption")
+ALL_COLUMNS = "*"
+DEFAULT_SEPARATOR = "|"  # where a column is said to hold several classes
 
 
-class LabelledFolder(Reader):
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A field, and how it is read from those cells of a row."""
+
+    field: Field
+    cells: slice
+    read: Callable[[Row], Value]
+
+
+class LabelledFiles(Reader):
     """A sample per row of the table; what a row names that is not there, or not usable, rejects the row.
+
+    The table is read twice: to learn what its columns hold, and to give the samples. `shown` is what the user
+    calls the place of the files.
 
     Raises, when it is made or iterated:
         NotFound: there is no such folder or table.
         SourceError: the table has not the columns that are needed, or names no file that is there.
     """
 
-    def __init__(self, root: str, options: SourceOptions) -> None:
+    def __init__(self, finder: Finder | MemberFinder, options: SourceOptions, shown: str = "") -> None:
         assert options.labels is not None
-        self.root = root
+        self.root = finder.root
         self.table: Table = read_table(options.labels)
         self.ignored: dict[str, int] = {}
-        self._walk = walk(root)
-        self._columns = _pick_columns(self.table, options)
+        self._finder, self._shown = finder, shown or finder.root
+        self._names: list[str] = []  # the table's columns that are read, as they are needed
+        self._columns: list[_Column] = []
+        self._choose(options)
 
     def fields(self) -> tuple[Field, ...]:
         return tuple(column.field for column in self._columns)
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        finder = _Finder(self._walk)
-        names = self._columns[0].values
-        if not any(finder.find(name) for name in names):
-            files = sorted(finder.files, key=lambda path: not has_image_suffix(path))
-            example = f"{self.root} holds '{printable(files[0])}'" if files else "the folder is empty"
-            raise SourceError(
-                f"none of the files that {self.table.path} names is in {self.root}: "
-                f"the table says '{names[0]}', {example}",
-                hint="names in the table are relative to the folder: pack the folder that they start from",
-            )
+        with explained(self.root), self._finder:
+            yield from self._read()
+
+    def _read(self) -> Iterator[Record | Rejection]:
+        repeated = self._find_repeated()
         first_row: dict[bytes, int] = {}
-        for number, cells in enumerate(zip(*(column.values for column in self._columns), strict=True)):
-            yield self._read_row(number, cells, finder, first_row)
-        table_path = finder.relative(str(self.table.path.resolve()))
-        rest = [path for path in finder.files if path not in finder.asked]
-        self.unlisted = sum(has_image_suffix(path) for path in rest)
-        ignored = (path for path in rest if not has_image_suffix(path) and path != table_path)
-        self.ignored = dict(sorted(Counter(file_suffix(path) for path in ignored).items()))
+        found = 0
+        for number, cells in enumerate(self.table.rows(self._names)):
+            sample = self._read_row(number, cells, repeated, first_row)
+            found += isinstance(sample, Record) or sample.field != "image"
+            yield sample
+        if not found:
+            raise self._nothing_found()
+        others: Counter[str] = Counter()
+        self.unlisted = 0
+        table_path = self._finder.relative(str(self.table.path.resolve()))
+        for path in self._finder.not_asked():
+            if has_image_suffix(path):
+                self.unlisted += 1
+            elif path != table_path:
+                others[file_suffix(path)] += 1
+        self.ignored = dict(sorted(others.items()))
 
     def _read_row(
-        self, number: int, cells: tuple[object, ...], finder: _Finder, first_row: dict[bytes, int]
+        self, number: int, cells: Row, repeated: set[bytes], first_row: dict[bytes, int]
     ) -> Record | Rejection:
-        name = finder.relative(cells[0]) or str(cells[0]).encode("utf-8", "surrogateescape")
+        name = self._finder.relative(cells[0]) or str(cells[0]).encode("utf-8", "surrogateescape")
         values: dict[str, Value] = {}
         field = self._columns[0].field
         try:
-            for column, cell in zip(self._columns, cells, strict=True):
+            for column in self._columns:
                 field = column.field
-                values[field.name] = _read_cell(field, cell, finder)
+                values[field.name] = column.read(cells[column.cells])
+            _refuse_repeated(name, number, first_row)
         except UnusableValue as error:
             return Rejection(printable(name), field.name, str(error))
-        first = first_row.setdefault(name, number)
-        if first != number:
-            reason = f"row {number + 1} of the table names it again, after row {first + 1}"
-            return Rejection(printable(name), field.name, reason)
+        if name in repeated:
+            first_row[name] = number
         return Record(name, values)
 
+    def _find_repeated(self) -> set[bytes]:
+        """Return the names that the table has twice; only of those the first row must be remembered."""
+        repeats = Repeats()
+        path_column = self._names[:1]
 
-def _pick_columns(table: Table, options: SourceOptions) -> list[_Column]:
-    path_column = table.pick(options.path_column, PATH_COLUMNS, "files")
-    if path_column is None:
-        raise SourceError(
-            f"{table.path} has no column that says which file a row is about",
-            hint=f"name it: --path-column COLUMN; there are: {', '.join(table.columns)}",
+        def names() -> Iterator[bytes]:
+            return (self._finder.relative(cells[0]) or b"" for cells in self.table.rows(path_column))
+
+        for name in names():
+            repeats.add(name)
+        return repeats.find_all(names())
+
+    def _nothing_found(self) -> SourceError:
+        example = self._finder.example()
+        holds = f"{self._shown} holds '{printable(example)}'" if example else "the folder is empty"
+        first = next(self.table.rows(self._names[:1]))[0]
+        return SourceError(
+            f"none of the files that {self.table.path} names is in {self._shown}: "
+            f"the table says '{first}', {holds}",
+            hint="names in the table are relative to the folder: pack the folder that they start from",
         )
-    label_column = table.pick(options.label_column, LABEL_COLUMNS, "labels")
-    if label_column is None and not options.fields:
-        raise SourceError(
-            f"{table.path} has no column of labels",
-            hint=f"name it: --label-column COLUMN; there are: {', '.join(table.columns)}",
-        )
-    columns = [_Column(Field("image", Kind.IMAGE), table.columns[path_column])]
-    if label_column is not None:
-        columns.append(_label_column(table.columns[label_column]))
-    return columns + [_further_column(table, spec) for spec in options.fields]
 
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    field: Field
-    values: Sequence[object]
-
-
-class _Finder:
-    """Finds the file that a cell of a table names."""
-
-    def __init__(self, walk: Walk) -> None:
-        self.root = walk.root
-        self.asked: set[bytes] = set()
-        self.files: dict[bytes, Stored] = {}
-        self._odd: dict[bytes, str] = {}
-        for found in walk:
-            if found.odd is None:
-                self.files[found.path] = Stored(found.path, found.size_bytes, found.path, 0, found.mtime_ns)
+    def _choose(self, options: SourceOptions) -> None:
+        table = self.table
+        path_column = table.pick(options.path_column, PATH_COLUMNS, "files")
+        if path_column is None:
+            raise SourceError(
+                f"{table.path} has no column that says which file a row is about",
+                hint=f"name it: --path-column COLUMN; there are: {', '.join(table.columns)}",
+            )
+        self._add(Field("image", Kind.IMAGE), [path_column], self._file)
+        for column in self._label_columns(options, path_column):
+            if isinstance(column, FlagColumns):
+                self._add(column.settle(), column.columns, column.read)
             else:
-                self._odd[found.path] = found.odd
-        self._odd.update(walk.unlisted)
+                self._add(column.settle(), [column.column], _first_cell(column.read))
+        for spec in options.fields:
+            self._add_field(spec, options.label_separator or DEFAULT_SEPARATOR)
+        if len(self._columns) == 1:
+            self._add_text_or_refuse()
 
-    def find(self, name: object) -> Stored | None:
-        path = self.relative(name)
-        return None if path is None else self.files.get(path)
+    def _label_columns(self, options: SourceOptions, path_column: str) -> Sequence[LabelColumn | FlagColumns]:
+        table = self.table
+        wanted = [] if options.label_column is None else [c.strip() for c in options.label_column.split(",")]
+        if options.label_column in table.columns:
+            wanted = [str(options.label_column)]
+        elif wanted == [ALL_COLUMNS]:
+            used = {path_column, *(spec.column for spec in options.fields)}
+            wanted = [name for name in table.columns if name not in used]
+        names = [table.pick(name, (), "labels") or name for name in wanted]
+        if not names:
+            guess = table.pick(None, LABEL_COLUMNS, "labels")
+            names = [guess] if guess is not None and guess != path_column else []
+        is_single = len(names) == 1
+        columns = [
+            LabelColumn("label" if is_single else safe_field(name), name, options.label_separator)
+            for name in names
+        ]
+        self._look(columns)
+        if len(columns) > 1 and all(column.are_flags for column in columns):
+            return [FlagColumns(names)]
+        return columns
 
-    def read(self, name: object) -> Stored:
-        path = self.relative(name)
-        if path is None:
-            raise UnusableValue("lies outside the source folder")
-        self.asked.add(path)
-        if path not in self.files:
-            raise UnusableValue(self._odd.get(path, "no such file in the source folder"))
-        return self.files[path]
+    def _add_field(self, spec: FieldSpec, separator: str) -> None:
+        column = self.table.pick(spec.column, (), f"field '{spec.name}'") or spec.column
+        if spec.form:
+            label = LabelColumn(spec.name, column, separator if spec.form == "labels" else None)
+            self._look([label])
+            self._add(label.settle(), [column], _first_cell(label.read))
+        elif spec.kind is Kind.NUMBER:
+            number = LabelColumn(spec.name, column)
+            self._look([number])
+            field = number.settle()
+            if field.kind is not Kind.NUMBER or field.classes is not None:
+                raise SourceError(
+                    f"column '{column}' of {self.table.path} is not made of numbers",
+                    hint=f"try {spec.name}:text, or {spec.name}:label for classes",
+                )
+            self._add(field, [column], _first_cell(number.read))
+        elif spec.kind in FILE_KINDS:
+            self._add(Field(spec.name, spec.kind), [column], self._file)
+        else:
+            self._add(Field(spec.name, spec.kind), [column], _value_reader(spec.name, spec.kind))
 
-    def relative(self, name: object) -> bytes | None:
-        if not isinstance(name, str):
-            return None
-        if os.path.isabs(name):
-            # The file itself may be a link to elsewhere; only the folders on the way are resolved.
-            folder, base = os.path.split(name)
-            name = os.path.relpath(os.path.join(os.path.realpath(folder), base), os.path.realpath(self.root))
-        try:
-            path = os.fsencode(posixpath.normpath(name))
-        except UnicodeEncodeError:
-            return None
-        return None if path == b".." or path.startswith(b"../") or b"\0" in path else path
+    def _add_text_or_refuse(self) -> None:
+        column = self.table.pick(None, TEXT_COLUMNS, "texts")
+        if column is None:
+            raise SourceError(
+                f"{self.table.path} has no column of labels",
+                hint=f"name it: --label-column COLUMN; there are: {', '.join(self.table.columns)}",
+            )
+        self._add(Field("text", Kind.TEXT), [column], _value_reader("text", Kind.TEXT))
+
+    def _add(self, field: Field, columns: Sequence[str], read: Callable[[Row], Value]) -> None:
+        if any(column.field.name == field.name for column in self._columns):
+            raise SourceError(
+                f"two columns of {self.table.path} would be the field '{field.name}'",
+                hint=f"name one of them otherwise: --field NAME:label={columns[0]}",
+            )
+        start = len(self._names)
+        self._names += columns
+        self._columns.append(_Column(field, slice(start, len(self._names)), read))
+
+    def _look(self, columns: Sequence[LabelColumn]) -> None:
+        if not columns:
+            return
+        for cells in self.table.rows([column.column for column in columns]):
+            for column, cell in zip(columns, cells, strict=True):
+                column.look(cell)
+
+    def _file(self, cells: Row) -> Value:
+        if is_missing(cells[0]):
+            raise UnusableValue("the table names no file")
+        return self._finder.read(cells[0])
 
 
-def _label_column(values: list[object]) -> _Column:
-    numbers = read_numbers(values)
-    if numbers is not None:
-        return _Column(Field("label", Kind.NUMBER, dtype=numbers[0]), numbers[1])
-    names = [None if is_missing(value) else str(value) for value in values]
-    classes = sorted({name for name in names if name is not None})
-    number_of = {name: number for number, name in enumerate(classes)}
-    field = Field("label", Kind.NUMBER, dtype="int64", classes=tuple(classes))
-    return _Column(field, [None if name is None else number_of[name] for name in names])
+def _first_cell(read: Callable[[object], Value]) -> Callable[[Row], Value]:
+    return lambda cells: read(cells[0])
 
 
-def _further_column(table: Table, spec: FieldSpec) -> _Column:
-    column = table.pick(spec.column, (), f"field '{spec.name}'")
-    values = table.columns[column or spec.column]
-    if spec.kind is not Kind.NUMBER:
-        return _Column(Field(spec.name, spec.kind), values)
-    numbers = read_numbers(values)
-    if numbers is None:
-        raise SourceError(
-            f"column '{column}' of {table.path} is not made of numbers", hint=f"try {spec.name}:text"
-        )
-    return _Column(Field(spec.name, Kind.NUMBER, dtype=numbers[0]), numbers[1])
+def _value_reader(name: str, kind: Kind) -> Callable[[Row], Value]:
+    def read(cells: Row) -> Value:
+        if cells[0] is None or (is_missing(cells[0]) and kind is not Kind.TEXT):
+            raise UnusableValue(f"the table has no value for '{name}'")
+        return dump_value(kind, cells[0])
+
+    return read
 
 
-def _read_cell(field: Field, cell: object, finder: _Finder) -> Value:
-    if cell is None or (is_missing(cell) and field.kind is not Kind.TEXT):
-        what = "label" if field.name == "label" else f"value for '{field.name}'"
-        raise UnusableValue(f"the table has no {what}")
-    if field.kind in FILE_KINDS:
-        return finder.read(cell)
-    if field.kind is Kind.NUMBER:
-        assert isinstance(cell, (int, float))
-        return cell
-    return dump_value(field.kind, cell)
+def _refuse_repeated(name: bytes, number: int, first_row: dict[bytes, int]) -> None:
+    if name in first_row:
+        raise UnusableValue(f"row {number + 1} of the table names it again, after row {first_row[name] + 1}")

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import os
 import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import RESERVED_NAMES, Kind
 from feedrate.format.keys import IMAGE_SUFFIXES, printable
 
+_PLAIN_NAME = re.compile(rb"[\w +,=@()~-][\w .+,=@()~-]{0,200}(/[\w .+,=@()~-]{1,200}){0,10}")
 _LONGEST_NAME = 4096  # as Linux has it
 _IMAGE_NAMES = (
     "image/encoded",
@@ -39,6 +45,11 @@ _LABEL_NAMES = (
     "fine_label",
 )
 _MASK_WORDS = re.compile(r"(^|[^a-z])(masks?|seg|segmentation|annotation|semantic)([^a-z]|$)")
+_KINDS = {
+    "npy": Kind.ARRAY, "txt": Kind.TEXT, "text": Kind.TEXT, "caption": Kind.TEXT, "transcript": Kind.TEXT,
+    "json": Kind.JSON, "jsn": Kind.JSON, "cls": Kind.NUMBER, "cls2": Kind.NUMBER, "class": Kind.NUMBER,
+    "count": Kind.NUMBER, "index": Kind.NUMBER, "inx": Kind.NUMBER, "id": Kind.NUMBER,
+}  # fmt: skip
 _BEGINNINGS = (
     (b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
     (b"II*\0", "tif"), (b"MM\0*", "tif"),
@@ -51,6 +62,8 @@ def clean_name(name: bytes, archive: str) -> bytes:
     Raises:
         SourceError: it leads out of the folder it would be unpacked to, or is no text.
     """
+    if _PLAIN_NAME.fullmatch(name) and b".." not in name and b"./" not in name:
+        return name
     shown = printable(name[:200])
     problem = None
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
@@ -78,7 +91,7 @@ def clean_name(name: bytes, archive: str) -> bytes:
 
 def is_hidden(name: bytes) -> bool:
     """Return whether a file is left out, as hidden files of a folder are."""
-    return any(part.startswith(b".") for part in name.split(b"/")) or name.startswith(b"__MACOSX/")
+    return name.startswith((b".", b"__MACOSX/")) or b"/." in name
 
 
 def safe_field(name: str) -> str:
@@ -127,25 +140,25 @@ def kind_of_suffix(suffix: str) -> Kind:
     """Return what a file with such a suffix (no dot) holds."""
     if f".{suffix}" in IMAGE_SUFFIXES:
         return Kind.IMAGE
-    return {
-        "npy": Kind.ARRAY, "txt": Kind.TEXT, "text": Kind.TEXT, "caption": Kind.TEXT, "transcript": Kind.TEXT,
-        "json": Kind.JSON, "jsn": Kind.JSON, "cls": Kind.NUMBER, "cls2": Kind.NUMBER, "class": Kind.NUMBER,
-        "count": Kind.NUMBER, "index": Kind.NUMBER, "inx": Kind.NUMBER, "id": Kind.NUMBER,
-    }.get(suffix, Kind.BYTES)  # fmt: skip
+    return _KINDS.get(suffix, Kind.BYTES)
 
 
 def record_name(file: bytes, number: int) -> bytes:
     """Return what a record is called that has no name: after its file, and by its number in there."""
+    return _record_stem(file) + b"/%08d" % number
+
+
+@functools.lru_cache(maxsize=16)
+def _record_stem(file: bytes) -> bytes:
     stem = file.removesuffix(b".gz")
     folder, base = os.path.split(stem)
     # 'train.tfrecord-00000-of-00010' and the next one must differ: only a last suffix goes.
     root, suffix = os.path.splitext(base)
-    stem = os.path.join(folder, root if suffix[1:].isalnum() and not suffix[1:].isdigit() else base)
-    return stem + b"/%08d" % number
+    return os.path.join(folder, root if suffix[1:].isalnum() and not suffix[1:].isdigit() else base)
 
 
-class Repeats:
-    """Notices names that come twice, at 8 bytes a name. A digest alone is no proof: `find` looks again."""
+class Digests:
+    """A set of names at 8 bytes each. What it says of a name is as certain as 64 bits are."""
 
     def __init__(self) -> None:
         self._digests = array("Q")
@@ -153,22 +166,44 @@ class Repeats:
     def add(self, name: bytes) -> None:
         self._digests.append(_digest(name))
 
+    def sorted(self) -> npt.NDArray[np.uint64]:
+        """Return the digests, sorted in place: a copy of millions would show."""
+        digests = np.frombuffer(self._digests or array("Q", [0]), np.uint64)[: len(self._digests)]
+        digests.sort()
+        return digests
+
+    def others(self, names: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield those of `names` that are not in the set."""
+        known = self.sorted()
+        names = iter(names)
+        while block := list(itertools.islice(names, 4096)):
+            digests = np.array([_digest(name) for name in block], np.uint64)
+            at = np.searchsorted(known, digests)
+            is_known = np.zeros(len(block), bool)
+            inside = at < len(known)
+            is_known[inside] = known[at[inside]] == digests[inside]
+            yield from (name for name, has in zip(block, is_known.tolist(), strict=True) if not has)
+
+
+class Repeats(Digests):
+    """Notices names that come twice. A digest is no proof: where it seems so, names are looked at again."""
+
     def find(self, again: Iterable[bytes]) -> bytes | None:
         """Return the first name that comes twice; `again` are the names once more, read only if needed."""
-        import numpy as np
+        return next(iter(sorted(self.find_all(again))), None)
 
-        digests = np.frombuffer(self._digests, np.uint64) if self._digests else np.zeros(0, np.uint64)
-        digests = np.sort(digests)
-        suspects = set(digests[1:][digests[1:] == digests[:-1]][:1000].tolist())
+    def find_all(self, again: Iterable[bytes]) -> set[bytes]:
+        """Return the names that come twice."""
+        digests = self.sorted()
+        suspects = set(digests[1:][digests[1:] == digests[:-1]].tolist())
         if not suspects:
-            return None
-        seen = set()
+            return set()
+        seen: set[bytes] = set()
+        twice: set[bytes] = set()
         for name in again:
             if _digest(name) in suspects:
-                if name in seen:
-                    return name
-                seen.add(name)
-        return None
+                (twice if name in seen else seen).add(name)
+        return twice
 
 
 def _digest(name: bytes) -> int:

@@ -8,26 +8,29 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from feedrate.errors import NotFound, SourceError, UsageError
+from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format.keys import file_suffix, has_image_suffix
-from feedrate.format.manifest import FILE_NAME
+from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.source.archives import Archive, ArchiveReader, strip_suffix
 from feedrate.source.example_reader import ExampleReader
 from feedrate.source.file_list import FileList
+from feedrate.source.finder import Finder
 from feedrate.source.folders import ImageFolders
 from feedrate.source.form import CONTAINERS, Form, form_by_name, look_at
 from feedrate.source.hdf5 import Hdf5Reader
-from feedrate.source.labelled import LabelledFolder
+from feedrate.source.labelled import LabelledFiles
+from feedrate.source.member_finder import MemberFinder
 from feedrate.source.options import SourceOptions
 from feedrate.source.parquet import ParquetReader
 from feedrate.source.patterns import find_files, is_pattern
-from feedrate.source.place import Place, PlacedFile, is_url, split_source
+from feedrate.source.place import Place, PlacedFile, explained, is_url, split_source
 from feedrate.source.record import Reader
 from feedrate.source.recordio import ImageRecordReader
 from feedrate.source.spool import Spool
 from feedrate.source.webdataset import ShardReader, looks_like_shards
 
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
+_ARCHIVES = frozenset((Form.ZIP, Form.TAR, Form.COMPRESSED_TAR))
 EXPECTED = (
     "a folder of images or class folders, a folder with a table (--labels), a list of paths (.txt), or "
     "zip, tar, WebDataset, TFRecord, RecordIO, HDF5 or Parquet files with images, or a folder of such files"
@@ -46,12 +49,14 @@ def open_reader(source: str, options: SourceOptions | None = None, scratch: str 
         NotFound: there is nothing of that name.
         SourceError: what is there is not understood; the sentence says what was found and what is expected.
     """
-    options = options or SourceOptions()
-    spool = Spool(scratch)
+    with explained(source):
+        return _open(source, options or SourceOptions(), Spool(scratch))
+
+
+def _open(source: str, options: SourceOptions, spool: Spool) -> Reader:
     if is_pattern(source):
         place, files = find_files(source)
-        _refuse_labels(options, source)
-        return _open_files(place, files, spool)
+        return _open_files(place, files, spool, options)
     place = Place(source)
     if not is_url(source) and not os.path.exists(source):
         return _open_inside(source, place, spool)
@@ -66,9 +71,9 @@ def open_reader(source: str, options: SourceOptions | None = None, scratch: str 
             raise UsageError(
                 f"{source} is a table, and --labels names another one", hint="name the folder instead"
             )
-        return LabelledFolder(root, dataclasses.replace(options, labels=Path(source)))
-    _refuse_labels(options, source)
+        return LabelledFiles(Finder(root), dataclasses.replace(options, labels=Path(source)))
     if form is Form.LIST:
+        _refuse_labels(options, source)
         return FileList(place, file)
     if form is Form.UNKNOWN:
         with place.open(file.path) as stream:
@@ -76,18 +81,23 @@ def open_reader(source: str, options: SourceOptions | None = None, scratch: str 
         raise SourceError(
             f"cannot tell what {source} is: it begins with {beginning!r}", hint=f"a source is {EXPECTED}"
         )
-    return _open_files(place, [file], spool)
+    return _open_files(place, [file], spool, options)
 
 
 def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
     if options.labels is not None:
-        return LabelledFolder(place.root, options)
+        return LabelledFiles(Finder(place.root), options)
+    if options.fields or options.path_column or options.label_column or options.label_separator:
+        raise UsageError(
+            "--field, --path-column and --label-column name columns of a table, and there is none",
+            hint="give the table: --labels FILE",
+        )
     files: dict[Form, list[PlacedFile]] = {}
     others: Counter[str] = Counter()
     for file in place.walk():
         if has_image_suffix(file.path):
             return ImageFolders(place.root)
-        if file.path == FILE_NAME.encode():
+        if file.path == FILE_NAME.encode() and not _is_index(place):
             raise SourceError(f"{place.root} is a pack already", hint=f"feedrate ls {place.root}")
         form = form_by_name(file.path)
         if form in CONTAINERS:
@@ -104,28 +114,49 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
         )
     (found,) = files.values()
     _refuse_splits(place, found)
-    return _open_files(place, found, spool)
+    return _open_files(place, found, spool, options)
 
 
-def _open_files(place: Place, files: list[PlacedFile], spool: Spool) -> Reader:
+def _is_index(place: Place) -> bool:
+    """Return whether a pack.json only describes what lies beside it."""
+    if place.is_remote:
+        return False
+    try:
+        return all(shard.is_in_place for shard in read_manifest(place.root).shards)
+    except FeedrateError:
+        return False
+
+
+def _open_files(place: Place, files: list[PlacedFile], spool: Spool, options: SourceOptions) -> Reader:
     forms = {file.path: look_at(place, file) for file in (files[0], files[-1])}
     form = forms[files[0].path]
     if len(set(forms.values())) > 1 or form not in CONTAINERS:
         first, last = place.address(files[0].path), place.address(files[-1].path)
         what = f"{last} is {forms[files[-1].path]}" if form in CONTAINERS else f"nor is {last}"
         raise SourceError(f"{first} is {form}, {what}", hint=f"a source is {EXPECTED}")
+    if form in _ARCHIVES:
+        return _open_archives(place, files, spool, options, form)
+    _refuse_labels(options, place.address(files[0].path))
     if form is Form.TFRECORD:
         return ExampleReader(place, files, spool)
     if form is Form.RECORDIO:
         return ImageRecordReader(place, files, spool)
     if form is Form.HDF5:
         return Hdf5Reader(place, files, spool)
-    if form is Form.PARQUET:
-        return ParquetReader(place, files, spool)
+    return ParquetReader(place, files, spool)
+
+
+def _open_archives(
+    place: Place, files: list[PlacedFile], spool: Spool, options: SourceOptions, form: Form
+) -> Reader:
     archives = [
         Archive(place, file, spool, b"" if len(files) == 1 else strip_suffix(file.path) + b"/", form)
         for file in files
     ]
+    if options.labels is not None:
+        shown = place.address(files[0].path) if len(files) == 1 else place.root
+        return LabelledFiles(MemberFinder(place.root, archives, spool), options, shown)
+    _refuse_labels(options, place.address(files[0].path))
     if form is not Form.ZIP and looks_like_shards(archives[0].names()):
         return ShardReader(place, archives, spool)
     return ArchiveReader(place, archives, spool)
@@ -149,10 +180,10 @@ def _open_inside(source: str, place: Place, spool: Spool) -> Reader:
 
 
 def _refuse_labels(options: SourceOptions, source: str) -> None:
-    if options.labels is not None or options.fields:
+    if options.labels is not None or options.fields or options.path_column or options.label_column:
         raise UsageError(
-            f"--labels and --field go with a folder of files; {source} is not one",
-            hint="unpack it first, or leave them out: labels inside of it are found",
+            f"--labels and --field go with a folder or an archive of files; {source} is none",
+            hint="leave them out: labels inside of it are found",
         )
 
 

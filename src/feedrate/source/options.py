@@ -12,11 +12,12 @@ from feedrate.format.fields import Field, Kind
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """A further column of the table that becomes a field: `mask:mask=mask_file`."""
+    """A further column of the table that becomes a field: `mask:mask=mask_file`, `breed:label`."""
 
     name: str
     kind: Kind
     column: str
+    form: str = ""  # "label": words become classes; "labels": a cell may hold several
 
     def __post_init__(self) -> None:
         # Field knows which names are possible.
@@ -31,15 +32,17 @@ class FieldSpec:
         """Read `NAME:KIND` or `NAME:KIND=COLUMN`; without COLUMN it is called like the field."""
         head, _, column = text.partition("=")
         name, colon, kind = head.partition(":")
+        if colon and kind in ("label", "labels"):
+            return cls(name, Kind.NUMBER if kind == "label" else Kind.ARRAY, column or name, kind)
         if not colon or kind not in list(Kind):
-            kinds = ", ".join(Kind)
+            kinds = ", ".join([*Kind, "label", "labels"])
             raise UsageError(
                 f"'{text}' is not a field", hint=f"write it like mask:mask=mask_file; kinds: {kinds}"
             )
         return cls(name, Kind(kind), column or name)
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.kind}={self.column}"
+        return f"{self.name}:{self.form or self.kind}={self.column}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ class SourceOptions:
 
     labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
     path_column: str | None = None  # None: guessed
-    label_column: str | None = None
+    label_column: str | None = None  # or several, with commas between them, or '*': all others
+    label_separator: str | None = None  # between the classes of a sample that may have several
     fields: tuple[FieldSpec, ...] = ()
 
     def __post_init__(self) -> None:
@@ -56,8 +60,5 @@ class SourceOptions:
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice:
             raise UsageError(f"field '{twice}' is given twice")
-        if self.labels is None and (self.fields or self.path_column or self.label_column):
-            raise UsageError(
-                "--field, --path-column and --label-column name columns of a table, and there is none",
-                hint="give the table: --labels FILE",
-            )
+        if self.label_separator == "":
+            raise UsageError("an empty --label-separator separates nothing", hint="such as '|' or ';' or ' '")

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from feedrate.errors import SourceError
+from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
 from feedrate.results import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
-from feedrate.source.place import Place, PlacedFile
+from feedrate.source.place import Place, PlacedFile, explained
 from feedrate.source.record import Reader, Record, Value
 from feedrate.source.spool import Spool
 from feedrate.source.values import UnusableValue, dump_array
@@ -52,7 +52,7 @@ class ParquetReader(Reader):
         self._numbers: dict[str, NumberColumn] = {}
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        with self._spool:
+        with explained(self.root), self._spool:
             yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:
@@ -76,7 +76,7 @@ class ParquetReader(Reader):
                     others.update(f"column {name}" for name in schema.names if name not in self._names)
                     yield from self._read_rows(opened, file)
             except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-                if isinstance(error, SourceError):
+                if isinstance(error, FeedrateError):
                     raise
                 raise SourceError(f"{address} cannot be read as Parquet: {error}") from error
         self.ignored = dict(sorted(others.items()))

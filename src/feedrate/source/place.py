@@ -43,8 +43,8 @@ class Place:
     def is_remote(self) -> bool:
         return is_url(self.root)
 
-    def find(self, file: bytes = b"") -> PlacedFile | None:
-        """Return a file's facts; None: it is a folder.
+    def find(self, file: bytes = b"", *, suggest: bool = True) -> PlacedFile | None:
+        """Return a file's facts; None: it is a folder. `suggest`: look for one of a similar name.
 
         Raises:
             NotFound: there is nothing of that name.
@@ -56,11 +56,11 @@ class Place:
             except OSError as error:
                 shown = printable(path)
                 raise NotFound(
-                    f"no dataset at {shown} ({error.strerror})", hint=suggest_path(shown)
+                    f"no dataset at {shown} ({error.strerror})", hint=suggest_path(shown) if suggest else None
                 ) from None
             return None if os.path.isdir(path) else PlacedFile(file, info.st_size, info.st_mtime_ns)
         fs, path_text = self._at(file)
-        with _explained(self.address(file)):
+        with explained(self.address(file)):
             found = fs.info(path_text)
             if found["type"] == "directory":
                 return None
@@ -89,7 +89,7 @@ class Place:
             except OSError as error:
                 raise StorageError(f"cannot read {printable(path)}: {error.strerror}") from error
         fs, path_text = self._at(file)
-        with _explained(self.address(file)):
+        with explained(self.address(file)):
             return cast(BinaryIO, fs.open(path_text, "rb"))
 
     def read(self, file: bytes, offset: int, size_bytes: int) -> bytes:
@@ -101,7 +101,7 @@ class Place:
         if not size_bytes:
             return b""
         fs, path_text = self._at(file)
-        with _explained(self.address(file)):
+        with explained(self.address(file)):
             return bytes(fs.cat_file(path_text, start=offset, end=offset + size_bytes))
 
     def address(self, file: bytes) -> str:
@@ -132,7 +132,7 @@ class Place:
         """Yield what lies in a remote folder: name, and facts of a file; None for a folder."""
         fs, top = self._at(folder)
         start = folder + b"/" if folder else b""
-        with _explained(self.address(folder)):
+        with explained(self.address(folder)):
             entries = fs.ls(top, detail=True)
         for entry in entries:
             path = entry["name"].rstrip("/")
@@ -175,8 +175,8 @@ def split_source(source: str) -> tuple[str, bytes]:
 
 
 @contextlib.contextmanager
-def _explained(address: str) -> Iterator[None]:
-    """Turn what storages raise into sentences: each of them has exceptions of its own."""
+def explained(address: str) -> Iterator[None]:
+    """Turn what disks and storages raise into sentences: each storage has exceptions of its own."""
     try:
         yield
     except FeedrateError:
@@ -186,10 +186,12 @@ def _explained(address: str) -> Iterator[None]:
     except ImportError as error:
         raise MissingExtra(f"cannot open {address}: {error}") from error
     except Exception as error:
-        words = " ".join(str(error).split()) or type(error).__name__
+        if not is_url(address) and not isinstance(error, OSError):
+            raise
+        words = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise StorageError(
             f"cannot read {address}: {words[:300]}",
-            hint="is the address right, and are you allowed to read it? When it answers, run the same again",
+            hint="is it there, and are you allowed to read it? When it answers, run the same again",
         ) from error
 
 

@@ -17,7 +17,7 @@ from feedrate.format.keys import printable
 from feedrate.results import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, record_name
-from feedrate.source.place import Place, PlacedFile
+from feedrate.source.place import Place, PlacedFile, explained
 from feedrate.source.record import Reader, Record, Stored, Value
 from feedrate.source.spool import Spool
 from feedrate.source.tfrecord import read_in_pieces
@@ -98,7 +98,7 @@ class ImageRecordReader(Reader):
         self._are_several = False
 
     def __iter__(self) -> Iterator[Record | Rejection]:
-        with self._spool:
+        with explained(self.root), self._spool:
             yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:

@@ -7,6 +7,7 @@ at all, so headers are read here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -22,6 +23,7 @@ _ODD_TYPES = {
     b"S": "a file with holes", b"M": "the rest of a file from another volume", b"V": "a volume's label",
 }  # fmt: skip
 _EMPTY = bytes(BLOCK_BYTES)
+_OCTAL = re.compile(rb"[0-7]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,7 @@ def _parse_number(digits: bytes) -> int | None:
             1 << (8 * len(digits) - 1)
         )
     text = digits.split(b"\0", 1)[0].strip()
-    if not all(digit in b"01234567" for digit in text):
-        return None
-    return int(text or b"0", 8)
+    return int(text or b"0", 8) if _OCTAL.fullmatch(text) else None
 
 
 def _parse_pax(data: bytes, archive: str) -> dict[bytes, bytes]:

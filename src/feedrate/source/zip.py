@@ -7,6 +7,7 @@ member gives exactly the bytes it declared, or an error.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import zlib
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ _LOCATOR = struct.Struct("<4sIQI")
 _END_64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _LOCAL = struct.Struct("<4s5H3I2H")
+_LARGEST_ENTRY = _ENTRY.size + 3 * 65_535
 _METHODS = {
     1: "shrink",
     6: "implode",
@@ -75,12 +77,13 @@ def read_members(stream: BinaryIO, archive: str, size_bytes: int) -> Iterator[Zi
     end, position = directory.offset + directory.size_bytes, directory.offset
     stream.seek(position)
     packed = unpacked = 0
-    buffer = b""
+    buffer, at = b"", 0
     for number in range(directory.entries):
-        if len(buffer) < 200_000 and position + len(buffer) < end:
-            buffer += stream.read(min(1_000_000, end - position - len(buffer)))
-        member, length = _parse_entry(buffer, archive, number, directory.shift)
-        buffer, position = buffer[length:], position + length
+        if len(buffer) - at < _LARGEST_ENTRY and position + len(buffer) - at < end:
+            buffer = buffer[at:] + stream.read(min(2**20, end - position - len(buffer) + at))
+            at = 0
+        member, length = _parse_entry(buffer, at, archive, number, directory.shift)
+        at, position = at + length, position + length
         name = clean_name(member.name, archive)
         packed += member.packed_bytes
         unpacked += member.size_bytes
@@ -93,7 +96,7 @@ def read_members(stream: BinaryIO, archive: str, size_bytes: int) -> Iterator[Zi
                 f"{unpacked // size_bytes:,} times its size: refused as a zip bomb"
             )
         if not member.name.endswith(b"/"):
-            yield ZipMember(name, *(getattr(member, slot) for slot in ZipMember.__slots__[1:]))
+            yield member if name == member.name else dataclasses.replace(member, name=name)
     if position != end:
         raise SourceError(
             f"{archive}: its directory holds more than the {directory.entries:,} members it counts"
@@ -108,9 +111,9 @@ def locate_data(stream: BinaryIO, archive: str, member: ZipMember, name: bytes) 
     """
     stream.seek(member.header)
     try:
-        return member.header + _check_local(
-            stream.read(_LOCAL.size + 65_535), member.place(), member.size_bytes, name
-        )
+        head = stream.read(header_bytes(len(member.name)))
+        head += stream.read(max(0, data_start(head) - len(head)))
+        return member.header + _check_local(head, member.place(), member.size_bytes, name)
     except UnusableValue as error:
         raise SourceError(f"{archive}: '{printable(name)}' {error}: refused") from None
 
@@ -209,15 +212,16 @@ def _find_directory(stream: BinaryIO, archive: str, size_bytes: int) -> _Directo
     return _Directory(offset + shift, length, entries, shift)
 
 
-def _parse_entry(data: bytes, archive: str, number: int, shift: int) -> tuple[ZipMember, int]:
-    if len(data) < _ENTRY.size or data[:4] != b"PK\1\2":
+def _parse_entry(buffer: bytes, at: int, archive: str, number: int, shift: int) -> tuple[ZipMember, int]:
+    if len(buffer) < at + _ENTRY.size or buffer[at : at + 4] != b"PK\1\2":
         raise SourceError(f"{archive}: its directory is damaged at member {number + 1:,}")
-    fields = _ENTRY.unpack_from(data)
+    fields = _ENTRY.unpack_from(buffer, at)
     _, made_by, _, flags, method, _, _, crc32, packed, size, name_bytes, extra_bytes, comment_bytes = fields[
         :13
     ]
     attributes, header = fields[15], fields[16]
     length = _ENTRY.size + name_bytes + extra_bytes + comment_bytes
+    data = buffer[at : at + length]
     name = data[_ENTRY.size : _ENTRY.size + name_bytes]
     if len(data) < length:
         raise SourceError(f"{archive}: its directory is damaged at member {number + 1:,}")
@@ -238,29 +242,28 @@ def _parse_entry(data: bytes, archive: str, number: int, shift: int) -> tuple[Zi
 
 
 def _check_entry(member: ZipMember, archive: str, directory_offset: int) -> None:
-    who = f"{archive}: '{printable(member.name)}'"
+    problem, hint = _problem(member, directory_offset)
+    if problem is not None:
+        raise SourceError(f"{archive}: '{printable(member.name)}' {problem}", hint=hint)
+
+
+def _problem(member: ZipMember, directory_offset: int) -> tuple[str | None, str | None]:
+    packed_bytes, size_bytes = member.packed_bytes, member.size_bytes
     if member.flags & (1 | 64 | 8192) or member.method == 99:
-        raise SourceError(f"{who} is encrypted", hint="unpack it with its password, and pack the folder")
+        return "is encrypted", "unpack it with its password, and pack the folder"
     if member.method not in (STORED, DEFLATED):
         how = _METHODS.get(member.method, f"method {member.method}")
-        raise SourceError(
-            f"{who} is compressed by {how}; stored and deflated members can be read",
-            hint="unpack it, and pack the folder",
-        )
-    if member.header + _LOCAL.size + member.packed_bytes > directory_offset:
-        raise SourceError(
-            f"{who} should lie where the zip's directory is: it is damaged, or lies about the size"
-        )
-    largest = member.packed_bytes * (_DEFLATE_RATIO if member.method == DEFLATED else 1) + 64
-    if member.size_bytes > largest or (member.method == STORED and member.size_bytes != member.packed_bytes):
-        raise SourceError(
-            f"{who} declares {member.size_bytes:,} bytes in {member.packed_bytes:,}, which cannot be: refused"
-        )
-    if member.size_bytes > _BOMB_MEMBER_BYTES and member.size_bytes > _BOMB_RATIO * member.packed_bytes:
-        raise SourceError(
-            f"{who} would unpack to {format_bytes(member.size_bytes)}, "
-            f"{member.size_bytes // max(1, member.packed_bytes):,} times its size: refused as a zip bomb"
-        )
+        words = f"is compressed by {how}; stored and deflated members can be read"
+        return words, "unpack it, and pack the folder"
+    if member.header + _LOCAL.size + packed_bytes > directory_offset:
+        return "should lie where the zip's directory is: it is damaged, or lies about the size", None
+    largest = packed_bytes * (_DEFLATE_RATIO if member.method == DEFLATED else 1) + 64
+    if size_bytes > largest or (member.method == STORED and size_bytes != packed_bytes):
+        return f"declares {size_bytes:,} bytes in {packed_bytes:,}, which cannot be: refused", None
+    if size_bytes > _BOMB_MEMBER_BYTES and size_bytes > _BOMB_RATIO * packed_bytes:
+        times = f"{size_bytes // max(1, packed_bytes):,} times its size"
+        return f"would unpack to {format_bytes(size_bytes)}, {times}: refused as a zip bomb", None
+    return None, None
 
 
 def _long_sizes(extra: bytes, short: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from feedrate.cli import main
+
+
+def test_index_says_what_it_found_and_where_the_index_is(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (jpeg_folder / "cat" / "bad.jpg").write_text("no image")
+    assert main(["index", str(jpeg_folder), "--to", str(tmp_path / "i"), "--workers", "1"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0] == f"indexed 16 samples (2 classes) of {jpeg_folder}"
+    assert lines[1] == "  fields   image, label (number)"
+    assert lines[2].endswith("in files of their own, where they were")
+    assert lines[3].startswith("  index    ")
+    assert lines[3].endswith(f" in {tmp_path / 'i'}")
+    assert [line for line in lines if line.startswith("  ignored")]
+    assert [line for line in lines if "cat/bad.jpg" in line]
+    assert lines[-1].startswith(f"next: feedrate ls {tmp_path / 'i'}, or in Python feedrate.Loader(")
+    assert said.err.startswith(f"indexing {jpeg_folder}\n")
+
+
+def test_result_is_json_when_asked_for(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", str(jpeg_folder), "--to", str(tmp_path / "i"), "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["samples"] == 16
+    assert document["files"] is None
+
+
+def test_what_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", str(tmp_path / "nowhere"), "--to", str(tmp_path / "i")]) == 1
+    assert capsys.readouterr().err.splitlines()[1].startswith(f"error: no dataset at {tmp_path / 'nowhere'}")
+    assert not (tmp_path / "i").exists()
+
+
+def test_address_elsewhere_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", "s3://bucket/shards", "--to", str(tmp_path / "i")]) == 1
+    assert "an index is made where the files are" in capsys.readouterr().err
+
+
+def test_unknown_format_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["pack", str(tmp_path), str(tmp_path / "p"), "--format", "zip"])
+    assert caught.value.code == 2
+    assert "invalid choice: 'zip'" in capsys.readouterr().err

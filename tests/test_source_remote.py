@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources behind fsspec addresses: the same samples as from a folder of this machine."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from feedrate.errors import MissingExtra, NotFound, SourceError, StorageError
+from feedrate.pack import PackOptions, pack, unpack, verify
+from images import read_tree
+from sources import (
+    dump_example,
+    image_record,
+    jpeg,
+    read_pack,
+    write_recordio,
+    write_tar,
+    write_tfrecord,
+    write_zip,
+)
+
+TREE = {f"{name}/{n}.jpg": jpeg(n) for n, name in enumerate(["ant", "bee", "ant", "bee"])}
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A folder with one source of every kind."""
+    folder = tmp_path / "sources"
+    for name, data in TREE.items():
+        (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "tree" / name).write_bytes(data)
+    write_zip(folder / "d.zip", TREE)
+    write_tar(folder / "d.tar", TREE)
+    write_tar(folder / "d.tar.gz", TREE, "w:gz")
+    (folder / "shards").mkdir()
+    for part in range(2):
+        files = {
+            f"{n}.{ext}": data
+            for n in range(2)
+            for ext, data in (("jpg", jpeg(n + part)), ("cls", b"%d" % n))
+        }
+        write_tar(folder / "shards" / f"{part}.tar", files)
+    write_tfrecord(
+        folder / "d.tfrecord", [dump_example({"image": [jpeg(n)], "label": [n]}) for n in range(3)]
+    )
+    write_recordio(folder / "d.rec", [image_record(jpeg(n), n) for n in range(3)])
+    (folder / "list.txt").write_text("tree/ant/0.jpg 1\ntree/bee/1.jpg 2\n")
+    _write_parquet(folder / "d.parquet")
+    _write_hdf5(folder / "d.h5")
+    return folder
+
+
+def _write_parquet(path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"image": [jpeg(n) for n in range(3)], "label": [0, 1, 2]}), path)
+
+
+def _write_hdf5(path: Path) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file["images"] = np.arange(3 * 8 * 8 * 3, dtype=np.uint8).reshape(3, 8, 8, 3)
+        file["label"] = [2, 1, 0]
+
+
+KINDS = [
+    "tree", "d.zip", "d.tar", "d.tar.gz", "shards", "shards/{0..1}.tar", "shards/*.tar", "d.tfrecord",
+    "d.rec", "d.parquet", "d.h5", "list.txt",
+]  # fmt: skip
+
+
+def check_same(local: Path, url: str, kind: str, **options: Any) -> None:
+    """Pack a source by its address and from the disk: both packs hold the same samples."""
+    here, there = local.parent / "here", local.parent / "there"
+    pack(f"{local}/{kind}", here, PackOptions(workers=1))
+    result = pack(f"{url}/{kind}", there, PackOptions(workers=1, **options))
+    assert (result.rejected, result.source) == ((), f"{url}/{kind}")
+    assert read_pack(there) == read_pack(here)
+    assert verify(there, workers=1).problems == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_addresses(local: Path, kind: str) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(local), "/bucket", recursive=True)
+    try:
+        check_same(local, "memory://bucket", kind)
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_file_addresses(local: Path) -> None:
+    check_same(local, f"file://{local}", "d.tar")
+
+
+def test_a_chain_of_addresses(local: Path, tmp_path: Path) -> None:
+    pack(f"zip://::file://{local}/d.zip", tmp_path / "p", PackOptions(workers=1))
+    unpack(tmp_path / "p", tmp_path / "out", workers=1)
+    assert read_tree(tmp_path / "out") == TREE
+
+
+def test_addresses_that_lead_nowhere_get_a_sentence(tmp_path: Path) -> None:
+    for url, error, words in (
+        ("memory://nothing/x.zip", NotFound, "no dataset at memory://nothing/x.zip"),
+        ("gopher://x/y.zip", SourceError, "'gopher://x/y.zip' is not an address that fsspec knows"),
+        ("sftp://x/y.zip", MissingExtra, "pip install|paramiko"),
+    ):
+        with pytest.raises(error, match=words):
+            pack(url, tmp_path / "p")
+    assert not (tmp_path / "p").exists()
+
+
+class _Files(BaseHTTPRequestHandler):
+    """Serves a folder, with ranges."""
+
+    folder: Path
+    ranges: list[str]
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        path = self.folder / self.path.lstrip("/")
+        if not path.is_file():
+            self.send_error(404)
+            return
+        data, status, total = path.read_bytes(), 200, path.stat().st_size
+        wanted = self.headers.get("Range")
+        if wanted:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            stop = min(int(last or total), total - 1) + 1
+            self.ranges.append(wanted)
+            data, status = data[int(first) : stop], 206
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Accept-Ranges", "bytes")
+        if wanted:
+            self.send_header("Content-Range", f"bytes {first}-{stop - 1}/{total}")
+        self.end_headers()
+        if with_body:
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(local: Path) -> Iterator[tuple[str, list[str]]]:
+    ranges: list[str] = []
+    handler = type("Handler", (_Files,), {"folder": local, "ranges": ranges})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", ranges
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["d.zip", "d.tar", "d.tfrecord", "d.h5"])
+def test_a_web_server_is_read_by_ranges(local: Path, server: tuple[str, list[str]], kind: str) -> None:
+    url, ranges = server
+    check_same(local, url, kind)
+    assert ranges
+
+
+def test_what_a_web_server_does_not_have_is_not_found(server: tuple[str, list[str]], tmp_path: Path) -> None:
+    with pytest.raises((NotFound, StorageError), match=r"http://127\.0\.0\.1:\d+/no\.zip"):
+        pack(f"{server[0]}/no.zip", tmp_path / "p")
+
+
+def test_a_storage_that_fails_midway_is_a_sentence(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(Exception):
+        """Of no class that anybody could know."""
+
+    def fail(*_: object, **__: object) -> bytes:
+        raise Lost("the line is dead")
+
+    memory = fsspec.filesystem("memory")
+    memory.put(str(local), "/bucket", recursive=True)
+    try:
+        for kind in ("tree", "d.zip"):
+            with monkeypatch.context() as patch:
+                patch.setattr(type(memory), "cat_file", fail)
+                with pytest.raises(StorageError, match=r"cannot read memory://bucket/.*: the line is dead"):
+                    pack(f"memory://bucket/{kind}", tmp_path / "p", PackOptions(workers=1))
+            pack(f"memory://bucket/{kind}", tmp_path / "p", PackOptions(workers=1))
+            assert len(read_pack(tmp_path / "p")) == 4
+            shutil.rmtree(tmp_path / "p")
+        monkeypatch.setattr("feedrate.source.tar._parse_header", fail)
+        with pytest.raises(StorageError, match=r"cannot read memory://bucket/d\.tar: the line is dead"):
+            pack("memory://bucket/d.tar", tmp_path / "p", PackOptions(workers=1))
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_an_object_that_vanishes_is_left_out_and_named() -> None:
+    from feedrate.source.bytes import Bytes
+    from feedrate.source.record import Stored
+    from feedrate.source.values import UnusableValue
+
+    with pytest.raises(UnusableValue, match="it is no longer there"):
+        Bytes("memory://nowhere").read(Stored(b"x.jpg", 3, b"x.jpg"))
+
+
+def test_a_table_of_this_machine_labels_files_elsewhere(local: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("path,label\nant/0.jpg,x\nbee/1.jpg,y\nno.jpg,z\n")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(local), "/bucket", recursive=True)
+    try:
+        result = pack("memory://bucket/tree", tmp_path / "p", PackOptions(workers=1, labels=table))
+    finally:
+        memory.rm("/bucket", recursive=True)
+    assert ([r.path for r in result.rejected], result.unlisted) == (["no.jpg"], 2)
+    assert {key: sample["image"] for key, sample in read_pack(tmp_path / "p").items()} == {
+        "ant/0": jpeg(0), "bee/1": jpeg(1)
+    }  # fmt: skip
