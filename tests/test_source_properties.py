@@ -98,6 +98,23 @@ def test_an_example_gives_the_features_that_were_written(wanted: dict[str, list]
     assert found == dict(sorted(wanted.items()))
 
 
+# A file of one Example, from TensorFlow 2.21: label -7, t 'hi', x 0.5 and 2.
+TENSORFLOW_WROTE = bytes.fromhex(
+    "3b000000000000001a23ac5c0a390a170a056c6162656c120e1a0c0a0af9ffffffffffffffff010a0b0a017412"
+    "060a040a0268690a110a0178120c120a0a080000003f000000403da2a876"
+)
+
+
+def test_what_tensorflow_wrote_is_read() -> None:
+    ((start, record),) = tfrecord.read_records(io.BytesIO(TENSORFLOW_WROTE), "d")
+    found = parse_example(record)
+    text = found["t"]
+    assert isinstance(text, BytesFeature)
+    ((at, size),) = text.spans
+    assert TENSORFLOW_WROTE[start + at : start + at + size] == b"hi"
+    assert (found["label"].tolist(), found["x"].tolist()) == ([-7], [0.5, 2.0])  # type: ignore[union-attr]
+
+
 @quick
 @given(st.binary(max_size=300))
 def test_any_bytes_are_an_example_or_a_sentence(data: bytes) -> None:
