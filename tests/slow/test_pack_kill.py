@@ -87,7 +87,7 @@ def test_hdf5_pack_killed_at_any_moment_of_its_end_goes_on_to_the_same_bytes(
     expected = read_tree(tmp_path / "undisturbed")
     assert not [name for name in expected if name.startswith("part-")]
     # The parts are joined at the end: that is where most of the moments are.
-    moments = {*random.Random(0).sample(range(1, events), 3), *range(events - 36, events, 4)}
+    moments = {*random.Random(0).sample(range(1, events), 3), *range(events - 36, events, 6)}
     for moment in sorted(moments):
         target = tmp_path / f"killed-{moment}"
         killed = run(command, target, *options, die_at=moment)
