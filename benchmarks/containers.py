@@ -2,8 +2,8 @@
 """Does it matter for loading what holds the samples: tar, TFRecord, HDF5, or files that were only indexed?
 
 Packs a folder in each format, indexes the tar shards and the folder itself where they are, then loads all of
-them with random crops to 224 pixels, in turn, each time in a fresh process. Ratios are of neighbouring runs;
-CPU time is the steadier one on a shared machine.
+them with random crops to 224 pixels: in one process, in turns of one epoch each, each round in another order.
+So neighbours in time see the same machine. CPU time of all threads counts; a ratio is the median over rounds.
 
     python benchmarks/containers.py FOLDER --json benchmarks/results/containers.json
 """
@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
 from dataclasses import asdict
 from pathlib import Path
 
-from feedrate.bench.feeds import PACK, FeedOptions
-from feedrate.bench.harness import Contestant, compare, run_rounds, sum_up
+from feedrate import Loader, RandomResizedCrop
 from feedrate.pack import PackOptions, index, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
-from feedrate.results import BenchRun
-from feedrate.stats import median_ratio
-from feedrate.units import format_bytes, format_rate, format_seconds
+from feedrate.stats import median, median_ratio, spread
+from feedrate.units import format_bytes, format_seconds
 
 TAR = "tar"
 FORMATS = (TAR, "tfrecord", "hdf5")
@@ -38,35 +35,26 @@ def main() -> int:
     arguments = parse()
     with tempfile.TemporaryDirectory(prefix="feedrate-containers-", dir=arguments.scratch) as folder:
         made = make(arguments.folder, Path(folder), arguments.workers)
-        samples = made[TAR]["samples"]
-        repeat = max(1, math.ceil(arguments.epoch_images / int(str(samples))))
-        feed = FeedOptions(arguments.batch_size, arguments.threads, repeat=repeat)
-        contestants = [
-            Contestant(
-                name, "feedrate.bench.feeds:drain",
-                {"kind": PACK, "path": one["target"], "epochs": arguments.epochs, "options": asdict(feed)},
-            )
-            for name, one in made.items()
-        ]  # fmt: skip
-        runs = run_rounds(contestants, arguments.rounds, say=say)
+        samples = int(str(made[TAR]["samples"]))
+        cpu_s, wall_s = take_turns({name: str(one["target"]) for name, one in made.items()}, arguments)
     rows = []
     for name, one in made.items():
-        standing = sum_up(name, runs)
+        ratios = [mine / tar for mine, tar in zip(cpu_s[name], cpu_s[TAR], strict=True)]
         rows.append(
             {
                 "container": name,
                 **{key: value for key, value in one.items() if key != "target"},
-                "images_per_s": standing.images_per_s,
-                "cpu_s_per_image": standing.cpu_s_per_image,
-                "rate_ratio": compare(name, TAR, runs),
-                "cpu_ratio": median_ratio(costs(name, runs), costs(TAR, runs)),
+                "cpu_s_per_image": median(cpu_s[name]) / samples,
+                "cpu_ratio": median_ratio(cpu_s[name], cpu_s[TAR]),
+                "cpu_ratio_spread": spread(ratios),
+                "time_ratio": median_ratio(wall_s[name], wall_s[TAR]),
             }
         )
         print(draw(rows[-1]))
     if arguments.json:
         settings = {k: v for k, v in vars(arguments).items() if k not in ("json", "folder", "scratch")}
         document = {"question": (__doc__ or "").splitlines()[0], "rows": rows, "settings": settings,
-                    "images": samples, "runs": [asdict(run) for run in runs],
+                    "images": samples, "cpu_s": cpu_s, "wall_s": wall_s,
                     "machine": asdict(describe_machine(["containers.py", "FOLDER"]))}  # fmt: skip
         Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
@@ -92,19 +80,39 @@ def make(source: str, folder: Path, workers: int | None) -> dict[str, dict[str, 
     return made
 
 
-def costs(name: str, runs: Sequence[BenchRun]) -> list[float]:
-    return [run.cpu_s_per_image for run in runs if run.contestant == name]
+def take_turns(
+    packs: dict[str, str], arguments: argparse.Namespace
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return the CPU time and the time of each turn; the first round is not counted."""
+    loaders = {
+        name: Loader(
+            path, batch_size=arguments.batch_size, image=RandomResizedCrop(224), flip=True,
+            threads=arguments.threads, fields=("image",), output="numpy",
+        )
+        for name, path in packs.items()
+    }  # fmt: skip
+    cpu_s: dict[str, list[float]] = {name: [] for name in packs}
+    wall_s: dict[str, list[float]] = {name: [] for name in packs}
+    names = list(packs)
+    for number in range(arguments.rounds + 1):
+        names = names[1:] + names[:1]
+        for name in names:
+            cpu, wall = time.process_time(), time.perf_counter()
+            for _ in loaders[name]:
+                pass
+            if number:
+                cpu_s[name].append(time.process_time() - cpu)
+                wall_s[name].append(time.perf_counter() - wall)
+    for loader in loaders.values():
+        loader.close()
+    return cpu_s, wall_s
 
 
 def draw(row: dict[str, object]) -> str:
     """Return a row of the Markdown table in benchmarks/README.md."""
-    size, rate, rate_ratio, cpu_s, cpu_ratio = (
-        float(str(row[name]))
-        for name in ("written_bytes", "images_per_s", "rate_ratio", "cpu_s_per_image", "cpu_ratio")
-    )
-    cells = [format_bytes(size), format_rate(rate, "images"), f"{rate_ratio:.2f}", format_seconds(cpu_s),
-             f"{cpu_ratio:.2f}"]  # fmt: skip
-    return f"| {row['container']} | {' | '.join(cells)} |"
+    names = ("written_bytes", "cpu_s_per_image", "cpu_ratio")
+    size, cpu_s, cpu_ratio = (float(str(row[name])) for name in names)
+    return f"| {row['container']} | {format_bytes(size)} | {format_seconds(cpu_s)} | {cpu_ratio:.3f} |"
 
 
 def say(text: str) -> None:
@@ -114,10 +122,8 @@ def say(text: str) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", help="images, as 'feedrate pack' takes them")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--epoch-images", type=int, default=2000)
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=count_usable_cores())
     parser.add_argument("--workers", type=int, help="processes that pack and index")
     parser.add_argument("--scratch", default=os.environ.get("TMPDIR"), help="where the packs are made")

@@ -8,8 +8,9 @@ is named.
     python benchmarks/doctor.py [CASE ...] --env traceml=envs/traceml/bin/python --json OUT.json
     python benchmarks/doctor.py --draw OUT.json
 
-An existing JSON file is added to: cases that are run again are replaced. Some cases need root (a slow file
-system, a throttled disk, control groups), some a GPU; the others are left out and named.
+An existing JSON file is added to, also on another machine: cases that are run again are replaced. Some cases
+need root (a slow file system, a throttled disk, control groups), some a GPU; the others are left out and
+named.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from feedrate.probe.machine import describe_machine  # noqa: E402
 
 # What is raw in a report and would make the file large.
 LEFT_OUT = ("timeline", "curves", "machine")
-HEAD = """| case | built in | found | exposed wait | remedy | predicted | actual | error | TraceML says |
-|---|---|---|---|---|---|---|---|---|"""
+HEAD = """| case | where | built in | found | exposed wait | remedy | predicted | actual | error | TraceML |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> int:
@@ -68,10 +69,9 @@ def main() -> int:
             except (CannotRun, RuntimeError) as error:
                 say(f"{case.name} is left out: {error}")
                 continue
-            row = scrub(row, place)
+            row = scrub(row, place) | {"machine": asdict(describe_machine(["benchmarks/doctor.py"]))}
         document["cases"][case.name] = row
         say(f"    expected {case.expected}, found {row['found']}")
-        document["machine"] = asdict(describe_machine(["benchmarks/doctor.py"]))
         if target:
             target.write_text(json.dumps(document, indent=1) + "\n")
     print(draw(document))
@@ -168,6 +168,7 @@ def draw_row(name: str, row: Mapping[str, Any]) -> str:
     remedy, actual, traceml = row["remedy"], row["actual"], row["traceml"]
     cells = [
         name,
+        ", ".join([f"{row['machine']['usable_cores']} cores", *row["machine"].get("gpus", ())]),
         row["expected"],
         found if found == row["expected"] else f"**{found}**",
         "" if exposed is None else f"{exposed:.0%}",

@@ -202,6 +202,28 @@ def test_samples_with_a_table_need_the_fields_of_the_pack(tmp_path: Path) -> Non
     assert (tmp_path / "out" / "t-2.csv").read_bytes() == tables[1].read_bytes()
 
 
+def test_a_column_that_was_replaced_goes_on_with_labels_of_the_source_and_texts_by_default(
+    tmp_path: Path,
+) -> None:
+    for name in ("a", "b"):
+        save_image(tmp_path / name / f"{name}.jpg", 1)
+        (tmp_path / f"{name}.csv").write_text(f"path,label,caption\n{name}.jpg,{name},word {name}\n")
+    fields, target = (FieldSpec.parse("caption:text"),), tmp_path / "p"
+    pack(tmp_path / "a", target, PackOptions(labels=tmp_path / "a.csv", fields=fields, workers=1))
+    (tmp_path / "new.csv").write_text("path,label,caption\na.jpg,lion,other words\n")
+    for kind, name in (("class", "label"), ("text", "caption")):
+        add_column(target, tmp_path / "new.csv", ColumnOptions(column=name, kind=kind, replace=True))
+    options = AppendOptions(labels=tmp_path / "b.csv", workers=1)
+    with pytest.raises(SourceError, match=r"no value of the column 'caption' \(text\)"):
+        append(tmp_path / "b", target, options)
+    append(tmp_path / "b", target, dataclasses.replace(options, defaults={"caption": "none"}))
+    dataset = Dataset(target, fields=("label", "caption"))
+    assert [(dataset.classes[label], text) for label, text in (dataset[0], dataset[1])] == [
+        ("lion", "other words"), ("b", "none"),
+    ]  # fmt: skip
+    assert verify(target, workers=1).problems == ()
+
+
 def test_what_does_not_fit_is_named_before_anything_is_packed(packed: Path, tmp_path: Path) -> None:
     before = read_tree(packed)
     save_image(tmp_path / "flat" / "x.jpg", 1)

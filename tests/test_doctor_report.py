@@ -84,6 +84,20 @@ def test_a_remedy_that_gives_nothing_says_why_and_is_not_offered() -> None:
     assert "x (0.9" not in text
 
 
+def test_of_a_run_that_died_before_its_first_step_it_says_what_to_do() -> None:
+    diagnosis = make_decode_bound()
+    cure = replace(diagnosis.remedies[0], predicted_speedup=1.0, low=1.0, high=1.0, change="do this", note="")
+    diagnosis = replace(diagnosis, remedies=(cure,), run=replace(diagnosis.run, steps=0), split=(), sample=())
+    text = draw_diagnosis(diagnosis)
+    assert "What to do:" in text
+    assert "do this" in text
+    assert "no gain" not in text
+    assert "\na step" not in text
+    page = draw_doctor_page(diagnosis)
+    assert "What to do" in page
+    assert "Would give nothing" not in page
+
+
 def test_nothing_is_said_twice_when_the_note_is_a_whole_sentence() -> None:
     note = "packing will not help: reads are 1% of the time"
     diagnosis = replace(make_decode_bound(), remedies=(Remedy("pack", "pack it", 1.0, 1.0, 1.0, note=note),))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedrate import Loader, RandomResizedCrop, kernel
+from feedrate import Dataset, Loader, RandomResizedCrop, kernel
 from feedrate.format.pack import Pack
 from feedrate.pack import unpack, verify
 from images import read_tree
@@ -122,3 +122,29 @@ DIGESTS = {
     "images/2.png": "109da9e8081f",
     "labels.csv": "1f41a1486c2a",
 }
+
+
+def test_version_2_has_what_was_appended_and_added() -> None:
+    changed = Dataset(DATA / "pack-v2-changed", fields=("key", "number", "label", "weight", "words", "split"))
+    assert changed.classes == ["cat", "dog", "ape"]
+    assert [changed[i] for i in range(5)] == [
+        ("dog/2", 2, 1, 0.0, "dog/2 čtyři", 0),
+        ("cat/1", 0, 0, 1.5, "cat/1 čtyři", 1),
+        ("dog/0", 1, 1, 3.0, "dog/0 čtyři", 0),
+        ("dog/b0", 4, 1, -1.0, "new", 0),
+        ("ape/b1", 3, 2, -1.0, "new", 1),
+    ]
+    train = Dataset(DATA / "pack-v2-changed", fields=("key",), split="train")
+    assert [train[i] for i in range(3)] == ["dog/2", "dog/0", "dog/b0"]
+
+
+def test_version_2_refers_to_files_of_other_packs() -> None:
+    merged = Dataset(DATA / "pack-v2-merged", fields=("key", "number", "label", "weight", "split"))
+    assert merged.classes == ["cat", "dog", "ape", "bee"]
+    assert [merged[i] for i in range(4, 7)] == [
+        ("pack-v2-changed/ape/b1", 3, 2, -1.0, 1),
+        ("pack-v2-other/cat/c0", 6, 0, 10.0, -1),
+        ("pack-v2-other/bee/c1", 5, 3, 11.0, -1),
+    ]
+    for name in ("pack-v2-changed", "pack-v2-other", "pack-v2-merged"):
+        assert verify(DATA / name, workers=1).problems == ()

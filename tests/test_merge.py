@@ -114,6 +114,18 @@ def test_a_pack_that_refers_to_others_moves_with_them_and_misses_them(
         dataset[11]
 
 
+def test_a_pack_that_was_made_anew_is_not_taken_for_the_old_one(
+    two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    merge(two, tmp_path / "m.pack", MergeOptions(refer=True))
+    split(two[1], {"a": 0.5, "b": 0.5})
+    assert len(Dataset(tmp_path / "m.pack")) == 12, "what is added to it does no harm"
+    shutil.rmtree(two[1])
+    pack(tmp_path / "b", two[1], dataclasses.replace(SMALL, seed=1))
+    with pytest.raises(PackError, match=r"refers to \.\./b\.pack/shard-.*, and that is another pack now"):
+        Loader(tmp_path / "m.pack")
+
+
 def test_where_links_cannot_be_made_it_refers(
     two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +176,7 @@ def test_added_columns_and_splits_come_along(two: tuple[Path, Path], tmp_path: P
         lines = describe(one, samples=10).first_samples
         table.write_text(
             "".join(
-                json.dumps({"key": s.key, "age": i + n / 8, "sex": "mfx"[n % 2 + i]}) + "\n"
+                json.dumps({"key": s.key, "age": i + n / 8 if i else n, "sex": "mfx"[n % 2 + i]}) + "\n"
                 for n, s in enumerate(lines)
             )
         )

@@ -12,7 +12,7 @@ import pytest
 
 from feedrate.errors import StorageError
 from feedrate.probe import residency
-from feedrate.probe.disk import measure_scratch, read_rate
+from feedrate.probe.disk import measure_scratch
 from feedrate.probe.residency import measure_file_residency, measure_residency
 from feedrate.probe.storage import describe_storage, find_disk, find_scratch, is_scratch, read_rotational
 
@@ -155,29 +155,6 @@ def test_of_many_files_only_some_are_asked(monkeypatch: pytest.MonkeyPatch) -> N
     assert measure_residency([str(n) for n in range(1000)], limit=10) == 1.0
     assert len(asked) == 10
     assert "900" in asked
-
-
-def test_cold_reads_are_timed_and_the_files_stay_cold(tmp_path: Path) -> None:
-    files = [make_cold(tmp_path / str(number), 200_000) for number in range(3)]
-    rate = read_rate(files)
-    assert rate is not None
-    assert (rate.files, rate.size_bytes) == (3, 600_000)
-    assert rate.bytes_per_s > 0
-    assert measure_residency(files) == 0.0
-
-
-def test_files_in_memory_say_nothing_about_the_disk(tmp_path: Path) -> None:
-    warm = tmp_path / "warm"
-    warm.write_bytes(b"x" * 10_000)
-    assert read_rate([warm, tmp_path / "none"]) is None
-
-
-def test_reading_stops_when_its_time_is_over(tmp_path: Path) -> None:
-    files = [make_cold(tmp_path / str(number), 100_000) for number in range(5)]
-    ticks = iter(range(1000))
-    rate = read_rate(files, seconds=10, clock=lambda: float(next(ticks)))
-    assert rate is not None
-    assert rate.files < 5
 
 
 def test_a_scratch_folder_is_measured_and_left_empty(tmp_path: Path) -> None:

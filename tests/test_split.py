@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,17 @@ def test_a_reader_that_has_the_pack_open_keeps_its_split(numbers: Path) -> None:
     with Loader(numbers, 7, fields=("number", "split"), output="numpy", split="train") as loader:
         split(numbers, SHARES, SplitOptions(seed=1, replace=True))
         assert all((parts == 0).all() for _, parts in loader)
+
+
+def test_a_worker_that_opens_another_split_of_that_name_says_so(numbers: Path) -> None:
+    split(numbers, SHARES)
+    dataset = Dataset(numbers, fields=("number",), split="train")
+    sent = pickle.dumps(dataset)
+    assert pickle.loads(sent)[0] == dataset[0]
+    split(numbers, SHARES, SplitOptions(seed=1, replace=True))
+    assert len(dataset) == 40
+    with pytest.raises(UsageError, match="was made anew since this dataset was opened"):
+        len(pickle.loads(sent))
 
 
 def test_balanced_weights_are_those_of_the_split(numbers: Path) -> None:

@@ -94,7 +94,7 @@ safely = Run("--out {out}")
 generator = Run("--data {volume} --out {out}")
 gpu_resnet = Run("{photos} --workers 8 --size 160 --batch-size 16")
 cached = Run(
-    "--cache {out} --workers {cores}", surroundings="--memory 430000000 --disk {arrays} 30", pages="cold"
+    "--cache {out} --workers {cores}", surroundings="--memory 460000000 --disk {arrays} 100", pages="cold"
 )
 
 CASES = (
@@ -197,7 +197,7 @@ CASES = (
     ),
     Case(
         "job-too-small", "memory-pressure",
-        "233 MB of mapped float32 samples in a job that may use 430 MB: pages are read again and again",
+        "233 MB of mapped float32 samples in a job that may use 460 MB: pages are read again and again",
         "train_cached.py", cached, changed(cached, "--dtype uint8"), remedies=("use-less-memory",),
         needs=ROOT,
         prepare="--cache {out} --prepare {arrays}", warm_up=40,

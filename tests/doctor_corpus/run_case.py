@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a case of the corpus: under the doctor, or bare to see what its remedy really gives.
 
-    python tests/doctor_corpus/run_case.py NAME ... [--bare] [--data FOLDER]
+    PYTHONPATH=tests python -m doctor_corpus.run_case NAME ... [--bare] [--data FOLDER]
 
 The bare speed is taken from outside, from the moments at which the script's own progress lines ("step 40
 ...") arrive: nothing has to be built into the scripts, the tool that is being judged takes no part in it,

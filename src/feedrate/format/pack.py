@@ -21,7 +21,7 @@ from feedrate.errors import BadSample, PackError
 from feedrate.format.added import part_dtype
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype
-from feedrate.format.manifest import ColumnPart, IndexPart, Shard, file_path, read_manifest
+from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Shard, file_path, read_manifest
 from feedrate.kernel import I32, I64, Ranges, Status
 
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -49,6 +49,7 @@ class Pack:
         self.files = kernel.Files([*stored, *map(self.locate_file, self.manifest.parts)])
         self._is_loose = np.array([s.container == FILES for s in shards], np.bool_)
         self._check_in_place()
+        self._check_referred()
         first: dict[Path, int] = {}
         self._file_of_shard = np.array(
             [first.setdefault(path, 2 * i) for i, path in enumerate(stored[::2])], np.int32
@@ -97,6 +98,20 @@ class Pack:
                     f"{size_bytes:,} now",
                     hint="index it again: feedrate index",
                 )
+
+    def _check_referred(self) -> None:
+        """Packs whose files this one names may have been made anew: they are asked once."""
+        packs = {s.index.folder for s in self.manifest.shards if s.index.folder}
+        for folder in sorted(packs):
+            if not (self.path / folder / FILE_NAME).exists():
+                continue  # the files may be there all the same
+            there = {s.index.name: s.index.crc32c for s in read_manifest(self.path / folder).shards}
+            for shard in self.manifest.shards:
+                if shard.index.folder == folder and there.get(shard.index.name) != shard.index.crc32c:
+                    raise PackError(
+                        f"{self.path} refers to {folder}/{shard.name}, and that is another pack now",
+                        hint="merge the packs again: feedrate merge",
+                    )
 
     def __len__(self) -> int:
         return int(self._starts[-1])

@@ -84,13 +84,20 @@ class Dataset:
         if split is not None and not isinstance(split, str):
             check_split(split)
         self._split = split
+        self._members: object = None  # what tells the split from one that has its name later
         self._epoch = 0
         self._opened: _Opened | None = None
         self._open()
 
     def _open(self) -> _Opened:
         if self._opened is None or self._opened.process != os.getpid():
-            self._opened = _Opened(self.path, self._fields, self._image, self._flip, self._split)
+            opened = _Opened(self.path, self._fields, self._image, self._flip, self._split)
+            if self._members is not None and opened.subset.identity() != self._members:
+                raise UsageError(
+                    f"the split {self._split!r} of {self.path} was made anew since this dataset was opened",
+                    hint="make the dataset again",
+                )
+            self._opened, self._members = opened, opened.subset.identity()
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:

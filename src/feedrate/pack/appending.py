@@ -20,6 +20,7 @@ from typing import Any
 
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format import containers
+from feedrate.format.fields import Kind
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack.arrivals import Arrivals
@@ -158,6 +159,7 @@ def _pack_options(manifest: Manifest, options: AppendOptions) -> PackOptions:
         workers=options.workers,
         engine=options.engine,
         recode=Recode.from_settings(settings),
+        scan=settings.get("scan", True),
         container=container if container in containers.NAMES else "tar",
         map=_find_map(settings.get("map"), options.map),
     )
@@ -180,7 +182,9 @@ def _find_map(made_with: Any, wanted: str | Function | None) -> Map | None:
 def _check_defaults(pack: Pack, defaults: Mapping[str, str]) -> None:
     """Refuse before the work what would be refused after it."""
     added = {f.name: f for f in pack.manifest.added}
-    stored, splits = {f.name for f in pack.manifest.fields}, find_splits(pack.manifest)
+    # Numbers that a column stands before come from the source; its texts would, too, but lie in shards.
+    stored = {f.name for f in pack.manifest.fields if f.kind is Kind.NUMBER}
+    splits = find_splits(pack.manifest)
     for name in defaults:
         if name not in added:
             raise NotFound(

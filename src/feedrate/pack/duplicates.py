@@ -24,7 +24,7 @@ from feedrate.pack.quality import EXAMPLES, KEPT
 from feedrate.results import Duplicates, OddSample
 
 _ENTRY = np.dtype([("crc32c", "<u4"), ("length", "<i8"), ("position", "<i8")])
-_BUCKET_SAMPLES, _MOST_BUCKETS = 1 << 18, 200
+_BUCKET_SAMPLES, _MOST_BUCKETS = 1 << 16, 200
 # Equal in length, in checksum and in so many bytes from the middle: nothing but a forger makes them differ.
 _LOOK_AT_BYTES, _TOGETHER = 4096, 1024
 
@@ -55,7 +55,7 @@ def _find(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, tuple[OddSa
     has_label = pack.manifest.field("label") is not None and field != "label"
     for group in _find_groups(pack, field, folder):
         positions = np.sort(group["position"])
-        labels = pack.rows(positions)[0]["label"] if has_label else np.zeros(len(positions))
+        labels = _read_labels(pack, positions) if has_label else np.zeros(len(positions))
         differs = labels != labels[0]
         groups += 1
         copies += len(group) - 1
@@ -67,6 +67,11 @@ def _find(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, tuple[OddSa
             examples.sort(key=lambda one: not one.detail.endswith(_OTHER_LABEL))
             del examples[EXAMPLES:]
     return Duplicates(groups, copies, size_bytes, conflicting), tuple(examples)
+
+
+def _read_labels(pack: Pack, positions: I64) -> np.ndarray[Any, np.dtype[Any]]:
+    pieces = (positions[start : start + _TOGETHER] for start in range(0, len(positions), _TOGETHER))
+    return np.concatenate([pack.rows(piece)[0]["label"] for piece in pieces])
 
 
 def _name(pack: Pack, field: str, positions: I64, differs: Flags) -> list[OddSample]:

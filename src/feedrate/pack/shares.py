@@ -9,7 +9,7 @@ few others.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -116,8 +116,10 @@ def split_groups(groups: I64, hashes: np.ndarray[Any, Any], counts: Sequence[int
     return part_of_group[groups]
 
 
-def hash_names(names: Sequence[bytes], seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def hash_names(names: Iterable[bytes], seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Return a number per name that depends on the name and the seed alone."""
     key = seed.to_bytes(8, "little")
-    digests = b"".join(hashlib.blake2b(name, digest_size=8, key=key).digest() for name in names)
+    digests = bytearray()  # 8 bytes per name are held, and not the names
+    for name in names:
+        digests += hashlib.blake2b(name, digest_size=8, key=key).digest()
     return np.frombuffer(digests, "<u8")

@@ -135,7 +135,7 @@ def _divide(
     if not options.is_grouped:
         free = np.flatnonzero(values < 0)
         strata = find_strata(pack, options.stratify)[free]
-        hashes = hash_names(list(pack.all_texts("key")), options.seed)[free]
+        hashes = hash_names(pack.all_texts("key"), options.seed)[free]
         values[free] = split_samples(hashes, strata, count_missing(counts, values))
         return values, None
     names, groups = np.unique(np.array(_group_names(pack, options), object), return_inverse=True)

@@ -73,8 +73,14 @@ def unite_fields(packs: Sequence[Pack]) -> tuple[tuple[Field, ...], tuple[Field,
         # A replaced field stands in some packs as added, in others as stored.
         known = {pack.path for pack, _ in having}
         having += [(p, f) for p in packs if p.path not in known for f in p.manifest.fields if f.name == name]
-    united = {name: _unite(having) for name, having in added.items()}
+    united = {name: _unite([(p, _widest(f, having)) for p, f in having]) for name, having in added.items()}
     return stored, tuple(united.values())
+
+
+def _widest(field: Field, having: Sequence[tuple[Pack, Field]]) -> Field:
+    """Return an added field as it can be with the others: whole numbers become others where some are not."""
+    is_mixed = field.kind is Kind.NUMBER and any(other.dtype == "float64" for _, other in having)
+    return dataclasses.replace(field, dtype="float64") if is_mixed and field.classes is None else field
 
 
 def _unite(having: Sequence[tuple[Pack, Field]]) -> Field:
@@ -175,12 +181,12 @@ def _place_column(
     """Return the parts that give a pack's samples their values of an added field."""
     pack = joined.pack
     there = pack.manifest.field(field.name)
-    if there is None:
+    is_whole = any(f.name == field.name for f in pack.manifest.added)
+    if there is None or (not is_whole and there.kind is not Kind.NUMBER):
         values = _default(joined, field, unassigned)
         return [write_column(folder, field, values, first=first, samples=len(pack))]
     own = [part for part in pack.manifest.parts if part.fields == (field.name,)]
-    is_whole = any(f.name == field.name for f in pack.manifest.added)
-    if is_whole and not _needs_numbers(there, field):
+    if is_whole and not _needs_numbers(there, field) and there.dtype == field.dtype:
         return [_place_part(joined, part, first) for part in own]
     return [write_column(folder, field, _read_values(pack, there, field), first=first, samples=len(pack))]
 
@@ -216,7 +222,7 @@ def _read_values(pack: Pack, there: Field, field: Field) -> Values:
         inside = (values >= 0) & (values < len(numbers))
         values = values.copy()
         values[inside] = numbers[values[inside]]
-    return {field.name: values}
+    return {field.name: values.astype(field.dtype or values.dtype)}
 
 
 def find_splits(manifest: Manifest) -> set[str]:

@@ -1,68 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast are reads that the page cache does not answer, and how fast is a scratch folder?"""
+"""How fast is a scratch folder?"""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from statistics import median
 
 from feedrate.errors import StorageError
-from feedrate.probe.residency import measure_file_residency, open_quietly
-from feedrate.results import ReadRate, ScratchRate
+from feedrate.results import ScratchRate
 
 _BLOCK_BYTES = 1 << 20
 _SCRATCH_BYTES = 64 << 20
-
-Clock = Callable[[], float]
-
-
-def read_rate(
-    paths: Sequence[str | os.PathLike[str]], *, seconds: float = 1.0, clock: Clock = time.perf_counter
-) -> ReadRate | None:
-    """Read files that are not in memory for about `seconds`; None: there were none, or none could be read.
-
-    What it read is dropped from the page cache again: the files are as cold as before.
-    """
-    latencies: list[float] = []
-    size_bytes, spent = 0, 0.0
-    began = clock()
-    for path in paths:
-        if clock() - began >= seconds:
-            break
-        found = measure_file_residency(path)
-        if found is None or found[1] > 0.0:
-            continue
-        try:
-            latency, got, took = _read_cold(path, until=began + seconds, clock=clock)
-        except OSError:
-            continue
-        latencies.append(latency)
-        size_bytes += got
-        spent += took
-    if not latencies or spent <= 0:
-        return None
-    return ReadRate(len(latencies), size_bytes, spent, median(latencies), size_bytes / spent)
-
-
-def _read_cold(path: str | os.PathLike[str], *, until: float, clock: Clock) -> tuple[float, int, float]:
-    buffer = bytearray(_BLOCK_BYTES)
-    began = clock()
-    descriptor = open_quietly(path)
-    try:
-        size = os.readv(descriptor, [memoryview(buffer)[:4096]])
-        latency = clock() - began
-        got = size
-        while got > 0 and clock() < until:
-            got = os.readv(descriptor, [buffer])
-            size += got
-        took = clock() - began
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-    return latency, size, took
 
 
 def measure_scratch(

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from feedrate.probe.cpu import count_usable_cores
+from feedrate.probe.gpu import describe_gpus
 from feedrate.probe.memory import count_usable_memory_bytes
 from feedrate.results import Machine
 
@@ -32,6 +33,7 @@ def describe_machine(command_line: Sequence[str] | None = None) -> Machine:
         versions={name: found for name in PACKAGES if (found := _find_version(name)) is not None},
         commit=find_commit(Path(__file__).parent),
         command_line=tuple(sys.argv[1:] if command_line is None else command_line),
+        gpus=tuple(gpu.name for gpu in describe_gpus()),
     )
 
 

@@ -80,9 +80,9 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
             *_sample(diagnosis.sample),
             *_evidence(diagnosis.findings, room.evidence),
         ],
-        _remedies(diagnosis.remedies, room),
+        _remedies(diagnosis.remedies, room) if diagnosis.run.steps else _cures(diagnosis.remedies),
         [
-            *_useless(diagnosis.remedies, room.useless),
+            *(_useless(diagnosis.remedies, room.useless) if diagnosis.run.steps else []),
             *_others(diagnosis.findings[1:], room.others),
             *_list("not seen", map(clean, diagnosis.run.unseen), room.unseen),
             *_line("doctor", f"{describe_end(diagnosis.run)}; {describe_overhead(diagnosis)}"),
@@ -96,6 +96,8 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
 
 
 def _step(run: RunFacts) -> list[str]:
+    if not run.steps:
+        return []
     return _line("a step", _fit(f"{describe_step(run)} (", list_setting(run), ")"))
 
 
@@ -168,6 +170,16 @@ def _remedies(remedies: Sequence[Remedy], room: _Room) -> list[str]:
     for one in helping[: room.remedies]:
         lines += _remedy(one, has_notes=room.has_notes)
     return lines
+
+
+def _cures(remedies: Sequence[Remedy]) -> list[str]:
+    """Of a run that ended before its first step nothing can be predicted; there is something to do first."""
+    lines = ["What to do:"]
+    for one in remedies[:2]:
+        lines += _wrap(clean(one.title), first="  ", rest="  ", lines=2)
+        lines += [f"    {_shorten(clean(one.change), _LONGEST_COMMAND)}"] if one.change else []
+        lines += _wrap(clean(one.note), first="    ", rest="    ", lines=2) if one.note else []
+    return lines if remedies else []
 
 
 def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:

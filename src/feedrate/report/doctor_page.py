@@ -37,7 +37,9 @@ def draw_doctor_page(diagnosis: Diagnosis) -> str:
     """Return the page as HTML."""
     command = shlex.join(diagnosis.command)
     sections = (
-        _section("What would help", _remedies(diagnosis.remedies)),
+        _section("What would help", _remedies(diagnosis.remedies))
+        if diagnosis.run.steps
+        else _section("What to do", _cures(diagnosis.remedies)),
         _section("Why", "".join(map(_finding, diagnosis.findings))),
         _section("Where a step's time goes", draw_split(diagnosis.split)),
         _section("Where a sample's time goes", draw_sample(diagnosis.sample)),
@@ -79,6 +81,8 @@ def _sentence(text: str) -> str:
 
 def _figures(diagnosis: Diagnosis) -> str:
     run = diagnosis.run
+    if not run.steps:
+        return ""
     figures = (
         ("speed", describe_rate(run.samples_per_s)),
         (
@@ -108,6 +112,17 @@ def _remedies(remedies: Sequence[Remedy]) -> str:
         rows = "".join(f"<li>{show(describe_useless(one))}</li>" for one in useless)
         text += f"<article><h3>Would give nothing</h3><ul>{rows}</ul></article>"
     return text
+
+
+def _cures(remedies: Sequence[Remedy]) -> str:
+    """Of a run that ended before its first step nothing can be predicted; there is something to do first."""
+    return "".join(
+        f"<article><h3>{_sentence(one.title)}</h3>"
+        + (f'<p class="soft">{_sentence(one.note)}</p>' if one.note else "")
+        + "".join(f"<pre>{show(line)}</pre>" for line in (one.command, one.change) if line)
+        + "</article>"
+        for one in remedies
+    )
 
 
 def _remedy(one: Remedy, start: float, end: float) -> str:

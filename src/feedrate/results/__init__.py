@@ -31,7 +31,7 @@ from feedrate.results.doctor import (
 )
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Picture, Pictures
 from feedrate.results.load import LoaderStats, StageStats
-from feedrate.results.machine import Gpu, GpuProcess, Machine, ReadRate, ScratchRate, Storage
+from feedrate.results.machine import Gpu, GpuProcess, Machine, ScratchRate, Storage
 from feedrate.results.pack import (
     FieldSummary,
     IndexResult,
@@ -99,7 +99,6 @@ __all__ = [
     "Problem",
     "Quality",
     "Rate",
-    "ReadRate",
     "Recoded",
     "Rejection",
     "Remedy",

@@ -19,6 +19,7 @@ class Machine:
     versions: Mapping[str, str]
     commit: str | None
     command_line: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +44,6 @@ class Storage:
     rotational: bool | None
     device: str | None
     is_virtual_disk: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRate:
-    """Reads of whole files that were not in memory. `latency_s`: until the first bytes, median."""
-
-    files: int
-    size_bytes: int
-    seconds: float
-    latency_s: float
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
