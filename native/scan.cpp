@@ -1,18 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <memory>
+
 #include "entries.h"
 #include "entropy.h"
 #include "jpeg.h"
 
 namespace feedrate {
 
+namespace {
+
+// Small images mostly share their Huffman tables, and building those takes longer than such an image does.
+struct Kept {
+    McuTables tables;
+    Entropy entropy;
+};
+
+Kept& kept() {
+    thread_local std::unique_ptr<Kept> mine;
+    if (!mine) mine.reset(new Kept);
+    return *mine;
+}
+
+}  // namespace
+
 Outcome scan_jpeg(const uint8_t* data, size_t size, Header& header, std::string& entries) {
     entries.clear();
     Outcome outcome = parse_jpeg(data, size, header);
     if (!outcome.ok()) return outcome;
-    McuTables tables;
+    Kept& mine = kept();
+    McuTables& tables = mine.tables;
     outcome = make_tables(header, tables);
     if (!outcome.ok()) return outcome;
-    Entropy entropy;
+    Entropy& entropy = mine.entropy;
     entropy.start(data, header, tables);
     EntriesWriter writer(header);
     for (int row = 0; row < header.mcu_rows; ++row) {

@@ -158,3 +158,14 @@ def test_shards_hold_all_samples_once_and_are_as_full_as_they_may_be(
         assert held + 1024 <= shard_bytes or shard.last - shard.first == 1
         if shard.last < len(sizes):
             assert held + 1024 + in_order[shard.last] > shard_bytes
+
+
+def test_shard_of_tiny_samples_has_a_bounded_number_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from feedrate.pack import plan as planning
+
+    monkeypatch.setattr(planning, "MOST_SAMPLES", 7)
+    monkeypatch.setattr(planning, "BLOCK", 5)
+    shards = plan(tmp_path / "l", [10] * 40, 10**9)
+    assert [s.last - s.first for s in shards] == [7, 7, 7, 7, 7, 5]

@@ -143,7 +143,7 @@ def _pick_column(table: Table, options: ColumnOptions, names: str) -> str:
 
 def _by_sample(table: Table, names: str, column: str) -> dict[bytes, object]:
     cells: dict[bytes, object] = {}
-    for row, (name, value) in enumerate(table.rows([names, column]), 1):
+    for row, (name, value) in enumerate(table.rows((names, column)), 1):
         if not isinstance(name, str) or not name:
             raise SourceError(f"row {row} of {table.path} does not say which sample it is about: {name!r}")
         known = as_path(name)

@@ -22,6 +22,8 @@ from feedrate.pack.options import PackOptions
 from feedrate.pack.recode import Recode
 from feedrate.source.record import Reader
 
+# A shard's part of the index is made in memory: of tiny samples, a shard takes no more than these.
+MOST_SAMPLES = 16_384
 # How many samples are looked at together.
 BLOCK = 16384
 
@@ -101,6 +103,7 @@ def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 
             room = limit - filled
             # How many more fit; a shard that is still empty takes one whatever its size.
             end = max(at, int(np.searchsorted(sums, done + room, side="right")))
+            end = min(end, first + MOST_SAMPLES - start)
             if first == start + end < stop:
                 end += 1
             if end > at:
