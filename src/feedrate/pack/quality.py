@@ -167,13 +167,13 @@ class QualityTally:
 
     def _compare(self, path: bytes | str, width: int, height: int) -> None:
         pixels = width * height
-        if self.extremes and self._least <= pixels <= self._most:
+        if self.extremes and self._least < pixels < self._most:
             return
         here = [printable(path) if isinstance(path, bytes) else path, width, height]
-        if pixels < self._least:
-            self._least, self.extremes["smallest"] = pixels, here
-        if pixels > self._most:
-            self._most, self.extremes["largest"] = pixels, here
+        for which, is_better in _EXTREMES:
+            if which not in self.extremes or is_better(here, self.extremes[which]):
+                self.extremes[which] = here
+        self._least, self._most = min(self._least, pixels), max(self._most, pixels)
 
     def _count_kind(self, path: bytes, facts: ImageFacts, done: str) -> None:
         if facts.is_damaged:
@@ -227,7 +227,7 @@ def merge(tallies: Iterable[Mapping[str, Any]]) -> QualityTally:
             count[1] += size_bytes
         for name in ("short_sides", "long_sides", "costs"):
             getattr(whole, name).update({int(bin_): n for bin_, n in one.get(name, {}).items()})
-        for which, is_better in (("smallest", _is_smaller), ("largest", _is_larger)):
+        for which, is_better in _EXTREMES:
             here = one.get("extremes", {}).get(which)
             if here and (which not in whole.extremes or is_better(here, whole.extremes[which])):
                 whole.extremes[which] = here
@@ -247,12 +247,16 @@ def _bin(side: int) -> int:
     return _BIN_OF_SIDE[side] if side < SIDES[-1] else len(SIDES)
 
 
+# Of images of one size the first by name, in whichever order they come.
 def _is_smaller(here: list[Any], there: list[Any]) -> bool:
-    return bool(here[1] * here[2] < there[1] * there[2])
+    return bool((here[1] * here[2], here[0]) < (there[1] * there[2], there[0]))
 
 
 def _is_larger(here: list[Any], there: list[Any]) -> bool:
-    return bool(here[1] * here[2] > there[1] * there[2])
+    return bool((-here[1] * here[2], here[0]) < (-there[1] * there[2], there[0]))
+
+
+_EXTREMES = (("smallest", _is_smaller), ("largest", _is_larger))
 
 
 def _turned(done: str, turned: bool) -> str:
