@@ -116,9 +116,9 @@ def add_profiler(source: str, model: str, schedule: str, folder: str) -> str:
     loop = find_step_loop(tree, model)
     parent, field, at = find_place(tree, loop)
     around = ast.parse(
-        "import torch.profiler\n"
-        f"with torch.profiler.profile(schedule=torch.profiler.schedule({schedule}),"
-        f" on_trace_ready=torch.profiler.tensorboard_trace_handler({folder!r})) as prof:\n    pass"
+        "from torch import profiler\n"  # not `import torch.profiler`: that would make `torch` a local name
+        f"with profiler.profile(schedule=profiler.schedule({schedule}),"
+        f" on_trace_ready=profiler.tensorboard_trace_handler({folder!r})) as prof:\n    pass"
     ).body
     profile = around[1]
     assert isinstance(profile, ast.With)

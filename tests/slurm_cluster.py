@@ -9,10 +9,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "scancel", "munged")
 NODES = 2
@@ -58,6 +61,21 @@ def why_not() -> str | None:
     if missing:
         return f"no {', '.join(missing)} (Debian: slurm-wlm, slurm-client, munge)"
     return None if os.geteuid() == 0 else "starting Slurm needs root"
+
+
+@contextmanager
+def cluster_or_skip() -> Iterator[dict[str, str]]:
+    """Start a cluster in a folder of its own; skip the test, with the reason, where that cannot be done."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    # Not under pytest's folder: the path of a socket may have no more than 107 letters.
+    with tempfile.TemporaryDirectory(prefix="slurm-") as base:
+        try:
+            with slurm_cluster(Path(base)) as environment:
+                yield environment
+        except ClusterFailed as error:
+            pytest.skip(str(error))
 
 
 @contextmanager

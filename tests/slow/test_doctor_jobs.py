@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from feedrate.doctor.shared import read_mapped_names
 from feedrate.probe.process import list_processes, read_environ
-from slurm_cluster import ClusterFailed, slurm_cluster, why_not
+from slurm_cluster import cluster_or_skip
 
 pytestmark = pytest.mark.slow
 
@@ -159,16 +158,8 @@ def test_torchrun_ranks_are_seen_and_ended_after_the_experiments(folder: Path) -
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dict[str, str]]:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    # Not under pytest's folder: the path of a socket may have no more than 107 letters.
-    with tempfile.TemporaryDirectory(prefix="slurm-") as base:
-        try:
-            with slurm_cluster(Path(base)) as environment:
-                yield environment
-        except ClusterFailed as error:
-            pytest.skip(str(error))
+    with cluster_or_skip() as environment:
+        yield environment
 
 
 def test_srun_on_two_nodes_is_watched_from_outside(folder: Path, cluster: dict[str, str]) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from PIL import Image
 from feedrate.pack import Engine, PackOptions, pack, verify
 from feedrate.results import Tick
 from images import read_tree
-from slurm_cluster import ClusterFailed, slurm_cluster, why_not
+from slurm_cluster import cluster_or_skip
 
 pytestmark = pytest.mark.slow
 
@@ -65,16 +64,8 @@ class KillMidway(threading.Thread):
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[dict[str, str]]:
     pytest.importorskip("submitit")
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    # Not under pytest's folder: the path of a socket may have no more than 107 letters.
-    with tempfile.TemporaryDirectory(prefix="slurm-") as base:
-        try:
-            with slurm_cluster(Path(base)) as environment:
-                yield environment
-        except ClusterFailed as error:
-            pytest.skip(str(error))
+    with cluster_or_skip() as environment:
+        yield environment
 
 
 def list_running(environment: dict[str, str]) -> list[str]:

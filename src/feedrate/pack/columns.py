@@ -20,7 +20,7 @@ from feedrate.pack.changing import changing, refuse_taken, store_column
 from feedrate.pack.members import as_path, read_names, refuse_missing, some
 from feedrate.results import ColumnResult
 from feedrate.source.labelled import PATH_COLUMNS
-from feedrate.source.table import Table, is_missing, read_number, read_table
+from feedrate.source.table import Table, is_missing, read_numbers, read_table
 
 ColumnKind = Literal["number", "class", "text", "json"]
 KINDS: tuple[ColumnKind, ...] = ("number", "class", "text", "json")
@@ -159,12 +159,12 @@ def _by_sample(table: Table, names: str, column: str) -> dict[bytes, object]:
 def _make_values(
     name: str, cells: Sequence[object], kind: ColumnKind | None, table: Table
 ) -> tuple[Field, Values]:
-    numbers = _read_numbers(cells) if kind in (None, "number") else None
+    numbers = read_numbers(cells) if kind in (None, "number") else None
     if numbers is not None:
         dtype, found = numbers
         return Field(name, Kind.NUMBER, dtype=dtype), {name: np.array(found, dtype)}
     if kind == "number":
-        strange = next(cell for cell in cells if _read_numbers([cell]) is None)
+        strange = next(cell for cell in cells if read_numbers([cell]) is None)
         raise SourceError(
             f"'{name}' in {table.path} is not made of numbers: {strange!r}",
             hint="words become classes with --kind class, and stay words with --kind text",
@@ -181,17 +181,6 @@ def _make_values(
     number_of = {word: number for number, word in enumerate(classes)}
     field = Field(name, Kind.NUMBER, dtype="int64", classes=classes)
     return field, {name: np.array([number_of[word] for word in words], np.int64)}
-
-
-def _read_numbers(values: Sequence[object]) -> tuple[str, list[int | float | None]] | None:
-    """Return ("int64" or "float64", numbers) when every value is one, or missing; else None."""
-    numbers = [read_number(value) for value in values]
-    if any(n is None and not is_missing(v) for n, v in zip(numbers, values, strict=True)):
-        return None
-    known = [n for n in numbers if n is not None]
-    if all(isinstance(n, int) and -(2**63) <= n < 2**63 for n in known):
-        return "int64", list(numbers)
-    return "float64", [None if n is None else float(n) for n in numbers]
 
 
 def _class_order(word: str) -> tuple[bool, int, str]:
