@@ -81,12 +81,18 @@ def test_slurm_makes_the_same_pack_although_a_job_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", slurm["SLURM_CONF"])
+    monkeypatch.setattr(
+        "feedrate.pack.slurm._POLL_S", 0.05
+    )  # these shards take less than the usual two seconds
     killed: list[str] = []
 
     def kill() -> bool:
-        killed.extend(list_running(slurm)[:1])
-        words = ["scancel", "--full", "--signal=KILL", *killed]
-        return bool(killed) and subprocess.run(words, env=slurm, check=False).returncode == 0
+        # One that has just ended cannot be killed any more: then the next one.
+        for job in list_running(slurm)[:1]:
+            words = ["scancel", "--full", "--signal=KILL", job]
+            if subprocess.run(words, env=slurm, check=False).returncode == 0:
+                killed.append(job)
+        return bool(killed)
 
     killer = KillMidway(tmp_path / "p", kill)
     killer.start()
