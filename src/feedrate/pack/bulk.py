@@ -24,7 +24,7 @@ from feedrate.pack.exif import find_orientation
 from feedrate.pack.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
 from feedrate.pack.plan import BLOCK, ShardTask, order_samples
 from feedrate.pack.quality import QualityTally
-from feedrate.source.place import is_url
+from feedrate.store.place import is_url
 
 # What is in flight at a time; two of them are.
 _BATCH_BYTES, _BATCH_FILES = 8_000_000, 4096

@@ -33,7 +33,7 @@ from feedrate.source.in_place import InPlace, home_of
 from feedrate.source.opening import open_reader
 from feedrate.source.options import SourceOptions
 from feedrate.source.patterns import is_pattern
-from feedrate.source.place import is_url
+from feedrate.store.place import is_url
 from feedrate.source.record import Record
 
 REJECTED_NAME = "rejected.jsonl"

@@ -50,7 +50,7 @@ from feedrate.pack.unfinished import (
 )
 from feedrate.results import Mapped, PackResult, Rejection, Tick
 from feedrate.source.opening import open_reader
-from feedrate.source.place import is_url
+from feedrate.store.place import is_url
 from feedrate.source.record import ImageFiles, Reader
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes

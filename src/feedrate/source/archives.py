@@ -21,7 +21,7 @@ from feedrate.source import tar
 from feedrate.source import zip as zips
 from feedrate.source.form import Form, form_by_name
 from feedrate.source.names import Repeats, is_hidden
-from feedrate.source.place import Place, PlacedFile, explained
+from feedrate.store.place import Place, PlacedFile, explained
 from feedrate.source.record import Held, Reader, Record, Stored
 from feedrate.source.spool import Spool
 from feedrate.units import format_bytes, format_count

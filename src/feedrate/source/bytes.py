@@ -9,7 +9,7 @@ import os
 from feedrate.errors import NotFound, StorageError
 from feedrate.format.keys import printable
 from feedrate.source.held import Containers
-from feedrate.source.place import Place
+from feedrate.store.place import Place
 from feedrate.source.record import Held, Stored
 from feedrate.source.values import UnusableValue
 

@@ -12,7 +12,7 @@ import struct
 import zlib
 from typing import Any, BinaryIO
 
-from feedrate.source.place import Place, PlacedFile
+from feedrate.store.place import Place, PlacedFile
 from feedrate.source.recordio import MAGIC
 from feedrate.source.tfrecord import HEADER_BYTES, masked_crc32c
 

@@ -16,7 +16,7 @@ from feedrate.source.label_columns import FlagColumns, LabelColumn
 from feedrate.source.member_finder import MemberFinder
 from feedrate.source.names import Repeats, safe_field
 from feedrate.source.options import FieldSpec, SourceOptions
-from feedrate.source.place import explained
+from feedrate.store.place import explained
 from feedrate.source.record import Reader, Record, Value
 from feedrate.source.table import Row, Table, is_missing, read_table
 from feedrate.source.values import UnusableValue, dump_value

@@ -23,7 +23,7 @@ from feedrate.source.member_finder import MemberFinder
 from feedrate.source.options import SourceOptions
 from feedrate.source.parquet import ParquetReader
 from feedrate.source.patterns import find_files, is_pattern
-from feedrate.source.place import Place, PlacedFile, explained, is_url, split_source
+from feedrate.store.place import Place, PlacedFile, explained, is_url, split_source
 from feedrate.source.record import Reader
 from feedrate.source.recordio import ImageRecordReader
 from feedrate.source.spool import Spool

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from feedrate.source.place import Place, is_url
+from feedrate.store.place import Place, is_url
 from feedrate.source.walk import Found, Inside, Walk, make_inside
 
 
