@@ -33,8 +33,8 @@ from feedrate.source.in_place import InPlace, home_of
 from feedrate.source.opening import open_reader
 from feedrate.source.options import SourceOptions
 from feedrate.source.patterns import is_pattern
-from feedrate.store.place import is_url
 from feedrate.source.record import Record
+from feedrate.store.place import is_url
 
 REJECTED_NAME = "rejected.jsonl"
 INDEX_SUFFIX = ".index"

@@ -50,9 +50,9 @@ from feedrate.pack.unfinished import (
 )
 from feedrate.results import Mapped, PackResult, Rejection, Tick
 from feedrate.source.opening import open_reader
-from feedrate.store.place import is_url
 from feedrate.source.record import ImageFiles, Reader
 from feedrate.source.spool import SPOOL_NAME
+from feedrate.store.place import is_url
 from feedrate.units import format_bytes
 
 # What the index adds: entry points (0.8 % of photographs of 106 KB, measured), and a row per sample.

@@ -21,9 +21,9 @@ from feedrate.source import tar
 from feedrate.source import zip as zips
 from feedrate.source.form import Form, form_by_name
 from feedrate.source.names import Repeats, is_hidden
-from feedrate.store.place import Place, PlacedFile, explained
 from feedrate.source.record import Held, Reader, Record, Stored
 from feedrate.source.spool import Spool
+from feedrate.store.place import Place, PlacedFile, explained
 from feedrate.units import format_bytes, format_count
 
 _SUFFIXES = (b".tar.gz", b".tgz", b".tar.bz2", b".tbz2", b".tar.xz", b".txz", b".tar", b".zip")

@@ -21,11 +21,11 @@ from feedrate.results import Rejection
 from feedrate.source.example import BadExample, BytesFeature, Feature, parse_example
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
-from feedrate.store.place import Place, PlacedFile, explained
 from feedrate.source.record import Reader, Record, Stored, Value
 from feedrate.source.spool import Spool
 from feedrate.source.tfrecord import read_records
 from feedrate.source.values import UnusableValue, dump_array
+from feedrate.store.place import Place, PlacedFile, explained
 
 _PEEK_SAMPLES = 100
 _SUFFIXES = {Kind.TEXT: "txt", Kind.ARRAY: "npy", Kind.JSON: "json", Kind.BYTES: "bin"}

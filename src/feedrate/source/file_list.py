@@ -13,9 +13,9 @@ from feedrate.format.keys import has_image_suffix, printable
 from feedrate.results import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import Repeats
-from feedrate.store.place import Place, PlacedFile
 from feedrate.source.record import Reader, Record, Stored, Value
 from feedrate.source.values import UnusableValue
+from feedrate.store.place import Place, PlacedFile
 
 _LONGEST_LINE = 10_000
 

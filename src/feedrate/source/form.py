@@ -12,9 +12,9 @@ import struct
 import zlib
 from typing import Any, BinaryIO
 
-from feedrate.store.place import Place, PlacedFile
 from feedrate.source.recordio import MAGIC
 from feedrate.source.tfrecord import HEADER_BYTES, masked_crc32c
+from feedrate.store.place import Place, PlacedFile
 
 
 class Form(str, enum.Enum):

@@ -18,10 +18,10 @@ from feedrate.results import Rejection
 from feedrate.source.hdf5_columns import Column, dump_cell, find_columns, suffix_of
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import name_fields, record_name
-from feedrate.store.place import Place, PlacedFile, explained
 from feedrate.source.record import Held, Reader, Record, Value
 from feedrate.source.spool import Spool
 from feedrate.source.values import UnusableValue
+from feedrate.store.place import Place, PlacedFile, explained
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 2**25

@@ -11,10 +11,10 @@ from feedrate.errors import StorageError
 from feedrate.source import zip as zips
 from feedrate.source.hdf5 import open_hdf5
 from feedrate.source.hdf5_columns import dump_cell
-from feedrate.store.place import Place
 from feedrate.source.record import Held
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.source.values import UnusableValue
+from feedrate.store.place import Place
 
 _MOST_OPEN = 8
 

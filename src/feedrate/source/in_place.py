@@ -19,8 +19,8 @@ from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.keys import printable
 from feedrate.results import Rejection
 from feedrate.source.hdf5 import open_hdf5
-from feedrate.store.place import Place
 from feedrate.source.record import Held, Reader, Record, Stored, Value
+from feedrate.store.place import Place
 
 
 class InPlace:

@@ -16,10 +16,10 @@ from feedrate.source.label_columns import FlagColumns, LabelColumn
 from feedrate.source.member_finder import MemberFinder
 from feedrate.source.names import Repeats, safe_field
 from feedrate.source.options import FieldSpec, SourceOptions
-from feedrate.store.place import explained
 from feedrate.source.record import Reader, Record, Value
 from feedrate.source.table import Row, Table, is_missing, read_table
 from feedrate.source.values import UnusableValue, dump_value
+from feedrate.store.place import explained
 
 FILE_KINDS = frozenset((Kind.IMAGE, Kind.MASK, Kind.ARRAY, Kind.BYTES))
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path")

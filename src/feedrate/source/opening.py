@@ -23,11 +23,11 @@ from feedrate.source.member_finder import MemberFinder
 from feedrate.source.options import SourceOptions
 from feedrate.source.parquet import ParquetReader
 from feedrate.source.patterns import find_files, is_pattern
-from feedrate.store.place import Place, PlacedFile, explained, is_url, split_source
 from feedrate.source.record import Reader
 from feedrate.source.recordio import ImageRecordReader
 from feedrate.source.spool import Spool
 from feedrate.source.webdataset import ShardReader, looks_like_shards
+from feedrate.store.place import Place, PlacedFile, explained, is_url, split_source
 
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
 _ARCHIVES = frozenset((Form.ZIP, Form.TAR, Form.COMPRESSED_TAR))

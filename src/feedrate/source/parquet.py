@@ -17,10 +17,10 @@ from feedrate.format.keys import printable
 from feedrate.results import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
-from feedrate.store.place import Place, PlacedFile, explained
 from feedrate.source.record import Reader, Record, Value
 from feedrate.source.spool import Spool
 from feedrate.source.values import UnusableValue, dump_array
+from feedrate.store.place import Place, PlacedFile, explained
 
 _BATCH_ROWS = 64
 _PEEK_ROWS = 20

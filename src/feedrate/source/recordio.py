@@ -17,11 +17,11 @@ from feedrate.format.keys import printable
 from feedrate.results import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, record_name
-from feedrate.store.place import Place, PlacedFile, explained
 from feedrate.source.record import Reader, Record, Stored, Value
 from feedrate.source.spool import Spool
 from feedrate.source.tfrecord import read_in_pieces
 from feedrate.source.values import dump_array
+from feedrate.store.place import Place, PlacedFile, explained
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 _HEAD = struct.Struct("<II")

@@ -17,10 +17,10 @@ from feedrate.source.archives import Archive, Member
 from feedrate.source.bytes import Bytes
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import Repeats, is_hidden, is_mask_name, kind_of_suffix, safe_field
-from feedrate.store.place import Place, explained
 from feedrate.source.record import Reader, Record, Value
 from feedrate.source.spool import Spool
 from feedrate.source.values import UnusableValue
+from feedrate.store.place import Place, explained
 
 _PEEK_SAMPLES = 100
 _MOST_MEMBERS = 1000  # of one sample
