@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from statistics import variance
 
 from feedrate.doctor.evidence import WORTH_A_VERDICT
 from feedrate.doctor.findings import find_causes
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import Measured, Timing
+from feedrate.doctor.overhead import measure_overhead
 from feedrate.doctor.remedies import remedies_of
-from feedrate.doctor.timeline import Loop
 from feedrate.doctor.what_if import other_s
 from feedrate.results.doctor import (
     Diagnosis,
     Finding,
     HotLine,
-    Overhead,
     Rate,
     Remedy,
     RunFacts,
@@ -27,7 +24,6 @@ from feedrate.results.doctor import (
     TimeShare,
 )
 from feedrate.results.machine import Machine
-from feedrate.stats import median
 
 _TIMELINE_STEPS = 400
 _NOTHING = 1.03
@@ -91,21 +87,6 @@ def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tu
         )
 
     return tuple(sorted(remedies, key=key))
-
-
-def measure_overhead(loop: Loop) -> Overhead | None:
-    """Compare probed steps with those left alone; medians, since a checkpoint may fall on either."""
-    usual = [step for step in loop.steps if not step.is_first]
-    probed = [step.own_s - step.wait_s for step in usual if step.is_probed]
-    bare = [step.own_s - step.wait_s for step in usual if not step.is_probed]
-    if len(probed) < 5 or len(bare) < 5:
-        return None
-    cost = median(probed) - median(bare)
-    # A difference within twice its error is none that can be seen.
-    error = 1.25 * math.sqrt(variance(probed) / len(probed) + variance(bare) / len(bare))
-    cost = cost if cost > 2 * error else 0.0
-    step_s = loop.seconds / len(loop.steps)
-    return Overhead(cost, cost / step_s, len(probed), len(bare))
 
 
 def _run_facts(m: Measured, mode: str, exit_code: int | None, seconds: float) -> RunFacts:
