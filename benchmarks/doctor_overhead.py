@@ -81,16 +81,20 @@ def main() -> int:
                 "cpu_ratios": cpu_ratios,
             }
         )
+        if arguments.json:
+            write(rows, arguments)
     print(draw(rows, tools))
-    if arguments.json:
-        document = {
-            "question": (__doc__ or "").splitlines()[0],
-            "rows": rows,
-            "settings": {"rounds": arguments.rounds, "seconds": arguments.seconds},
-            "machine": asdict(describe_machine(["benchmarks/doctor_overhead.py"])),
-        }
-        Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
+
+
+def write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    document = {
+        "question": (__doc__ or "").splitlines()[0],
+        "rows": rows,
+        "settings": {"rounds": arguments.rounds, "seconds": arguments.seconds},
+        "machine": asdict(describe_machine(["benchmarks/doctor_overhead.py"])),
+    }
+    Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
 
 
 def measure_under(
