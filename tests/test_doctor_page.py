@@ -22,7 +22,7 @@ from diagnoses import (
     make_timeline,
 )
 from feedrate.report.doctor_page import draw_doctor_page
-from feedrate.results import Curve, Remedy
+from feedrate.results.doctor import Curve, Remedy
 from test_page import BROWSER, Reader
 
 EXPOSED, GOOD_DARK = (216, 72, 59), (74, 194, 107)

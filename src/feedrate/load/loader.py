@@ -43,7 +43,7 @@ from feedrate.load.splits import find_split
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.probe.cpu import count_usable_cores
-from feedrate.results import LoaderStats
+from feedrate.results.load import LoaderStats
 
 # One batch in the kernel, one queued there; with the one that the loop holds, three buffers are in use.
 DEFAULT_PREFETCH = 2

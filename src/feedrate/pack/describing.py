@@ -14,7 +14,7 @@ from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.kernel import Status
 from feedrate.pack.recode import say_pixels
-from feedrate.results import FieldSummary, PackDescription, SampleLine
+from feedrate.results.pack import FieldSummary, PackDescription, SampleLine
 
 
 def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescription:

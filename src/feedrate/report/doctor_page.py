@@ -27,7 +27,8 @@ from feedrate.report.doctor_words import (
     list_setting,
     part_remedies,
 )
-from feedrate.results import Diagnosis, Finding, HotLine, Machine, Remedy
+from feedrate.results.doctor import Diagnosis, Finding, HotLine, Remedy
+from feedrate.results.machine import Machine
 from feedrate.units import format_count
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -13,7 +13,7 @@ from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.kernel import Entry
-from feedrate.results import Rejection
+from feedrate.results.pack import Rejection
 from feedrate.source.record import ImageFiles, Reader, Record
 from feedrate.source.remote import walk
 from feedrate.source.walk import Inside
