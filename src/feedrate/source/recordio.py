@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from feedrate.errors import SourceError
+from feedrate.format.containers.records import read_in_pieces
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
 from feedrate.results.pack import Rejection
@@ -19,7 +20,6 @@ from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, record_name
 from feedrate.source.record import Reader, Record, Stored, Value
 from feedrate.source.spool import Spool
-from feedrate.source.tfrecord import read_in_pieces
 from feedrate.source.values import dump_array
 from feedrate.store.place import Place, PlacedFile, explained
 
