@@ -55,6 +55,7 @@ from feedrate.results.quality import (
     OddSample,
     Quality,
 )
+from feedrate.results.scratch import CopyInfo, LeaseInfo, NodesResult, StageFailure, StageResult
 
 __all__ = [
     "AppendResult",
@@ -63,6 +64,7 @@ __all__ = [
     "ClassSize",
     "ColumnResult",
     "Comparison",
+    "CopyInfo",
     "Curve",
     "DemoResult",
     "Diagnosis",
@@ -82,11 +84,13 @@ __all__ = [
     "KernelSet",
     "KernelStage",
     "KernelStanding",
+    "LeaseInfo",
     "LoaderStats",
     "Machine",
     "Mapped",
     "MergeResult",
     "MergedPack",
+    "NodesResult",
     "OddSample",
     "Oddity",
     "Overhead",
@@ -107,6 +111,8 @@ __all__ = [
     "SamplePart",
     "ScratchRate",
     "SplitResult",
+    "StageFailure",
+    "StageResult",
     "StageStats",
     "Standing",
     "StepRow",
