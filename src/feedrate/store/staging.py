@@ -29,7 +29,7 @@ from feedrate.store.files import explain_write_error, sync_folder
 from feedrate.store.homes import HOME
 from feedrate.store.place import is_url
 from feedrate.store.scratch import Scratch, check_room, find_scratch
-from feedrate.store.transfer import STREAMS, Incoming, RateLimit, Stopped, Transfer
+from feedrate.store.transfer import SFTP_STREAMS, STREAMS, Incoming, RateLimit, Stopped, Transfer, is_sftp
 
 DEFAULT_KEEP_S = 7 * 86400.0
 _POLL_S = 0.1
@@ -191,7 +191,10 @@ class Staging:
         if not missing:
             return
         limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
-        transfer = Transfer(self.options.streams, limit, self._say, self._count, self._stop)
+        streams = self.options.streams
+        if is_sftp(self.contents.marker.source):
+            streams = min(streams, SFTP_STREAMS)
+        transfer = Transfer(streams, limit, self._say, self._count, self._stop)
         name = missing[0]
         try:
             transfer.carry(map(self._incoming, missing), self._open_part, self._land)
