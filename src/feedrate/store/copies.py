@@ -69,7 +69,7 @@ class Copy:
     @property
     def is_ours(self) -> bool:
         """Return whether this user may write to it; root's copies can be used, not finished."""
-        return self.folder.stat().st_uid == os.getuid()
+        return self.folder.parent.name == str(os.getuid())
 
     @classmethod
     def open(cls, folder: Path) -> Copy:
@@ -79,35 +79,50 @@ class Copy:
             CopyGone: there is none.
             StorageError: it is not to be trusted, or its marker is damaged.
         """
-        check_trust(folder)
-        check_trust(folder / DATA)
+        check_trust(folder.parent.parent, may_be_shared=True)
+        for one in (folder.parent, folder, folder / DATA):
+            check_trust(one)
         return cls(folder, _read_marker(folder))
 
     @classmethod
+    def find(cls, scratch: Path, marker: Marker) -> Copy | None:
+        """Return the copy of what the marker describes: this user's, or a finished one of root's.
+
+        Raises:
+            StorageError: what lies there is not to be trusted.
+        """
+        for uid in dict.fromkeys((os.getuid(), ROOT)):
+            try:
+                copy = cls.open(scratch / HOME / str(uid) / marker.folder_name)
+            except CopyGone:
+                continue
+            except StorageError:
+                if uid == os.getuid():
+                    raise
+                continue
+            if copy.marker.digest != marker.digest:
+                raise StorageError(
+                    f"{copy.folder} is a copy of something else: {copy.marker.address}",
+                    hint=f"delete it: feedrate scratch rm {copy.folder}",
+                )
+            if copy.is_ours or copy.is_complete():
+                return copy
+        return None
+
+    @classmethod
     def create(cls, scratch: Path, marker: Marker) -> Copy:
-        """Open the copy of what the marker describes: this user's, or a finished one of root's; else make it.
+        """Return what `find` does; make an empty copy where there is none.
 
         Raises:
             StorageError: it cannot be made, or what lies there is not to be trusted.
         """
         home = make_home(scratch)
-        folder = home / marker.folder_name
         while True:
-            with contextlib.suppress(CopyGone):
-                return cls.open(folder)._checked(marker)
-            with contextlib.suppress(CopyGone, StorageError):
-                shared = cls.open(scratch / HOME / str(ROOT) / marker.folder_name)._checked(marker)
-                if shared.is_complete():
-                    return shared
-            _make(folder, dataclasses.replace(marker, created=time.time(), made_by=describe_maker()))
-
-    def _checked(self, marker: Marker) -> Copy:
-        if self.marker.digest != marker.digest:
-            raise StorageError(
-                f"{self.folder} is a copy of something else: {self.marker.source}",
-                hint=f"delete it: feedrate scratch rm {self.folder}",
-            )
-        return self
+            copy = cls.find(scratch, marker)
+            if copy is not None:
+                return copy
+            made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
+            _make(home / marker.folder_name, made)
 
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""
@@ -226,7 +241,7 @@ class Copy:
         return CopyInfo(
             path=str(self.path),
             folder=str(self.folder),
-            source=marker.source,
+            source=marker.address,
             kind=marker.kind,
             owner=user_name(owner),
             uid=owner,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from feedrate.errors import StorageError
+from feedrate.store.place import Place
 
 FORMAT = "feedrate-copy"
 VERSION = 1
@@ -47,9 +48,9 @@ class Marker:
     """What copy.json says.
 
     Attributes:
-        source: the address, absolute: a path without links, or a URL.
+        source: the folder or URL that `source_name` of files is relative to; a path is without links.
         digest: of the address and what it holds: 64 hexadecimal digits.
-        entry: what under data/ the user gets: "", or the name of the only file.
+        entry: "": all of the source; else the name of the one file of it that was asked for.
         is_public: everybody may read the source, so everybody may read the copy.
         keep_s: how long it stays when nobody uses it; None: until it is deleted.
         made_by: user, uid, node, job, command; for people.
@@ -70,9 +71,14 @@ class Marker:
         return sum(file.size_bytes for file in self.files)
 
     @property
+    def address(self) -> str:
+        """Return what was asked for, as the user would call it."""
+        return Place(self.source).address(os.fsencode(self.entry))
+
+    @property
     def folder_name(self) -> str:
         """Return NAME-DIGEST12: the source's last part, made harmless, so that people know it again."""
-        last = self.source.rstrip("/").rpartition("/")[2]
+        last = self.entry or self.source.split("::")[0].rstrip("/").rpartition("/")[2]
         plain = re.sub(r"[^A-Za-z0-9._-]+", "_", last).lstrip(".-")[:80]
         return f"{plain or 'data'}-{self.digest[:12]}"
 
