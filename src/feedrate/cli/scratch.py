@@ -96,6 +96,10 @@ def _rm(arguments: argparse.Namespace) -> int:
     if arguments.json != "-":
         sys.stdout.write(draw_cleared(result))
     write_json(arguments, dump_document("scratch rm", result))
+    if any(one.is_only_copy for one in result.kept):
+        say(
+            "hint: copy what is there to where it is safe; or, to lose it for good, add --even-if-the-source-is-gone"
+        )
     return EXIT_FAILED if result.kept else EXIT_OK
 
 

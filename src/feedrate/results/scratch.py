@@ -165,12 +165,16 @@ class ScratchListing:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happened to a copy or a leftover, and why: `why` is a clause that ends a sentence."""
+    """What happened to a copy or a leftover, and why: a clause that ends a sentence.
+
+    `is_only_copy`: its source was not found as it was, and that is all that speaks against deleting it.
+    """
 
     path: str
     source: str
     size_bytes: int
     why: str
+    is_only_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,9 @@ class Clearing:
         except Vanished:
             pass
         except Kept as kept:
-            words = f"its source was not found as it was: {kept}" if isinstance(kept, SourceUnseen) else str(kept)
-            self.result.kept.append(Verdict(copy.folder, copy.source, size_bytes, words))
+            is_only_copy = isinstance(kept, SourceUnseen)
+            words = f"its source was not found as it was: {kept}" if is_only_copy else str(kept)
+            self.result.kept.append(Verdict(copy.folder, copy.source, size_bytes, words, is_only_copy))
             return
         else:
             self.result.removed.append(Verdict(copy.folder, copy.source, size_bytes, why))
@@ -198,6 +199,8 @@ def make_room(
     the longest unused ones, until the new one fits under the limit. `spare`: the folder of the copy that is about to
     be finished, of which `size_bytes` are missing.
     """
+    if limit_bytes is None and free_bytes(scratch) >= size_bytes:
+        return Cleared()
     clearing = Clearing(scratch)
     clearing.copies = [copy for copy in clearing.copies if copy.folder != spare]
     is_over = limit_bytes is not None and clearing.result.used_bytes + size_bytes > limit_bytes

@@ -80,9 +80,13 @@ class Copy:
             StorageError: it is not to be trusted, or its marker is damaged.
         """
         check_trust(folder.parent.parent, may_be_shared=True)
-        for one in (folder.parent, folder, folder / DATA):
+        for one in (folder.parent, folder):
             check_trust(one)
-        return cls(folder, _read_marker(folder))
+        copy = cls(folder, _read_marker(folder))
+        if copy.is_ours:
+            copy._mend()
+        check_trust(copy.data)
+        return copy
 
     @classmethod
     def find(cls, scratch: Path, marker: Marker) -> Copy | None:
@@ -123,6 +127,17 @@ class Copy:
                 return copy
             made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
             _make(home / marker.folder_name, made)
+
+    def _mend(self) -> None:
+        """Make again what somebody deleted by hand, so that the copy can be used and finished."""
+        folder_mode, file_mode = _modes(self.marker.is_public)
+        for name in (DATA, LEASES):
+            with contextlib.suppress(OSError):
+                (self.folder / name).mkdir(0o700)
+                (self.folder / name).chmod(folder_mode)
+        for name in (GATE, WRITER, USED):
+            with contextlib.suppress(OSError):
+                os.close(os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode))
 
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from feedrate.errors import FeedrateError
 from feedrate.store.copies import DATA, GATE, LEASES, MARKER, USED, WRITER
-from feedrate.store.leases import CopyGone, live_leases, take_lock
+from feedrate.store.leases import CopyGone, Lock, live_leases, take_lock
 from feedrate.store.marker import CopiedFile, Marker, load_marker
 from feedrate.store.place import is_url
 from feedrate.store.presence import Doubt, Sight, checksum_file, compare_source, see_source
@@ -208,13 +208,14 @@ def _is_known(path: str, names: Collection[str]) -> bool:
     return rest in names or (is_part and folder + slash + base[1:].removesuffix(".part") in names)
 
 
-def _take(path: Path, why: str) -> contextlib.AbstractContextManager[object]:
+def _take(path: Path, why: str) -> Lock:
     """Hold a lock of a copy. We never wait: who holds one uses the copy."""
     try:
         lock = take_lock(path, wait=False)
     except CopyGone:
-        # Somebody has deleted the file: nobody holds it, and nobody takes the copy into use without it.
-        return contextlib.nullcontext()
+        # Somebody has deleted the file by hand.
+        path.touch(0o600)
+        lock = take_lock(path, wait=False)
     if lock is None:
         raise Kept(why)
     return lock
