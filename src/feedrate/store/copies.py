@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 import stat
@@ -320,10 +321,8 @@ def _make(folder: Path, marker: Marker) -> None:
             os.rename(aside, folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-    except FileExistsError:
-        return
     except OSError as error:
-        if folder.is_dir():  # "not empty"
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             return
         raise explain_write_error(error, folder) from error
 
@@ -338,6 +337,8 @@ def _read_marker(folder: Path) -> Marker:
     try:
         return load_marker(path.read_bytes())
     except FileNotFoundError:
+        if not folder.exists():
+            raise CopyGone from None
         raise StorageError(
             f"{folder} has no {MARKER}: it is no copy of feedrate's", hint="move it away, or name another folder"
         ) from None
