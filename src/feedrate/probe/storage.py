@@ -146,13 +146,12 @@ def read_rotational(disk: Path) -> bool | None:
 
 
 def list_scratch(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
-    """Yield folders that may be scratch, and who says so: the scheduler or the site first, then custom.
-
-    Plain /tmp is not scratch: it is often small, or memory.
-    """
+    """Yield folders that may be scratch, and who says so: the scheduler or the site first, then custom."""
     for name in _SCRATCH_NAMES:
         folder = environ.get(name)
-        if folder and os.path.normpath(folder) not in ("/tmp", "/var/tmp"):
+        # Plain /tmp, as most systems set it, is not scratch: it is often small, or memory.
+        is_default = name == "TMPDIR" and os.path.normpath(folder or "") in ("/tmp", "/var/tmp")
+        if folder and not is_default:
             yield folder, f"${name}"
     user = environ.get("USER", "")
     for root in _SCRATCH:
