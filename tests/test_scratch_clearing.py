@@ -19,6 +19,7 @@ from feedrate.store.copies import Copy
 from feedrate.store.staging import open_staging
 from images import read_tree
 from scratch_copies import held_elsewhere, make_files, make_pack, names_in, stage, stage_half
+from scratches import as_stranger
 
 DAY_S = 86_400.0
 YEAR_S = 365 * DAY_S
@@ -342,3 +343,23 @@ def test_a_limit_that_cannot_be_kept_refuses_before_anything_is_copied(
     with three[0].lease(), pytest.raises(StorageError, match=r"where your copies take 3\.00 KB and may take"):
         stage(make_files(tmp_path / "new"), scratch)
     assert names_in(scratch) == [three[0].folder.name]
+
+
+def test_another_user_sees_a_public_copy_and_cannot_delete_it(three: list[Copy], scratch: Path) -> None:
+    for folder in (scratch, *scratch.parents):
+        if folder.stat().st_mode & 0o005 != 0o005 and folder.owner() == "root" and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    name = three[0].folder.name
+
+    def look() -> list[object]:
+        os.environ["XDG_STATE_HOME"] = "/nowhere"
+        listed = len(list_scratch(str(scratch)).folders[0].copies)
+        cleared = collect_garbage(str(scratch), limit_bytes=1)
+        try:
+            remove_copies([name], str(scratch))
+        except UsageError as error:
+            return [listed, len(cleared.removed), str(error)]
+        return []
+
+    assert as_stranger(look) == [3, 0, f"{three[0].folder} belongs to root"]
+    assert left(three) == [0, 1, 2]
