@@ -82,6 +82,15 @@ def format_seconds(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def format_age(seconds: float) -> str:
+    """Return `40 s`, `5 min`, `3 h`, `6 days`: how long something has been so, as people say it."""
+    for unit, size_s in (("day", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size_s:
+            count = int(seconds // size_s)
+            return format_count(count, unit) if unit == "day" else f"{count} {unit}"
+    return f"{max(int(seconds), 0)} s"
+
+
 def format_rate(per_second: float, unit: str) -> str:
     """Return `1,234 images/s`; for bytes use `format_bytes(rate) + '/s'`."""
     return f"{_three_digits(per_second)} {unit}/s"

@@ -41,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-network", action="store_true", help="take a scratch folder that another machine serves"
     )
+    parser.add_argument(
+        "--check", action="store_true",
+        help="read what is there already, and bring anew what is not as it was copied",
+    )  # fmt: skip
     add_json_arguments(parser)
 
 
@@ -69,6 +73,7 @@ def _stage(arguments: argparse.Namespace) -> int:
             rate_limit=arguments.rate_limit,
             streams=arguments.streams,
             allow_network=arguments.allow_network,
+            check=arguments.check,
             watch=bar.update,
             say=bar.say,
         )
@@ -104,7 +109,8 @@ def _options(arguments: argparse.Namespace) -> list[str]:
         words.append(f"--to={os.path.abspath(arguments.to) if arguments.to != 'auto' else 'auto'}")
     if arguments.rate_limit is not None:
         words.append(f"--rate-limit={arguments.rate_limit}")
-    return [*words, "--allow-network"] if arguments.allow_network else words
+    words += ["--allow-network"] if arguments.allow_network else []
+    return [*words, "--check"] if arguments.check else words
 
 
 def _checked(parse: object, text: str) -> str:

@@ -109,3 +109,89 @@ class NodesResult:
     nodes: tuple[StageResult, ...]
     failures: tuple[StageFailure, ...]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StagedCopy:
+    """What the registry in the home folder knows of a copy; `keep_s`: None: until it is deleted."""
+
+    node: str
+    scratch: str
+    folder: str
+    path: str
+    source: str
+    size_bytes: int
+    created: float
+    keep_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """`feedrate scratch ls --everywhere`. `node`: this one, where all was looked for just now."""
+
+    node: str
+    copies: tuple[StagedCopy, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a process that ended left on scratch, and `gc` takes away. `what`: in words."""
+
+    path: str
+    what: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchFolder:
+    """One scratch folder of this node: copies of all users, leftovers of this one."""
+
+    scratch: str
+    why: str
+    copies: tuple[CopyInfo, ...]
+    leftovers: tuple[Leftover, ...]
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchListing:
+    """`feedrate scratch ls`."""
+
+    node: str
+    folders: tuple[ScratchFolder, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What happened to a copy or a leftover, and why: a clause that ends a sentence.
+
+    `is_only_copy`: its source was not found as it was, and that is all that speaks against deleting it.
+    """
+
+    path: str
+    source: str
+    size_bytes: int
+    why: str
+    is_only_copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClearResult:
+    """`feedrate scratch rm` and `gc`.
+
+    Attributes:
+        removed: deleted; with `is_trial`, what would be.
+        kept: asked for, expired, unfinished or over the limit, and yet not deleted.
+        restored: half on their way out, when their source was found missing; back under their names.
+        used_bytes: of this user's copies that are there now.
+    """
+
+    scratches: tuple[str, ...]
+    removed: tuple[Verdict, ...]
+    kept: tuple[Verdict, ...]
+    restored: tuple[Verdict, ...]
+    used_bytes: int
+    limit_bytes: int | None
+    is_trial: bool = False

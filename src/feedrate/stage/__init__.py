@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies on scratch: bring a source there. The functions return results and print nothing."""
+"""Copies on scratch: bring a source there, say what lies there, clear it away. Functions return results and
+print nothing."""
 
 import sys
 import types
 from typing import Any
 
 from feedrate.stage.nodes import stage_on_nodes
+from feedrate.stage.scratch import collect_garbage, list_everywhere, list_scratch, remove_copies
 from feedrate.stage.staging import stage
 
-__all__ = ["stage", "stage_on_nodes"]
+__all__ = ["collect_garbage", "list_everywhere", "list_scratch", "remove_copies", "stage", "stage_on_nodes"]
 
 
 class _Callable(types.ModuleType):

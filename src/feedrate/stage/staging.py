@@ -25,6 +25,7 @@ def stage(
     rate_limit: str | float | None = None,
     streams: int = STREAMS,
     allow_network: bool = False,
+    check: bool = False,
     watch: Callable[[Tick], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> StageResult:
@@ -40,6 +41,7 @@ def stage(
         rate_limit: at most so many bytes per second: "100MB", or a number.
         streams: reads in flight.
         allow_network: let scratch be a file system that other machines serve.
+        check: read what is there already, and bring anew what is not as it was copied.
         watch: told how far it is. say: told what the user should know, a sentence at a time.
 
     Raises:
@@ -53,6 +55,7 @@ def stage(
         rate_limit=parse_rate(rate_limit) if isinstance(rate_limit, str) else rate_limit,
         keep_s=parse_keep(keep) if isinstance(keep, str) else keep,
         allow_network=allow_network,
+        check=check,
     )
     with open_staging(source, scratch, options=options, watch=watch, say=say) as staging:
         for sentence in _remarks(staging):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 import stat
@@ -80,9 +81,13 @@ class Copy:
             StorageError: it is not to be trusted, or its marker is damaged.
         """
         check_trust(folder.parent.parent, may_be_shared=True)
-        for one in (folder.parent, folder, folder / DATA):
+        for one in (folder.parent, folder):
             check_trust(one)
-        return cls(folder, _read_marker(folder))
+        copy = cls(folder, _read_marker(folder))
+        if copy.is_ours:
+            copy._mend()
+        check_trust(copy.data)
+        return copy
 
     @classmethod
     def find(cls, scratch: Path, marker: Marker) -> Copy | None:
@@ -123,6 +128,17 @@ class Copy:
                 return copy
             made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
             _make(home / marker.folder_name, made)
+
+    def _mend(self) -> None:
+        """Make again what somebody deleted by hand, so that the copy can be used and finished."""
+        folder_mode, file_mode = _modes(self.marker.is_public)
+        for name in (DATA, LEASES):
+            with contextlib.suppress(OSError):
+                (self.folder / name).mkdir(0o700)
+                (self.folder / name).chmod(folder_mode)
+        for name in (GATE, WRITER, USED):
+            with contextlib.suppress(OSError):
+                os.close(os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode))
 
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""
@@ -305,10 +321,8 @@ def _make(folder: Path, marker: Marker) -> None:
             os.rename(aside, folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-    except FileExistsError:
-        return
     except OSError as error:
-        if folder.is_dir():  # "not empty"
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             return
         raise explain_write_error(error, folder) from error
 
@@ -323,6 +337,8 @@ def _read_marker(folder: Path) -> Marker:
     try:
         return load_marker(path.read_bytes())
     except FileNotFoundError:
+        if not folder.exists():
+            raise CopyGone from None
         raise StorageError(
             f"{folder} has no {MARKER}: it is no copy of feedrate's", hint="move it away, or name another folder"
         ) from None

@@ -23,13 +23,17 @@ from types import TracebackType
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.results import Tick
+from feedrate.store.clearing import find_limit, make_room
 from feedrate.store.contents import Contents, read_contents
 from feedrate.store.copies import Copy, CopyGone, Lease
 from feedrate.store.files import explain_write_error, sync_folder
 from feedrate.store.homes import HOME
 from feedrate.store.place import is_url
+from feedrate.store.presence import checksum_file
+from feedrate.store.registry import remember_copy
 from feedrate.store.scratch import Scratch, check_room, find_scratch
 from feedrate.store.transfer import SFTP_STREAMS, STREAMS, Incoming, RateLimit, Stopped, Transfer, is_sftp
+from feedrate.units import format_bytes
 
 DEFAULT_KEEP_S = 7 * 86400.0
 _POLL_S = 0.1
@@ -46,12 +50,14 @@ class StagingOptions:
         rate_limit: bytes per second; None: as fast as it goes.
         keep_s: how long the copy stays when nobody uses it; None: until it is deleted.
         allow_network: let scratch be a file system that other machines serve.
+        check: read what has landed before, and bring anew what is not as it was copied.
     """
 
     streams: int = STREAMS
     rate_limit: float | None = None
     keep_s: float | None = DEFAULT_KEEP_S
     allow_network: bool = False
+    check: bool = False
 
     def __post_init__(self) -> None:
         if self.streams < 1:
@@ -114,7 +120,8 @@ class Staging:
         while not self._stop.is_set():
             if not self.copy.is_ours:  # a finished one of root's
                 return
-            if len(wanted) <= _FEW_FILES and all(map(self.copy.has_landed, wanted)):
+            is_done = len(wanted) <= _FEW_FILES and all(map(self.copy.has_landed, wanted))
+            if is_done and not self.options.check:
                 self._look()
                 return
             try:
@@ -185,7 +192,11 @@ class Staging:
                     self._landed_files += 1
                     self._done_bytes += file.size_bytes
         for name in wanted:
-            if not self.copy.has_landed(name):
+            if self.copy.has_landed(name):
+                if self.options.check and self._is_damaged(name):
+                    missing.append(name)
+                    self._done_bytes -= self.copy.files[name].size_bytes
+            else:
                 missing.append(name)
                 _, there_bytes = self.copy.find_available(name)
                 self.resumed_bytes += there_bytes
@@ -215,6 +226,16 @@ class Staging:
                 raise self._gone() from error
             missing_bytes = sum(self.copy.files[one].size_bytes for one in missing)
             raise explain_write_error(error, self.copy.data / name, missing_bytes) from error
+
+    def _is_damaged(self, name: str) -> bool:
+        """Read a file that has landed; a good one is read once."""
+        if name not in self._crcs:
+            crc32c = checksum_file(self.copy.data / name)
+            if crc32c != self.copy.files[name].crc32c:
+                self._say(f"{self.copy.data / name} is not as it was copied: it is brought anew")
+                return True
+            self._crcs[name] = crc32c
+        return False
 
     def _incoming(self, name: str) -> Incoming:
         file = self.copy.files[name]
@@ -297,7 +318,9 @@ def open_staging(
     _refuse_nesting(contents, scratch)
     marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
     while True:
-        _check_room(scratch, Copy.find(scratch.path, marker), contents)
+        found = Copy.find(scratch.path, marker)
+        _make_room(scratch, found, contents, say)
+        _check_room(scratch, found, contents)
         copy = Copy.create(scratch.path, marker)
         try:
             lease = copy.lease()
@@ -305,15 +328,42 @@ def open_staging(
             continue  # deleted in between
         if copy.is_ours and _is_longer(options.keep_s, copy.marker.keep_s):
             copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))
+        if copy.is_ours:
+            remember_copy(copy, scratch.path)
         return Staging(contents, scratch, copy, lease, options, watch, say)
 
 
-def _check_room(scratch: Scratch, copy: Copy | None, contents: Contents) -> None:
+def _missing(copy: Copy | None, contents: Contents) -> tuple[int, int]:
+    """Return how many bytes and files are not there yet."""
     files = contents.marker.files
     size_bytes, count = contents.marker.size_bytes, len(files)
     if copy is not None:
         size_bytes -= sum(copy.find_available(file.name)[1] for file in files)
         count -= sum(copy.has_landed(file.name) for file in files)
+    return size_bytes, count
+
+
+def _make_room(
+    scratch: Scratch, copy: Copy | None, contents: Contents, say: Callable[[str], None]
+) -> None:
+    """Delete what need not stay where there is no room, or no more is allowed."""
+    size_bytes, count = _missing(copy, contents)
+    if count:
+        spare = "" if copy is None else str(copy.folder)
+        limit_bytes = find_limit()
+        cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare)
+        for gone in cleared.removed:
+            say(f"deleted {gone.path}, {format_bytes(gone.size_bytes)}: {gone.why}")
+        if limit_bytes is not None and cleared.used_bytes + size_bytes > limit_bytes:
+            raise StorageError(
+                f"the copy needs {format_bytes(size_bytes)} on {scratch.path}, where your copies take"
+                f" {format_bytes(cleared.used_bytes)} and may take {format_bytes(limit_bytes)}",
+                hint="raise FEEDRATE_SCRATCH_LIMIT, or see what is in use: feedrate scratch ls",
+            )
+
+
+def _check_room(scratch: Scratch, copy: Copy | None, contents: Contents) -> None:
+    size_bytes, count = _missing(copy, contents)
     if count:
         check_room(scratch, size_bytes, count + len(("copy.json", "gate", "writer", "used", "lease")))
 
