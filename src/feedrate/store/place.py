@@ -116,6 +116,11 @@ class Place:
             + rest
         )
 
+    def forget_listings(self) -> None:
+        """Look again from now on: storages of fsspec remember what they have listed."""
+        if self.is_remote:
+            self.connect()[0].invalidate_cache()
+
     def _path(self, file: bytes) -> bytes:
         root = os.fsencode(self.root)
         return os.path.join(root, file) if file else root
