@@ -203,6 +203,9 @@ def make_room(
         return Cleared()
     clearing = Clearing(scratch)
     clearing.copies = [copy for copy in clearing.copies if copy.folder != spare]
+    in_use = sum(size_on_disk(copy) for copy in clearing.copies if copy.leases or copy.is_being_written)
+    if limit_bytes is not None and in_use + size_bytes > limit_bytes:
+        return clearing.result  # it cannot be kept: nothing is deleted in vain
     is_over = limit_bytes is not None and clearing.result.used_bytes + size_bytes > limit_bytes
     if is_over or free_bytes(scratch) < size_bytes:
         clearing.remove_idle()
