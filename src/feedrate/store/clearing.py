@@ -82,7 +82,7 @@ class Clearing:
         self._sources = {copy.folder: copy.source for copy in known if copy.source}
         here = [copy for copy in recall() if copy.node == find_node()]
         self._more_sources = [copy.source for copy in here if copy.folder not in self._sources]
-        self.copies = sorted((copy for copy in known if copy.uid == os.getuid()), key=lambda copy: copy.used)
+        self.copies = sorted(filter(is_mine, known), key=lambda copy: copy.used)
         self.result.used_bytes = sum(map(size_on_disk, self.copies))
 
     def remove(self, copies: Iterable[CopyInfo], *, even_if_the_source_is_gone: bool = False) -> None:
@@ -173,6 +173,11 @@ def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
                     path = scratch / HOME / str(os.getuid()) / name
                     found.append(Leftover(str(path), what, size_bytes))
     return found
+
+
+def is_mine(copy: CopyInfo) -> bool:
+    """Return whether a copy lies in this user's folder, where alone something is ever deleted."""
+    return Path(copy.folder).parent.name == str(os.getuid())
 
 
 def size_on_disk(copy: CopyInfo) -> int:
