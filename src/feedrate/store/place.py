@@ -34,8 +34,8 @@ def is_url(source: str) -> bool:
 class Place:
     """Files below a folder or a URL. Cheap to make; connects when something is asked of it."""
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: str, options: dict[str, Any] | None = None) -> None:
+        self.root, self._options = root, options or {}
         self._fs: Any = None
         self._top = ""
 
@@ -59,7 +59,7 @@ class Place:
                     f"no dataset at {shown} ({error.strerror})", hint=suggest_path(shown) if suggest else None
                 ) from None
             return None if os.path.isdir(path) else PlacedFile(file, info.st_size, info.st_mtime_ns)
-        fs, path_text = self._at(file)
+        fs, path_text = self.connect(file)
         with explained(self.address(file)):
             found = fs.info(path_text)
             if found["type"] == "directory":
@@ -88,7 +88,7 @@ class Place:
                 return open(path, "rb")
             except OSError as error:
                 raise StorageError(f"cannot read {printable(path)}: {error.strerror}") from error
-        fs, path_text = self._at(file)
+        fs, path_text = self.connect(file)
         with explained(self.address(file)):
             return cast(BinaryIO, fs.open(path_text, "rb"))
 
@@ -100,7 +100,7 @@ class Place:
                 return stream.read(size_bytes)
         if not size_bytes:
             return b""
-        fs, path_text = self._at(file)
+        fs, path_text = self.connect(file)
         with explained(self.address(file)):
             return bytes(fs.cat_file(path_text, start=offset, end=offset + size_bytes))
 
@@ -119,15 +119,16 @@ class Place:
     def forget_listings(self) -> None:
         """Look again from now on: storages of fsspec remember what they have listed."""
         if self.is_remote:
-            self._at(b"")[0].invalidate_cache()
+            self.connect()[0].invalidate_cache()
 
     def _path(self, file: bytes) -> bytes:
         root = os.fsencode(self.root)
         return os.path.join(root, file) if file else root
 
-    def _at(self, file: bytes) -> tuple[Any, str]:
+    def connect(self, file: bytes = b"") -> tuple[Any, str]:
+        """Return fsspec's object for this place, and what it calls a file."""
         if self._fs is None:
-            self._fs, self._top = _connect(self.root)
+            self._fs, self._top = _connect(self.root, self._options)
         name = os.fsdecode(file)
         if not file:
             return self._fs, self._top
@@ -135,7 +136,7 @@ class Place:
 
     def list(self, folder: bytes) -> Iterator[tuple[bytes, PlacedFile | None]]:
         """Yield what lies in a remote folder: name, and facts of a file; None for a folder."""
-        fs, top = self._at(folder)
+        fs, top = self.connect(folder)
         start = folder + b"/" if folder else b""
         with explained(self.address(folder)):
             entries = fs.ls(top, detail=True)
@@ -200,13 +201,13 @@ def explained(address: str) -> Iterator[None]:
         ) from error
 
 
-def _connect(url: str) -> tuple[Any, str]:
+def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
         raise MissingExtra(f"{url} needs fsspec", hint="pip install fsspec") from error
     try:
-        fs, top = fsspec.core.url_to_fs(url)
+        fs, top = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         scheme = url.split(":", 1)[0].lower()
         package = _PACKAGES.get(scheme, "the package that fsspec names")

@@ -32,13 +32,13 @@ from feedrate.store.place import is_url
 from feedrate.store.presence import checksum_file
 from feedrate.store.registry import remember_copy
 from feedrate.store.scratch import Scratch, check_room, find_scratch
-from feedrate.store.transfer import STREAMS, Incoming, RateLimit, Stopped, Transfer
+from feedrate.store.transfer import SFTP_STREAMS, STREAMS, Incoming, RateLimit, Stopped, Transfer, is_sftp
 from feedrate.units import format_bytes
 
 DEFAULT_KEEP_S = 7 * 86400.0
 _POLL_S = 0.1
 # Up to so many files, who waits for another process looks whether all have landed; else only at its lock.
-_FEW_FILES = 4096
+_FEW_FILES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class Staging:
         self._watch, self._say = watch, say
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._transfer: Transfer | None = None
         self._lock = threading.Lock()  # of the counts below, and of those above
         self._landed_files = self._done_bytes = 0
         self._crcs: dict[str, int] = {}
@@ -162,6 +163,8 @@ class Staging:
     def close(self) -> None:
         """Stop, and give the lease back; the copy stays. May be called twice."""
         self._stop.set()
+        if self._transfer is not None:
+            self._transfer.stop.set()
         self.wait()
         if self._lease is not None:
             self._lease.release()
@@ -202,7 +205,13 @@ class Staging:
         if not missing:
             return
         limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
-        transfer = Transfer(self.options.streams, limit, self._say, self._count, self._stop)
+        streams = self.options.streams
+        if is_sftp(self.contents.marker.source):
+            streams = min(streams, SFTP_STREAMS)
+        # Its own: a transfer that fails stops its threads by it, and this may be tried again.
+        self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
+        if self._stop.is_set():
+            raise Stopped
         name = missing[0]
         try:
             transfer.carry(map(self._incoming, missing), self._open_part, self._land)
