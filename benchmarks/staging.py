@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How does a dataset come to a node's disk soonest: file by file, as one file, as a tar that is unpacked, or as a pack?
+"""How does a dataset come to a node's disk soonest: file by file, as one file, as a tar, or as a pack?
 
-The table of the guides, in one run on one slow store: a read-only file system of this machine (FUSE) whose every
-answer is late by a stated time, and which gives at most a stated rate. Names and attributes are forgotten between rows. Each
-row says when the first batch is there, when the first epoch has ended, and when all is local. One run per row. Needs root.
+The table of the guides, in one run on one slow store: a read-only file system of this machine (FUSE) whose
+every answer is late by a stated time, and which gives at most a stated rate. Each row says when the first
+batch is there, when the first epoch has ended, and when all is local. One run per row. Needs root.
 
     python benchmarks/staging.py --images 3000 --latency-ms 5 --rate 50 --json benchmarks/results/staging.json
 """
@@ -45,16 +45,21 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="feedrate-staging-", dir=arguments.scratch) as folder:
         sizes = make_sources(Path(folder) / "store", arguments.images)
-        slow = [f"{folder}/store", f"{folder}/mounted", *map(str, (arguments.latency_ms, arguments.latency_ms)),
-                str(arguments.rate)]  # fmt: skip
+        late = str(arguments.latency_ms)
+        slow = [f"{folder}/store", f"{folder}/mounted", late, late, str(arguments.rate)]
         own = [sys.executable, __file__, "--mounted", f"{folder}/mounted", "--folder", folder]
         own += ["--rate", str(arguments.rate)]
         subprocess.run([sys.executable, str(SURROUNDINGS), "--slow", *slow, "--", *own], check=True)
         rows = json.loads((Path(folder) / "rows.json").read_text())
     if arguments.json:
-        settings = {"images": arguments.images, "latency_ms": arguments.latency_ms, "rate_mb_per_s": arguments.rate}
-        document = {"question": (__doc__ or "").splitlines()[0], "settings": settings, "sizes": sizes, "rows": rows,
-                    "machine": asdict(describe_machine(["staging.py", *sys.argv[1:]]))}  # fmt: skip
+        settings = {
+            "images": arguments.images,
+            "latency_ms": arguments.latency_ms,
+            "rate_mb_per_s": arguments.rate,
+        }
+        machine = asdict(describe_machine(["staging.py", *sys.argv[1:]]))
+        question = (__doc__ or "").splitlines()[0]
+        document = {"question": question, "settings": settings, "sizes": sizes, "rows": rows, "machine": machine}
         Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
@@ -89,10 +94,10 @@ def measure_all(store: Path, folder: Path, arguments: argparse.Namespace) -> Non
         else:
             first_s, epoch_s, local_s, size_bytes = (*(t - begin for t in times[:3]), times[3])
             share = size_bytes / local_s / (arguments.rate * 1e6)
-            rows.append({"how": name, "first_batch_s": first_s, "first_epoch_s": epoch_s, "all_local_s": local_s,
-                         "bytes": size_bytes, "share_of_rate": share})  # fmt: skip
-            say(f"{name}: first batch {first_s:.1f} s, first epoch {epoch_s:.1f} s, all local {local_s:.1f} s, "
-                f"{size_bytes / local_s / 1e6:.1f} MB/s ({share:.0%} of the rate)")  # fmt: skip
+            row = {"how": name, "first_batch_s": first_s, "first_epoch_s": epoch_s, "all_local_s": local_s}
+            rows.append({**row, "bytes": size_bytes, "share_of_rate": share})
+            seconds = f"first batch {first_s:.1f} s, first epoch {epoch_s:.1f} s, all local {local_s:.1f} s"
+            say(f"{name}: {seconds}, {size_bytes / local_s / 1e6:.1f} MB/s ({share:.0%} of the rate)")
         shutil.rmtree(target)
     (folder / "rows.json").write_text(json.dumps(rows, indent=1))
 
@@ -180,7 +185,9 @@ def say(text: str) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--latency-ms", type=float, default=5.0, help="of every answer of the store")
     parser.add_argument("--rate", type=float, default=50.0, help="of the store, MB/s")

@@ -194,7 +194,7 @@ def _read_pack(place: Place) -> Contents:
 
 
 def _gather(manifest: Manifest, place: Place) -> tuple[Manifest, dict[tuple[str, str], str]]:
-    """Return the manifest of the same pack in one folder, and where its files come from, by folder and name."""
+    """Return the manifest of the same pack in one folder, and its files' origins, by folder and name."""
     folders: dict[str, str] = {}
     origins: dict[tuple[str, str], str] = {}
 
