@@ -59,8 +59,8 @@ def main() -> int:
         }
         machine = asdict(describe_machine(["staging.py", *sys.argv[1:]]))
         question = (__doc__ or "").splitlines()[0]
-        document = {"question": question, "settings": settings, "sizes": sizes, "rows": rows, "machine": machine}
-        Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
+        document = {"question": question, "settings": settings, "sizes": sizes, "rows": rows}
+        Path(arguments.json).write_text(json.dumps({**document, "machine": machine}, indent=1) + "\n")
     return 0
 
 

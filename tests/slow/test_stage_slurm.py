@@ -95,7 +95,6 @@ def test_eight_ranks_on_two_nodes_make_one_copy_on_each(
         "srun",
         "--nodes=2",
         "--ntasks=8",
-        "--ntasks-per-node=4",
         "--overcommit",
         sys.executable,
         "-c",
