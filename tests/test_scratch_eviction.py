@@ -73,7 +73,7 @@ LOSSES: dict[str, Callable[[Path], object]] = {
     "all of it gone": shutil.rmtree,
     "one file gone": lambda source: some_file(source).unlink(),
     "one file cut short": lambda source: os.truncate(some_file(source), 5),
-    "one file longer": lambda source: some_file(source).open("ab").write(b"more"),
+    "one file longer": lambda source: some_file(source).write_bytes(some_file(source).read_bytes() + b"more"),
     "one file with other bytes": lambda source: rewrite(some_file(source)),
     "one file a folder": lambda source: refold(some_file(source)),
     "one file a link to nowhere": lambda source: relink(some_file(source), Path("/nowhere")),

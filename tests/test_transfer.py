@@ -76,7 +76,9 @@ def text(files: dict[bytes, bytes]) -> dict[str, bytes]:
 def test_files_arrive_whole(shelf: Shelf) -> None:
     server = Server(DATA)
     counted: list[int] = []
-    Transfer(4, count=counted.append, block_bytes=1000).carry(incoming(server), shelf.open_part, shelf.arrived)
+    Transfer(4, count=counted.append, block_bytes=1000).carry(
+        incoming(server), shelf.open_part, shelf.arrived
+    )
     assert shelf.whole == text(DATA)
     assert sum(counted) == sum(map(len, DATA.values()))
 
@@ -117,8 +119,12 @@ def test_a_beginning_that_rotted_is_brought_again(shelf: Shelf) -> None:
 
 def test_a_source_that_gives_other_bytes_is_named(shelf: Shelf) -> None:
     server = Server(DATA)
-    server.answer = lambda name, offset, _, data: b"?" + data[1:] if (name, offset) == (b"one", 3000) else data
-    with pytest.raises(StorageError, match="test://server/one does not have the checksum that its pack.json says") as got:
+    server.answer = lambda name, offset, _, data: (
+        b"?" + data[1:] if (name, offset) == (b"one", 3000) else data
+    )
+    with pytest.raises(
+        StorageError, match=r"test://server/one does not have the checksum that its pack\.json says"
+    ) as got:
         Transfer(2, block_bytes=1000).carry(incoming(server), shelf.open_part, shelf.arrived)
     assert "feedrate verify" in str(got.value.hint)
     assert shelf.whole.keys() == {"two", "three"}
@@ -156,7 +162,9 @@ def test_a_source_that_stays_away_is_given_up_and_what_came_is_kept(shelf: Shelf
 
     server.answer = fail
     with pytest.raises(StorageError, match="cannot read test://server/one: no answer"):
-        Transfer(1, wait=lambda _: False, block_bytes=1000).carry(incoming(server), shelf.open_part, shelf.arrived)
+        Transfer(1, wait=lambda _: False, block_bytes=1000).carry(
+            incoming(server), shelf.open_part, shelf.arrived
+        )
     assert shelf.part("one").stat().st_size == 2000
     assert sum(offset == 2000 for _, offset, _ in server.asked) == 6
 

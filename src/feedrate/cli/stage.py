@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rate-limit", type=reader(partial(_checked, parse_rate)), metavar="SIZE",
         help="at most so many bytes per second, like 100MB",
     )  # fmt: skip
-    parser.add_argument("--streams", type=positive, default=8, metavar="N", help="reads in flight (default: 8)")
+    parser.add_argument(
+        "--streams", type=positive, default=8, metavar="N", help="reads in flight (default: 8)"
+    )
     parser.add_argument(
         "--nodes", action="store_true", help="inside a Slurm job: one copy on each of its nodes, by srun"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from feedrate.errors import FeedrateError, NotFound, UsageError
 from feedrate.probe.paths import suggest_path
 from feedrate.results import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing
-from feedrate.store.clearing import Clearing, find_limit, list_leftovers
+from feedrate.store.clearing import Clearing, find_limit, is_mine, list_leftovers
 from feedrate.store.copies import list_copies
 from feedrate.store.files import free_bytes
 from feedrate.store.homes import HOME
@@ -119,15 +119,14 @@ def find_scratches(wish: str | None = None) -> list[Scratch]:
 
 def _choose(name: str, copies: Iterable[CopyInfo]) -> CopyInfo:
     real = os.path.realpath(name)
-    all_copies = list(copies)
     fitting = [
         copy
-        for copy in all_copies
+        for copy in copies
         if name in (os.path.basename(copy.folder), copy.source)
         or real in (copy.folder, copy.path, copy.source)
         or os.path.dirname(copy.path) == real
     ]
-    mine = [copy for copy in fitting if copy.uid == os.getuid()]
+    mine = [copy for copy in fitting if is_mine(copy)]
     if len(mine) == 1:
         return mine[0]
     if mine:

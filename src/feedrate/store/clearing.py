@@ -82,7 +82,7 @@ class Clearing:
         self._sources = {copy.folder: copy.source for copy in known if copy.source}
         here = [copy for copy in recall() if copy.node == find_node()]
         self._more_sources = [copy.source for copy in here if copy.folder not in self._sources]
-        self.copies = sorted((copy for copy in known if copy.uid == os.getuid()), key=lambda copy: copy.used)
+        self.copies = sorted(filter(is_mine, known), key=lambda copy: copy.used)
         self.result.used_bytes = sum(map(size_on_disk, self.copies))
 
     def remove(self, copies: Iterable[CopyInfo], *, even_if_the_source_is_gone: bool = False) -> None:
@@ -175,6 +175,11 @@ def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
     return found
 
 
+def is_mine(copy: CopyInfo) -> bool:
+    """Return whether a copy lies in this user's folder, where alone something is ever deleted."""
+    return Path(copy.folder).parent.name == str(os.getuid())
+
+
 def size_on_disk(copy: CopyInfo) -> int:
     return copy.landed_bytes + copy.partial_bytes
 
@@ -203,6 +208,9 @@ def make_room(
         return Cleared()
     clearing = Clearing(scratch)
     clearing.copies = [copy for copy in clearing.copies if copy.folder != spare]
+    in_use = sum(size_on_disk(copy) for copy in clearing.copies if copy.leases or copy.is_being_written)
+    if limit_bytes is not None and in_use + size_bytes > limit_bytes:
+        return clearing.result  # it cannot be kept: nothing is deleted in vain
     is_over = limit_bytes is not None and clearing.result.used_bytes + size_bytes > limit_bytes
     if is_over or free_bytes(scratch) < size_bytes:
         clearing.remove_idle()

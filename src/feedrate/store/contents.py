@@ -194,7 +194,7 @@ def _read_pack(place: Place) -> Contents:
 
 
 def _gather(manifest: Manifest, place: Place) -> tuple[Manifest, dict[tuple[str, str], str]]:
-    """Return the manifest of the same pack in one folder, and where its files come from, by folder and name."""
+    """Return the manifest of the same pack in one folder, and its files' origins, by folder and name."""
     folders: dict[str, str] = {}
     origins: dict[tuple[str, str], str] = {}
 
@@ -212,7 +212,9 @@ def _gather(manifest: Manifest, place: Place) -> tuple[Manifest, dict[tuple[str,
             ) from None
         if "::" in place.root and file.folder.startswith(".."):
             raise SourceError(f"{place.root} names files outside of itself: {file.folder}/{file.name}")
-        origins[folder, file.name] = posixpath.join(file.folder, file.name)
+        origin = posixpath.join(file.folder, file.name)
+        if origins.setdefault((folder, file.name), origin) != origin:
+            raise SourceError(f"{place.root} has two files that would both become {folder}/{file.name}")
         return dataclasses.replace(file, folder=folder)
 
     shards = tuple(dataclasses.replace(move(shard), index=move(shard.index)) for shard in manifest.shards)

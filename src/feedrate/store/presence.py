@@ -143,7 +143,9 @@ def _see_remote(place: Place, names: list[str]) -> list[Seen]:
         listed: Mapping[str, Seen] = {}
         if len(names) > _FEW_FILES:
             listed = _list_folders(place, {os.path.dirname(name) for name in names})
-        with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as threads:
+        # A connection by SSH mixes up the answers of threads that share it.
+        at_once = 1 if place.root.startswith(("sftp:", "ssh:")) else min(_AT_ONCE, len(names))
+        with ThreadPoolExecutor(at_once) as threads:
             return list(threads.map(lambda name: listed.get(name) or _find(place, name), names))
     except FeedrateError as error:
         raise Doubt(f"{place.root} was not seen: {error}") from error

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring a source to scratch: once per node, whoever else wants it too, and however often it is interrupted.
 
-    open       source and scratch were looked at, there is room, the copy is there (maybe empty), a lease is held
+    open       source and scratch were looked at, there is room, the copy is there, a lease is held
     writing    this process holds the writer's lock, and brings what is missing
     joining    another process does; when the lock is free, it has finished or died, and this one looks again
     complete   every file has landed
     closed     the lease was given back; the copy stays
 
-`run` goes from open to complete in the calling thread, `start` in one of its own; `close` ends both, and what is
-on its way stays, to be gone on with. Any other order of calls is harmless.
+`run` goes from open to complete in the calling thread, `start` in one of its own; `close` ends both, and what
+is on its way stays, to be gone on with. Any other order of calls is harmless.
 """
 
 from __future__ import annotations
@@ -343,9 +343,7 @@ def _missing(copy: Copy | None, contents: Contents) -> tuple[int, int]:
     return size_bytes, count
 
 
-def _make_room(
-    scratch: Scratch, copy: Copy | None, contents: Contents, say: Callable[[str], None]
-) -> None:
+def _make_room(scratch: Scratch, copy: Copy | None, contents: Contents, say: Callable[[str], None]) -> None:
     """Delete what need not stay where there is no room, or no more is allowed."""
     size_bytes, count = _missing(copy, contents)
     if count:

@@ -3,8 +3,8 @@
 
 Blocks are asked for ahead by threads and appended in order, so a file that is on its way is always a
 beginning of the whole: an interrupted one goes on where it ends, and its beginning can be read meanwhile.
-Memory: one and a half blocks per stream. When the last block of a file is there, its checksum is compared and the file is
-handed over; what gave another checksum is brought once more from the start, then given up.
+Memory: one and a half blocks per stream. When the last block of a file is there, its checksum is compared and
+the file is handed over; what gave another checksum is brought once more from the start, then given up.
 """
 
 from __future__ import annotations
