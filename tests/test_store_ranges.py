@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,12 +43,18 @@ def test_requests_are_as_long_as_allowed_and_bring_no_more_than_the_gaps(
     covered = {(p.file, byte) for p in wanted for byte in range(p.offset, p.stop)}
     asked = sum(request.length for request in requests)
     assert len(requests) <= len(set(wanted))
-    assert asked <= len(covered) + gap * len(set(wanted)) + sum(p.length for p in wanted)
+    assert asked <= 2 * sum(piece.length for piece in set(wanted))
+    assert asked >= len(covered)
 
 
 def test_neighbours_come_in_one_request() -> None:
-    assert coalesce([Piece(b"x", 10, 5), Piece(b"x", 0, 10), Piece(b"x", 20, 5)], 5, 100) == [Piece(b"x", 0, 25)]
-    assert coalesce([Piece(b"x", 0, 10), Piece(b"y", 10, 5)], 5, 100) == [Piece(b"x", 0, 10), Piece(b"y", 10, 5)]
+    assert coalesce([Piece(b"x", 10, 5), Piece(b"x", 0, 10), Piece(b"x", 20, 5)], 5, 100) == [
+        Piece(b"x", 0, 25)
+    ]
+    assert coalesce([Piece(b"x", 0, 10), Piece(b"y", 10, 5)], 5, 100) == [
+        Piece(b"x", 0, 10),
+        Piece(b"y", 10, 5),
+    ]
 
 
 def test_waits_grow_and_end() -> None:
@@ -144,10 +149,10 @@ def test_many_requests_are_in_flight(server: RangeServer) -> None:
 def test_a_server_that_errs_is_asked_again(
     server: RangeServer, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.fault = lambda _path, number: fault if number <= 10 else None
+    server.fault = lambda _path, number: fault if number <= 40 else None
     reader = RangeReader(Place(server.url), patience=QUICK)
     check(reader)
-    assert reader.trouble.retries >= 10
+    assert reader.trouble.retries >= 4
     assert sum("does not answer as it should" in r.getMessage() for r in caplog.records) == 1
 
 
@@ -161,7 +166,9 @@ def test_a_server_that_stays_away_is_given_up_in_a_sentence(server: RangeServer)
     server.fault = lambda _path, _number: "error"
     patience = Patience(give_up_s=0.05, first_wait_s=0.01, longest_wait_s=0.02)
     reader = RangeReader(Place(server.url), patience=patience)
-    with pytest.raises(StorageError, match=r"cannot read http://127\.0\.0\.1:\d+/a\.bin: .*500.*, tried \d+ times"):
+    with pytest.raises(
+        StorageError, match=r"cannot read http://127\.0\.0\.1:\d+/a\.bin: .*500.*, tried \d+ times"
+    ):
         reader.read(WANTED[0]).result()
     reader.close()
 
@@ -177,7 +184,9 @@ def test_a_server_without_ranges_is_refused(folder: Path) -> None:
 
 def test_a_file_that_is_too_short_is_named(folder: Path) -> None:
     reader = RangeReader(Place(str(folder)), patience=QUICK)
-    with pytest.raises(StorageError, match=r"a\.bin ends at byte 16,384; the pack has samples up to byte 16,400"):
+    with pytest.raises(
+        StorageError, match=r"a\.bin ends at byte 16,384; the pack has samples up to byte 16,400"
+    ):
         reader.read(Piece(b"a.bin", 16300, 100)).result()
     with pytest.raises(StorageError, match=r"cannot read .*b\.bin"):
         reader.read(Piece(b"b.bin", 0, 1)).result()
@@ -191,5 +200,3 @@ def test_a_closed_reader_leaves_nobody_waiting(server: RangeServer) -> None:
     reader.close()
     assert all(future.cancelled() for future in waiting)
     assert reader.read(WANTED[0]).cancelled()
-
-

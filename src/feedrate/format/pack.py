@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,10 +21,24 @@ from feedrate.errors import BadSample, PackError
 from feedrate.format.added import part_dtype
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype
-from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, file_path, read_manifest
+from feedrate.format.manifest import (
+    FILE_NAME,
+    ColumnPart,
+    IndexPart,
+    Manifest,
+    Shard,
+    file_path,
+    read_manifest,
+)
 from feedrate.kernel import I32, I64, Ranges, Status
 
 Rows = np.ndarray[Any, np.dtype[Any]]
+
+
+class Lease(Protocol):
+    """What keeps a pack on scratch from being deleted while it is used."""
+
+    def release(self) -> None: ...
 
 
 class Pack:
@@ -36,6 +50,7 @@ class Pack:
     def __init__(self, path: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
         self.path = Path(path)
         self.name = os.fspath(path)  # what the user calls it
+        self.lease: Lease | None = None
         self.manifest = manifest or read_manifest(path)
         self.fields = self.manifest.all_fields
         self.dtype = row_dtype(self.fields)
@@ -117,11 +132,18 @@ class Pack:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    @property
+    def edges(self) -> I64:
+        """The positions at which shards begin, and the number of samples."""
+        return self._starts
+
     def __reduce__(self) -> tuple[type[Pack], tuple[Path]]:
         return Pack, (self.path,)
 
     def close(self) -> None:
         self.files.close()
+        if self.lease is not None:
+            self.lease.release()
 
     def reopen(self) -> Pack:
         """Open the same pack once more, for another process."""

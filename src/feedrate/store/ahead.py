@@ -17,17 +17,20 @@ from dataclasses import dataclass, field
 
 from feedrate import kernel
 from feedrate.kernel import I64
-from feedrate.probe.memory import find_limits
+from feedrate.probe.memory import count_usable_memory_bytes
 from feedrate.store.parcels import Delivery
-from feedrate.store.through import BatchBytes, ThroughPack
+from feedrate.store.through import BatchBytes, IsKept, ThroughPack
 
 LARGEST_BUDGET_BYTES = 1 << 30
 SMALLEST_BUDGET_BYTES = 32 << 20
+# Of what lies near already, only the rows of the index are kept; they take room too.
+LONGEST_GROUP, MOST_GROUPS = 64, 3
+STOP_S = 2.0
 
 
 def choose_budget() -> int:
-    """Return how many bytes may lie ready or be on their way: a share of what memory is left."""
-    return max(SMALLEST_BUDGET_BYTES, min(LARGEST_BUDGET_BYTES, find_limits().available_bytes // 8))
+    """Return how many bytes may lie ready or be on their way: a share of the memory that the job may use."""
+    return max(SMALLEST_BUDGET_BYTES, min(LARGEST_BUDGET_BYTES, count_usable_memory_bytes() // 16))
 
 
 @dataclass(slots=True)
@@ -53,9 +56,12 @@ class Ahead:
         positions: Callable[[int], I64],
         fields: Sequence[str],
         budget_bytes: int | None = None,
+        early_steps: int = 1,
+        is_kept: IsKept | None = None,
     ) -> None:
         self._pack, self._steps, self._positions, self._fields = pack, steps, positions, fields
         self._budget_bytes = budget_bytes or choose_budget()
+        self._early_steps, self._is_kept = early_steps, is_kept
         self._changed = threading.Condition()
         self._groups: list[_Group] = []
         self._planned = 0
@@ -75,7 +81,8 @@ class Ahead:
         for group in groups:
             group.delivery.stop()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._thread.join()
+            # It may wait for a source that does not answer; then it ends when the pack is closed.
+            self._thread.join(STOP_S)
 
     @contextmanager
     def batch(self, step: int) -> Iterator[None]:
@@ -114,19 +121,19 @@ class Ahead:
     def _plan(self, first: int, length: int) -> int:
         """Plan batches from `first` on, about `length` of them; return which one is next."""
         batches, total = [], 0
-        for step in range(first, min(first + length, self._steps)):
-            batch = self._pack.look_up(self._positions(step), self._fields)
+        for step in range(first, min(first + length, first + LONGEST_GROUP, self._steps)):
+            batch = self._pack.look_up(self._positions(step), self._fields, self._is_kept)
             batches.append(batch)
             total += batch.size_bytes
             if total >= self._budget_bytes // 2 or self._stopped:
                 break
         with self._changed:
             # Whatever its size, one group may always be there: else nothing would ever come.
-            while not self._stopped and self._groups and self._held_bytes() + total > self._budget_bytes:
+            while not self._stopped and self._groups and not self._has_room(total):
                 self._changed.wait()
             if self._stopped:
                 return self._steps
-        delivery = self._pack.deliver([batch.pieces for batch in batches], is_first=first == 0)
+        delivery = self._pack.deliver([batch.pieces for batch in batches], is_early=first < self._early_steps)
         files = self._pack.files_with(delivery.parcel)
         group = _Group(first, batches, delivery, files, set(range(first, first + len(batches))))
         with self._changed:
@@ -137,6 +144,9 @@ class Ahead:
             self._planned = first + len(batches)
             self._changed.notify_all()
         return self._planned
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return len(self._groups) < MOST_GROUPS and self._held_bytes() + size_bytes <= self._budget_bytes
 
     def _held_bytes(self) -> int:
         return sum(group.size_bytes for group in self._groups)

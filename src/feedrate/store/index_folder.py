@@ -7,7 +7,6 @@ A folder is locked by its process; one whose process was killed is removed by th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from feedrate import kernel
 from feedrate.errors import PackError, StorageError
-from feedrate.format.manifest import ColumnPart, IndexPart
+from feedrate.format.manifest import ColumnPart, IndexPart, Shard
 from feedrate.store.ranges import Piece, RangeReader
 
 PREFIX = "feedrate-index-"
@@ -60,7 +59,8 @@ class IndexFolder:
             StorageError: the source cannot be read.
             PackError: what lies there is not what pack.json describes.
         """
-        if not again and all(self.locate(file) in self._there for file in (files := list(files))):
+        files = list(files)
+        if not again and all(self.locate(file) in self._there for file in files):
             return
         with self._busy:
             missing = [file for file in files if again or self.locate(file) not in self._there]
@@ -97,13 +97,15 @@ class IndexFolder:
             ) from error
 
 
-def origin(file: SmallFile) -> bytes:
+def origin(file: SmallFile | Shard) -> bytes:
     """Return where a file of a pack lies, relative to the pack."""
     return os.fsencode(f"{file.folder}/{file.name}" if file.folder else file.name)
 
 
 def sweep(folder: str) -> None:
     """Remove what processes left that were killed."""
+    import fcntl
+
     try:
         with os.scandir(folder) as entries:
             found = [Path(e.path) for e in entries if e.name.startswith(PREFIX)]
@@ -122,6 +124,8 @@ def sweep(folder: str) -> None:
 
 
 def _lock(folder: Path) -> int:
+    import fcntl
+
     # It gets its name when it is locked: a folder with an unlocked lock is nobody's.
     aside = folder / ".lock"
     fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

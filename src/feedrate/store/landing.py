@@ -25,29 +25,21 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.draws import Purpose, make_key, permute
-from feedrate.errors import FeedrateError, StorageError
+from feedrate.errors import FeedrateError
 from feedrate.format.manifest import ColumnPart, IndexPart, Manifest, Shard
-from feedrate.store.contents import Contents, read_contents
-from feedrate.store.copies import Copy, CopyGone
+from feedrate.store.copies import CopyGone
 from feedrate.store.files import explain_write_error
+from feedrate.store.flow import GROUP, order_shards
 from feedrate.store.index_folder import origin
-from feedrate.store.patience import log, say
+from feedrate.store.patience import log
 from feedrate.store.ranges import Piece, RangeReader, coalesce
+from feedrate.store.staging import Staging, open_staging
 
 CHUNK_BYTES = 8 << 20
 STREAMS = 16
-# Shards that flow side by side: an epoch's first batches come from this many of them.
-GROUP = 16
 # What lies so far behind the end of a file on its way is waited for; what lies further is read from the source.
 SOON_BYTES = 64 << 20
 POLL_S, LOOK_S, TAKE_OVER_S, IDLE_S = 0.02, 0.5, 1.0, 5.0
-
-
-def order_shards(shards: int) -> npt.NDArray[np.int64]:
-    """Return the order in which shards flow: mixed, and the same for all jobs, whatever their seeds."""
-    numbers = np.arange(shards, dtype=np.int64)
-    return permute(numbers, shards, make_key(shards, Purpose.STAGE)) if shards else numbers
 
 
 @dataclass(slots=True)
@@ -74,9 +66,9 @@ class _Waiting:
 class Landing:
     """The copy of a pack on scratch, as one process sees it."""
 
-    def __init__(self, copy: Copy, contents: Contents, manifest: Manifest, reader: RangeReader) -> None:
-        self.copy, self._contents, self._reader = copy, contents, reader
-        self._lease = copy.lease()
+    def __init__(self, staging: Staging, manifest: Manifest, reader: RangeReader) -> None:
+        self._staging, self._contents, self._reader = staging, staging.contents, reader
+        self.copy = copy = staging.copy
         self._names = {file.source_name: name for name, file in copy.files.items() if file.source_name}
         self._shard_names = [self._names[os.fsdecode(origin(shard))] for shard in manifest.shards]
         self._index_names = [self._names[os.fsdecode(origin(shard.index))] for shard in manifest.shards]
@@ -97,15 +89,8 @@ class Landing:
         Raises:
             StorageError, UsageError: the folder that was named cannot take it.
         """
-        from feedrate.store.scratch import find_scratch
-
         try:
-            contents = read_contents(source)
-            found = find_scratch(None if scratch == "auto" else scratch)
-            while True:
-                with contextlib.suppress(CopyGone):
-                    landing = cls(Copy.create(Path(found.path), contents.marker), contents, manifest, reader)
-                    break
+            landing = cls(open_staging(source, scratch), manifest, reader)
         except FeedrateError as error:
             if scratch != "auto":
                 raise
@@ -120,7 +105,7 @@ class Landing:
         self._stirred.set()
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join()
-        self._lease.release()
+        self._staging.close()
 
     # What is there.
 
@@ -192,7 +177,10 @@ class Landing:
         still = []
         for one in waiting:
             _, there_bytes = self.available_bytes(self._origin(one.name))
-            if there_bytes >= one.request.stop and (data := self.read_near(one.name, one.request)) is not None:
+            if (
+                there_bytes >= one.request.stop
+                and (data := self.read_near(one.name, one.request)) is not None
+            ):
                 one.future.set_result(data)
                 continue
             now = time.monotonic()
@@ -218,10 +206,14 @@ class Landing:
         except CopyGone:
             log.warning("%s was deleted; the pack is read from its source", self.copy.folder)
         except FeedrateError as error:
-            log.warning("copying to %s stops, and the rest is read from the source: %s", self.copy.folder, error)
+            log.warning(
+                "copying to %s stops, and the rest is read from the source: %s", self.copy.folder, error
+            )
         except OSError as error:
             words = explain_write_error(error, self.copy.data)
-            log.warning("copying to %s stops, and the rest is read from the source: %s", self.copy.folder, words)
+            log.warning(
+                "copying to %s stops, and the rest is read from the source: %s", self.copy.folder, words
+            )
         finally:
             for growing in self._growing.values():
                 os.close(growing.fd)
@@ -377,6 +369,3 @@ def _forward(source: Future[bytes], target: Future[bytes]) -> None:
             target.set_result(done.result())
 
     source.add_done_callback(pass_on)
-
-
-_ = (StorageError, say)

@@ -175,9 +175,7 @@ class ThreadLine:
         if reader is not None:
             reader.close()
 
-    def _read(
-        self, reader: Reader | None, file: bytes, offset: int, length: int
-    ) -> tuple[Reader, bytes]:
+    def _read(self, reader: Reader | None, file: bytes, offset: int, length: int) -> tuple[Reader, bytes]:
         attempts = Attempts(self._trouble, self._place.address(file))
         while True:
             try:

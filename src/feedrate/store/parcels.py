@@ -24,7 +24,7 @@ class Supply(Protocol):
     """Where bytes come from."""
 
     def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Return what to ask for, in order of file and offset; together they cover the (sorted) pieces."""
+        """Return what to ask for; together these cover the (sorted) pieces."""
         ...
 
     def read(self, request: Piece) -> Future[bytes]: ...
@@ -73,30 +73,32 @@ class Delivery:
             for piece in pieces:
                 first.setdefault(piece, batch)
         self._pieces = sorted(first)
+        self._longest = max((piece.length for piece in self._pieces), default=0)
         self.parcel = Parcel(self._pieces)
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
         self._stopped = False
-        requests = supply.requests(self._pieces)
+        requests = supply.requests([piece for piece in self._pieces if piece.length])
         users: dict[Piece, set[int]] = {}
         for batch, pieces in enumerate(wants):
             for piece in pieces:
                 users.setdefault(piece, set()).add(batch)
         inside = [self._pieces_in(request) for request in requests]
         batches = [set().union(*(users[p] for p in pieces)) for pieces in inside]
-        self._left = [sum(batch in one for one in batches) for batch in range(len(wants))]
+        self._left = [0] * len(wants)  # requests that each batch still waits for
+        for one in batches:
+            for batch in one:
+                self._left[batch] += 1
         # What the first batch needs is asked for first.
         for i in sorted(range(len(requests)), key=lambda i: min(batches[i], default=0)):
             self._ask(supply, requests[i], inside[i], batches[i])
 
     def _pieces_in(self, request: Piece) -> list[Piece]:
-        # Pieces of a file may overlap, so the first to look at is not simply the one at the request's start.
         found = []
         at = bisect.bisect_left(self._pieces, Piece(request.file, request.stop, 0)) - 1
-        longest = max((p.length for p in self._pieces), default=0) if not hasattr(self, "_longest") else 0
-        self._longest = max(longest, getattr(self, "_longest", 0))
         while at >= 0:
             piece = self._pieces[at]
+            # Pieces may overlap: an earlier one may reach further.
             if piece.file != request.file or piece.offset + self._longest <= request.offset:
                 break
             if piece.stop > request.offset:

@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from feedrate.errors import FeedrateError, StorageError
@@ -85,9 +86,21 @@ class Trouble:
 class Attempts:
     """The attempts of one request."""
 
-    def __init__(self, trouble: Trouble, address: str) -> None:
+    def __init__(self, trouble: Trouble, address: str, patience: Patience | None = None) -> None:
         self._trouble, self._address = trouble, address
+        self._patience = patience or trouble.patience
         self._failures, self._began = 0, 0.0
+
+    def run(self, read: Callable[[], bytes]) -> bytes:
+        """Return what `read` does, in this thread."""
+        while True:
+            try:
+                data = read()
+            except Exception as error:
+                time.sleep(self.failed(error))
+            else:
+                self._trouble.is_over()
+                return data
 
     def failed(self, error: BaseException) -> float:
         """Return how long to wait before the next attempt.
@@ -100,16 +113,16 @@ class Attempts:
         if not self._failures:
             self._began = time.monotonic()
         self._failures += 1
-        patience, spent_s = self._trouble.patience, time.monotonic() - self._began
-        wait_s = patience.wait_s(self._failures)
+        spent_s = time.monotonic() - self._began
+        wait_s = self._patience.wait_s(self._failures)
         is_short = isinstance(error, EndsEarly) and self._failures >= _SHORT_ATTEMPTS
-        if is_short or spent_s + wait_s > patience.give_up_s:
+        if is_short or spent_s + wait_s > self._patience.give_up_s:
             raise self._explain(error) from error
         self._trouble.note(error)
         return wait_s
 
     def _explain(self, error: BaseException) -> FeedrateError:
-        if isinstance(error, FeedrateError) and not isinstance(error, StorageError):
+        if isinstance(error, FeedrateError) and (self._failures < 2 or not isinstance(error, StorageError)):
             return error
         tries = f", tried {self._failures} times" if self._failures > 1 else ""
         return StorageError(

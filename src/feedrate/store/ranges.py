@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from feedrate.store.lines import Line, open_line
 from feedrate.store.patience import Patience, Trouble
 from feedrate.store.place import Place
+
+if TYPE_CHECKING:
+    from feedrate.store.lines import Line
 
 # A request costs about a millisecond of processor time, in which a link of 1 Gbit/s brings 128 KB.
 GAP_BYTES = 128 << 10
@@ -39,26 +41,28 @@ def coalesce(
 ) -> list[Piece]:
     """Return requests that cover the pieces: those that lie close together in a file become one.
 
-    A request is longer than `request_bytes` only for a piece that is.
+    A request is longer than `request_bytes` only for a piece that is, and at least half of it is wanted.
     """
     requests: list[Piece] = []
+    wanted_bytes = 0  # of the last request
     for piece in sorted(set(pieces)):
         last = requests[-1] if requests else None
         if last is not None and last.file == piece.file and piece.offset - last.stop <= gap_bytes:
             stop = max(last.stop, piece.stop)
-            if stop - last.offset <= request_bytes or stop == last.stop:
-                requests[-1] = Piece(last.file, last.offset, stop - last.offset)
+            wanted = wanted_bytes + max(0, stop - max(last.stop, piece.offset))
+            length = stop - last.offset
+            if stop == last.stop or (length <= request_bytes and length <= 2 * wanted):
+                requests[-1], wanted_bytes = Piece(last.file, last.offset, length), wanted
                 continue
         requests.append(piece)
+        wanted_bytes = piece.length
     return requests
 
 
 class RangeReader:
     """Reads pieces of a place's files. Connects when first used; safe for any number of threads."""
 
-    def __init__(
-        self, place: Place, *, in_flight: int = IN_FLIGHT, patience: Patience | None = None
-    ) -> None:
+    def __init__(self, place: Place, *, in_flight: int = IN_FLIGHT, patience: Patience | None = None) -> None:
         self.place, self.patience = place, patience or Patience()
         self.trouble = Trouble(place.root, self.patience)
         self._in_flight = in_flight
@@ -78,6 +82,8 @@ class RangeReader:
                 future.cancel()
                 return future
             if self._line is None:
+                from feedrate.store.lines import open_line  # asyncio takes a while to import
+
                 self._line = open_line(self.place, self._in_flight, self.trouble)
             line = self._line
             self.requests += 1

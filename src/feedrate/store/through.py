@@ -10,32 +10,37 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.errors import NotFound, PackError
-from feedrate.format.containers import FILES
 from feedrate.format.fields import Kind
 from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, parse_manifest
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results import FetchStats
 from feedrate.store.index_folder import IndexFolder, origin
-from feedrate.store.landing import Landing
 from feedrate.store.parcels import Delivery, Parcel, Supply
 from feedrate.store.patience import Attempts, Patience, log
 from feedrate.store.place import Place, is_url
-from feedrate.store.ranges import Piece, RangeReader, coalesce
+from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
+
+if TYPE_CHECKING:
+    from feedrate.store.landing import Landing
+
+# Of a field and positions: which of them a cache keeps, so that their bytes are not needed.
+IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
 
 # What a copy that was deleted, cut short or overwritten looks like to the kernel.
 _LOST = (Status.UNREADABLE, Status.CUT_SHORT)
-_SPOILT = (*_LOST, Status.CRC_MISMATCH)
+_SPOILT = (*_LOST, Status.CRC_MISMATCH, Status.BAD_ENTRIES)
 # A wrong address should not keep anybody waiting for minutes.
 OPENING = Patience(give_up_s=15.0)
 
@@ -46,8 +51,19 @@ def open_pack(
     """Open a pack wherever it lies; `scratch`: "auto" or a folder: copy it there while it is read."""
     text = os.fspath(source)
     if not is_url(text) and scratch is None:
-        return Pack(text)
+        return _hold(Pack(text))
     return ThroughPack(text, scratch, patience)
+
+
+def _hold(pack: Pack) -> Pack:
+    """A pack that lies in a copy on scratch must stay there while it is read."""
+    if "feedrate" in Path(os.path.realpath(pack.path)).parts:
+        from feedrate.store.copies import hold
+
+        pack.lease = hold(pack.path)
+        if pack.lease is not None:
+            weakref.finalize(pack, pack.lease.release)
+    return pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +94,46 @@ class _Direct:
 class ThroughPack(Pack):
     """A pack behind an address, or one that is being copied to scratch. Safe to use from any thread."""
 
-    def __init__(self, source: str, scratch: str | None = None, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        scratch: str | None = None,
+        patience: Patience | None = None,
+        in_flight: int = IN_FLIGHT,
+    ) -> None:
         self.source, self._scratch, self._patience = source, scratch, patience
         self._local = threading.local()
         self._doubts = threading.Lock()
         self._distrusted: set[int] = set()  # samples whose bytes on scratch are spoilt
         self._asked_twice: set[int] = set()
+        self._renewed: set[str] = set()  # parts of the index that were brought twice
         self._counts = {"from_scratch": 0, "from_source": 0, "spoilt": 0}
-        self.reader = RangeReader(Place(source), patience=patience)
+        self.reader = RangeReader(Place(source), in_flight=in_flight, patience=patience)
         self._direct = _Direct(self.reader)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.reader.close)
+        closing: list[Callable[[], object]] = [self.reader.close]
+        self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
+        try:
             manifest = self._read_manifest()
             self._index = IndexFolder(source, self.reader)
-            undo.callback(self._index.close)
-            self.landing = Landing.begin(source, scratch, manifest, self.reader) if scratch else None
+            closing.append(self._index.close)
+            self.landing = self._begin_landing(manifest)
             if self.landing is not None:
-                undo.callback(self.landing.close)
+                closing.append(self.landing.close)
                 self._index.find_copy = self.landing.find_small
             self._lost_shards = np.zeros(len(manifest.shards), np.bool_)
             super().__init__(source, manifest)
             self._index.bring(manifest.parts)
-            undo.pop_all()
+        except BaseException:
+            self._finalizer()
+            raise
         self._origins = [origin(shard) for shard in manifest.shards]
+
+    def _begin_landing(self, manifest: Manifest) -> Landing | None:
+        if self._scratch is None:
+            return None
+        from feedrate.store.landing import Landing
+
+        return Landing.begin(self.source, self._scratch, manifest, self.reader)
 
     def _read_manifest(self) -> Manifest:
         address = f"{self.source.rstrip('/')}/{FILE_NAME}"
@@ -109,7 +142,8 @@ class ThroughPack(Pack):
             text = attempts.run(lambda: Place(self.source).read_whole(os.fsencode(FILE_NAME)))
         except NotFound:
             raise NotFound(
-                f"no pack at {self.source}: it has no {FILE_NAME}", hint="a pack is what 'feedrate pack' makes"
+                f"no pack at {self.source}: it has no {FILE_NAME}",
+                hint="a pack is what 'feedrate pack' makes",
             ) from None
         try:
             return parse_manifest(text)
@@ -140,10 +174,7 @@ class ThroughPack(Pack):
 
     def close(self) -> None:
         super().close()
-        if self.landing is not None:
-            self.landing.close()
-        self.reader.close()
-        self._index.close()
+        self._finalizer()
 
     # The index, brought as far as it is needed.
 
@@ -151,20 +182,29 @@ class ThroughPack(Pack):
         held = self._held()
         if held is not None and np.array_equal(held[0].positions, positions):
             return held[0].rows, held[0].statuses
-        shards = np.unique(self.locate(positions)[0])
-        parts = [self.manifest.shards[i].index for i in shards.tolist()]
-        self._index.bring(parts)
+        self._index.bring(self._index_of(positions))
         rows, statuses = super().rows(positions, wanted)
-        if statuses.any() and self.landing is not None:
-            log.warning("%s: index files on scratch are damaged or gone; they are read from the source", self.name)
-            self._index.bring([*parts, *self.manifest.parts], again=True)
-            self.files.close()
+        if statuses.any() and self._renew_index(positions[statuses != 0]):
             rows, statuses = super().rows(positions, wanted)
         return rows, statuses
 
-    def _stored_texts(self, column: str, positions: I64) -> list[bytes]:
+    def _index_of(self, positions: I64) -> list[IndexPart]:
         shards = np.unique(self.locate(positions)[0])
-        self._index.bring(self.manifest.shards[i].index for i in shards.tolist())
+        return [self.manifest.shards[i].index for i in shards.tolist()]
+
+    def _renew_index(self, positions: I64) -> bool:
+        """Bring parts of the index again that are damaged here; False: they were brought again before."""
+        with self._doubts:
+            parts = [part for part in self._index_of(positions) if part.name not in self._renewed]
+            self._renewed.update(part.name for part in parts)
+        if parts:
+            log.warning("%s: files of its index are damaged or gone here; they are brought again", self.name)
+            self._index.bring([*parts, *self.manifest.parts], again=True)
+            self.files.close()
+        return bool(parts)
+
+    def _stored_texts(self, column: str, positions: I64) -> list[bytes]:
+        self._index.bring(self._index_of(positions))
         return super()._stored_texts(column, positions)
 
     def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
@@ -181,8 +221,8 @@ class ThroughPack(Pack):
 
     # The bytes.
 
-    def look_up(self, positions: I64, fields: Sequence[str]) -> BatchBytes:
-        """Return what a batch of these samples needs that is not on scratch."""
+    def look_up(self, positions: I64, fields: Sequence[str], is_kept: IsKept | None = None) -> BatchBytes:
+        """Return what a batch of these samples needs that is not on scratch, nor kept in a cache."""
         rows, statuses = self.rows(positions, fields)
         good = statuses == 0
         pieces: list[Piece] = []
@@ -191,18 +231,20 @@ class ThroughPack(Pack):
             if found is not None and found.kind is not Kind.NUMBER:
                 values = self.ranges(field, rows[good], positions[good])
                 far = self._is_far(values, positions[good])
+                if is_kept is not None:
+                    far &= ~is_kept(field, positions[good])
                 pieces += self._pieces(field, values, positions[good], far)
         return BatchBytes(positions, rows, statuses, pieces)
 
     def _is_far(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which values must come from the source."""
         shards, _ = self.locate(positions)
-        far: npt.NDArray[np.bool_] = (values.file < 2 * len(self.manifest.shards)) & (values.length > 0)
+        far: npt.NDArray[np.bool_] = values.file < 2 * len(self.manifest.shards)
         if self.landing is not None:
             landed = self.landing.landed() & ~self._lost_shards
             far &= ~landed[shards]
             if self._distrusted:
-                far |= np.isin(positions, list(self._distrusted)) & (values.length > 0)
+                far |= np.isin(positions, list(self._distrusted))
         return far
 
     def _pieces(
@@ -249,7 +291,7 @@ class ThroughPack(Pack):
         values = self.ranges(field, rows, positions)
         entries = self.entries(field, rows, positions) if with_entries else None
         far = self._is_far(values, positions)
-        self._count(from_scratch=int((~far).sum()), from_source=int(far.sum()))
+        self._count(from_scratch=0 if self.landing is None else int((~far).sum()), from_source=int(far.sum()))
         if not far.any():
             return self.files, values, entries
         pieces = self._pieces(field, values, positions, far)
@@ -270,6 +312,8 @@ class ThroughPack(Pack):
         if not np.isin(statuses, _SPOILT).any():
             return False
         bad = np.flatnonzero(np.isin(statuses, _SPOILT))
+        if (statuses == Status.BAD_ENTRIES).any():
+            self._renew_index(positions[statuses == Status.BAD_ENTRIES])
         values = self.ranges(field, rows, positions)
         near = bad[~self._is_far(values, positions)[bad]]
         with self._doubts:
@@ -290,7 +334,9 @@ class ThroughPack(Pack):
             )  # fmt: skip
         self._counts["spoilt"] += len(positions)
         shards, _ = self.locate(positions)
-        for shard, position, status in zip(shards.tolist(), positions.tolist(), statuses.tolist(), strict=True):
+        for shard, position, status in zip(
+            shards.tolist(), positions.tolist(), statuses.tolist(), strict=True
+        ):
             if status in _LOST:
                 self._lost_shards[shard] = True
             else:
@@ -316,12 +362,16 @@ class ThroughPack(Pack):
         )
 
 
+def _close_all(closing: Sequence[Callable[[], object]], process: int) -> None:
+    """The reader first: others wait for what it brings. In a forked child nothing of this is ours."""
+    if os.getpid() == process:
+        for close in closing:
+            close()
+
+
 class _ParcelFiles(kernel.Files):
     """Files of which the last is a parcel, which lives as long as they do."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], parcel: Parcel) -> None:
         super().__init__(paths)
         self.parcel = parcel
-
-
-_ = FILES
