@@ -105,8 +105,8 @@ class Loader:
         rank, world_size: this process among all; None: as torch.distributed says, once it is initialised.
         transform: called with a dict of one sample's fields, in threads.
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
-        scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while it
-            is read, once for all processes of the machine.
+        scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
+            it is read, once for all processes of the machine.
         threads: for reading and decoding; None: the cores that this process may use.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetch what coming batches need, in their order, while earlier ones are decoded and trained on.
 
-One thread plans. It takes batches in groups, each planned and asked for as a whole, so that samples of several
-batches that lie close together come in one request. The first group is one batch, to begin at once; each
-further one is twice as long, until two of them fill the budget. A group is forgotten when its last batch is made.
+One thread plans. It takes batches in groups, each planned and asked for as a whole, so that samples of
+several batches that lie close together come in one request. The first group is one batch, to begin at once;
+each further one is twice as long, until two fill the budget. A group is forgotten when its last batch is made.
 
 A group:  PLANNED --requests are on their way--> ARRIVING --its batches are made--> FORGOTTEN
 """

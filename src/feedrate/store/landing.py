@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train while staging: a pack flows to scratch in the order in which the first epoch reads it, and is read on its way.
+"""Train while staging: a pack flows to scratch in the order of the first epoch, and is read on its way.
 
     JOINED --nobody copies, and the copy is not complete--> WRITING --all has landed--> DONE
-                                                            WRITING --no room, copy gone--> DONE (read from the source)
+                     WRITING --no room, copy gone--> DONE (what is missing is read from the source)
 
-One thread does it. All processes of a node share a copy: one writes, the others see its files grow, and take over
-when it is gone. Files grow from their beginning, several side by side, since the first epoch reads from several shards at
-once (`order_shards`). A file on its way is read as far as it has come: every sample has a checksum of its own.
+One thread does it. All processes of a node share a copy: one writes, the others see its files grow, and take
+over when it is gone. Files grow from their beginning, several side by side, since the first epoch reads from
+several shards at once. A file on its way is read as far as it has come: samples have checksums of their own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from feedrate.store.staging import Staging, open_staging
 
 CHUNK_BYTES = 8 << 20
 STREAMS = 16
-# What lies so far behind the end of a file on its way is waited for; what lies further is read from the source.
+# What lies so little behind the end of a file on its way is waited for; else it is read from the source.
 SOON_BYTES = 64 << 20
 POLL_S, LOOK_S, TAKE_OVER_S, IDLE_S = 0.02, 0.5, 1.0, 5.0
 
@@ -253,7 +253,7 @@ class Landing:
             self._append(*asked.popleft())
 
     def _chunks(self) -> Iterator[tuple[_Growing, int, int]]:
-        """Yield what to fetch, in order: the index parts of a group of shards, then its shards side by side."""
+        """Yield what to fetch: the index parts of a group of shards, then its shards side by side."""
         order = order_shards(len(self._shard_names)).tolist()
         done = set(self._contents.known)
         rest = [name for name in self.copy.files if name not in {*self._shard_names, *self._index_names}]

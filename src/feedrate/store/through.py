@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pack that lies elsewhere: its bytes come from scratch where they have landed and are good, else from the source.
+"""A pack that lies elsewhere: bytes come from scratch where they have landed and are good, else from the source.
 
 The kernel reads files by number. Shards have the numbers that they have in any pack, and lie on scratch; what
-was fetched lies in a parcel, whose number comes behind all others. So `find_values` says per sample which it is.
+was fetched lies in a parcel, whose number comes behind all others. `find_values` says per sample which it is.
 """
 
 from __future__ import annotations
