@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def make_pack(folder: Path, images: int, shard_size: str) -> Path:
-    files = [photograph.data for photograph in make_photographs(min(images, 200))]
+    files = [photograph.jpeg for photograph in make_photographs(min(images, 60))]
     for number in range(images):
         path = folder / "photos" / str(number % 10) / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,8 @@ def measure_staging(url: str, images: int, scratch: Path, size_bytes: int) -> di
         fetch = loader.stats().fetch
     assert fetch is not None
     row = {
-        "name": "scratch", "order": "staged", **times, "images_per_s_second_epoch": images / times["second_epoch_s"],
+        "name": "scratch", "order": "staged", **times,
+        "images_per_s_second_epoch": images / times["second_epoch_s"],
         "fetched_per_pack_byte": fetch.bytes_fetched / size_bytes, "fetch": asdict(fetch),
     }  # fmt: skip
     say(json.dumps(row))

@@ -65,6 +65,7 @@ def wait_for_copy(loader: Loader) -> Copy:
     pack = loader._resources.pack
     assert isinstance(pack, ThroughPack)
     assert pack.landing is not None
+    pack.landing.let_flow()
     pack.landing._thread.join(30)
     assert pack.landing.copy.is_complete()
     pack.landing._looked = 0.0
@@ -132,6 +133,7 @@ def test_a_copy_that_was_interrupted_is_gone_on_with(
 
     server.fault = hang_soon
     loader = make(f"{server.url}/pack", scratch)
+    loader._resources.pack.let_flow()  # type: ignore[attr-defined]
     assert hangs.wait(30)
     folder = loader._resources.pack.landing.copy  # type: ignore[attr-defined]
     loader.close()
@@ -224,6 +226,7 @@ def test_scratch_that_is_full_does_not_stop_training(
     with make(f"{server.url}/pack", None, order="staged") as plain:
         expected = read(plain)
     with make(f"{server.url}/pack", small_disk) as loader:
+        loader._resources.pack.landing.let_flow()  # type: ignore[attr-defined]
         loader._resources.pack.landing._thread.join(30)  # type: ignore[attr-defined]
         assert_same(read(loader), expected)
     assert "copying to" in caplog.text
