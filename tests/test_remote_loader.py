@@ -199,7 +199,7 @@ def test_a_wrong_byte_at_the_source_is_a_bad_sample(server: RangeServer) -> None
     spoilt[10] ^= 1
     shard.write_bytes(spoilt)
     with (
-        Loader(f"{server.url}/pack", 4) as loader,
+        Loader(f"{server.url}/pack", 4, output="numpy") as loader,
         pytest.raises(BadSample, match=r"shard-00001\.tar at byte 0"),
     ):
         list(loader)
