@@ -32,7 +32,9 @@ def make_files(folder: Path, count: int = 3) -> Path:
     return folder
 
 
-def stage(source: Path | str, scratch: Path, *, keep_s: float | None = None, used: float | None = None) -> Copy:
+def stage(
+    source: Path | str, scratch: Path, *, keep_s: float | None = None, used: float | None = None
+) -> Copy:
     """Stage all of it; `used`: when it was used last."""
     scratch.mkdir(exist_ok=True)
     with open_staging(source, scratch, options=StagingOptions(keep_s=keep_s)) as staging:
@@ -47,8 +49,9 @@ def stage_half(source: Path, scratch: Path) -> Copy:
     scratch.mkdir(exist_ok=True)
     with open_staging(source, scratch) as staging:
         staging.bring(list(staging.copy.files)[:2])
-        part = staging.copy.part(list(staging.copy.files)[-1])
-        part.write_bytes(b"half")
+        fd = staging.copy.open_part(list(staging.copy.files)[-1])
+        os.write(fd, b"half")
+        os.close(fd)
     assert not staging.copy.is_complete()
     return staging.copy
 

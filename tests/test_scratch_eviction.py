@@ -141,14 +141,18 @@ def test_a_source_that_is_now_a_link_to_the_copy_is_the_copy(source: Path, scrat
     assert_kept(copy, "lies in it")
 
 
-def test_a_file_of_the_source_that_is_now_a_link_into_the_copy_is_the_copy(source: Path, scratch: Path) -> None:
+def test_a_file_of_the_source_that_is_now_a_link_into_the_copy_is_the_copy(
+    source: Path, scratch: Path
+) -> None:
     copy = stage(source, scratch)
     path = some_file(source)
     relink(path, copy.data / path.relative_to(source))
     assert_kept(copy, "is the copy itself")
 
 
-def test_a_file_of_the_source_that_is_a_second_name_of_the_copys_is_the_copy(source: Path, scratch: Path) -> None:
+def test_a_file_of_the_source_that_is_a_second_name_of_the_copys_is_the_copy(
+    source: Path, scratch: Path
+) -> None:
     copy = stage(source, scratch)
     path = some_file(source)
     path.unlink()
@@ -172,7 +176,9 @@ def test_a_source_that_vanishes_with_the_copy_brings_it_back(
     assert_kept(copy, "404")
 
 
-def test_a_pack_of_files_in_several_folders_stays_when_one_folder_is_gone(tmp_path: Path, scratch: Path) -> None:
+def test_a_pack_of_files_in_several_folders_stays_when_one_folder_is_gone(
+    tmp_path: Path, scratch: Path
+) -> None:
     for name in ("a", "b"):
         for number in range(3):
             save_image(tmp_path / "images" / name / f"{name}{number}.jpg", number)

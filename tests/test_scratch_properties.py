@@ -15,7 +15,18 @@ from feedrate.errors import FeedrateError
 from feedrate.stage import collect_garbage, remove_copies
 from scratch_copies import make_files, make_pack, stage
 
-DEEDS = ("delete", "cut", "flip", "flip and hide it", "touch", "link to the other", "hard link", "add", "swap", "nothing")
+DEEDS = (
+    "delete",
+    "cut",
+    "flip",
+    "flip and hide it",
+    "touch",
+    "link to the other",
+    "hard link",
+    "add",
+    "swap",
+    "nothing",
+)
 
 
 def list_files(folder: Path) -> list[Path]:

@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     removing.set_defaults(act=_rm)
 
-    collecting = kinds.add_parser("gc", help="delete copies that expired or were never finished, and leftovers")
+    collecting = kinds.add_parser(
+        "gc", help="delete copies that expired or were never finished, and leftovers"
+    )
     collecting.add_argument(
         "--limit",
         type=reader(parse_bytes),
@@ -91,7 +93,10 @@ def _rm(arguments: argparse.Namespace) -> int:
     from feedrate.stage import remove_copies
 
     result = remove_copies(
-        arguments.copies, arguments.scratch, even_if_the_source_is_gone=arguments.even_if_the_source_is_gone, say=say
+        arguments.copies,
+        arguments.scratch,
+        even_if_the_source_is_gone=arguments.even_if_the_source_is_gone,
+        say=say,
     )
     if arguments.json != "-":
         sys.stdout.write(draw_cleared(result))

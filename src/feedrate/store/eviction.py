@@ -101,7 +101,9 @@ def _evict(
         return
     marker = _read_marker(fd)
     _refuse_sources(folder, [marker.address, *sources])
-    seen = _look(folder, fd, marker, is_blind=is_blind)
+    # What is out of reach already needs one look only.
+    is_out = is_doomed(name) and not is_trial
+    seen = None if is_out else _look(folder, fd, marker, is_blind=is_blind)
     with (
         _take(folder / GATE, "somebody is just taking it into use"),
         _take(folder / WRITER, "it is being copied right now"),
@@ -115,7 +117,7 @@ def _evict(
             raise Kept("it was just taken into use")
         doomed = name if is_doomed(name) else _doom(home_fd, name)
         try:
-            if _look(folder, fd, marker, is_blind=is_blind) != seen:
+            if _look(folder, fd, marker, is_blind=is_blind) != seen and not is_out:
                 raise SourceUnseen("its source changed while it was looked at")
         except Kept as kept:
             kept.is_back = _restore(home_fd, doomed) and is_doomed(name)
