@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ Fault = str | None
 
 
 class RangeServer:
-    """Serves `folder` on loopback. `fault(path, number)` says what goes wrong with the request of that number."""
+    """Serves `folder` on loopback. `fault(path, number)` says what goes wrong with a request."""
 
     def __init__(self, folder: Path, *, delay_s: float = 0.0, ranges: bool = True) -> None:
         self.folder, self.delay_s, self.ranges = folder, delay_s, ranges
@@ -67,10 +68,8 @@ class _Server(ThreadingHTTPServer):
 
     def cut(self) -> None:
         for connection in list(self.sockets):
-            try:
+            with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def handle_error(self, *_: object) -> None:
         """A client that goes away is no news."""

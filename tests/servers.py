@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers on loopback: S3 (rclone), HTTP (nginx) and SFTP (OpenSSH), that can be killed, stopped and started again."""
+"""Real servers on loopback: S3 (rclone), HTTP (nginx), SFTP (OpenSSH); to be killed, frozen, started again."""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 
@@ -35,18 +37,20 @@ class RealServer:
         )
         give_up = time.monotonic() + 30
         while True:
-            try:
+            with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > give_up:
-                    pytest.fail(f"{self.command[0]} does not start")
-                time.sleep(0.02)
+                break
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                pytest.fail(f"{self.command[0]} does not start")
+            time.sleep(0.02)
 
     def signal(self, number: int) -> None:
-        """To all of its processes: nginx and sshd have several."""
+        """To all of its processes: nginx has workers, sshd one or two per connection."""
         if self.process is not None:
-            os.killpg(self.process.pid, number)
+            server = psutil.Process(self.process.pid)
+            for process in [server, *server.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
 
     def kill(self) -> None:
         if self.process is not None:
@@ -122,7 +126,8 @@ def _sftp(folder: Path, port: int) -> RealServer:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     (folder / "sshd.conf").write_text(
         f"""ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nPidFile none\nUsePAM no\nStrictModes no
-        AuthorizedKeysFile {home}/.ssh/id_ed25519.pub\nPasswordAuthentication no\nPermitRootLogin prohibit-password
+        AuthorizedKeysFile {home}/.ssh/id_ed25519.pub\nPasswordAuthentication no
+        PermitRootLogin prohibit-password
         MaxStartups 64\nSubsystem sftp internal-sftp\n"""
     )
     os.environ["HOME"] = str(home)

@@ -150,7 +150,7 @@ class Pack:
         return Pack(self.path)
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
-        """After a read: whether to read again, since values that failed can come from elsewhere; see `store`."""
+        """After a read: whether to read again, since what failed can come from elsewhere; see `store`."""
         del field, rows, positions, statuses
         return False
 

@@ -36,7 +36,7 @@ from feedrate.load.options import (
     flip_probability,
     resolve_fields,
 )
-from feedrate.load.order import BLOCK, WINDOW_BLOCKS, EpochOrder
+from feedrate.load.order import EpochOrder
 from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares, find_rank
 from feedrate.load.ring import Ring
@@ -105,8 +105,8 @@ class Loader:
         rank, world_size: this process among all; None: as torch.distributed says, once it is initialised.
         transform: called with a dict of one sample's fields, in threads.
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
-        scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while it
-            is read, once for all processes of the machine.
+        scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
+            it is read, once for all processes of the machine.
         threads: for reading and decoding; None: the cores that this process may use.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
@@ -141,7 +141,8 @@ class Loader:
             batch_size=batch_size, shuffle=shuffle, seed=seed, fields=fields, image=image, flip=flip,
             order=order, weights=weights, split=split, drop_last=drop_last, pad=pad, rank=rank,
             world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
-            on_bad_sample=on_bad_sample, output=output, scratch=None if scratch is None else os.fspath(scratch),
+            on_bad_sample=on_bad_sample, output=output,
+            scratch=None if scratch is None else os.fspath(scratch),
         )  # fmt: skip
         self._options = options
         owns_pack = not isinstance(pack, Pack)
@@ -253,9 +254,8 @@ class Loader:
 
         ahead = None
         if isinstance(self._resources.pack, ThroughPack):
-            early = max(1, BLOCK * WINDOW_BLOCKS // shares.global_batch)
             names = list(dict.fromkeys(w.field.name for w in self._wanted if w.field is not None))
-            ahead = Ahead(self._resources.pack, len(shares), positions_of, names, early_steps=early)
+            ahead = Ahead(self._resources.pack, len(shares), positions_of, names)
             ahead.start()
 
         # Two makers: while one is in the kernel, the other prepares its batch and queues it there.

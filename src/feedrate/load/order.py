@@ -105,11 +105,11 @@ class Windowed:
 
 
 class Staged:
-    """For the time in which a pack flows to scratch: the first epoch follows the flow, later ones are shuffled.
+    """While a pack flows to scratch: the first epoch follows the flow, later ones are shuffled.
 
-    Shards flow in groups, side by side (see `store.flow`), so a window of the first epoch takes the next block
-    of each shard of a group, and mixes them. Groups and blocks are the same for all seeds: all jobs of a node
-    ask for the same shards at about the same time. What has landed, and when, changes nothing.
+    Shards flow in groups, side by side (see `store.flow`), so a window of the first epoch takes the next
+    block of each shard of a group, and mixes them. Groups and blocks are the same for all seeds: all jobs of
+    a node ask for the same shards at about the same time. What has landed, and when, changes nothing.
 
     Args:
         edges: where shards begin among the samples, in stored order; one more than there are shards.

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetch what coming batches need, in their order, while earlier ones are decoded and trained on.
 
-One thread plans. It takes batches in groups, each planned and asked for as a whole, so that samples of several
-batches that lie close together come in one request. The first group is one batch, to begin at once; each
-further one is twice as long, until two of them fill the budget. A group is forgotten when its last batch is made.
+One thread plans. It takes batches in groups, each planned and asked for as a whole, so that samples of
+several batches that lie close together come in one request. The first group is one batch, to begin at once;
+each further one is twice as long, until two fill the budget. It is forgotten when its last batch is made.
 
 A group:  PLANNED --requests are on their way--> ARRIVING --its batches are made--> FORGOTTEN
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from feedrate import kernel
+from feedrate.errors import FeedrateError
 from feedrate.kernel import I64
 from feedrate.probe.memory import count_usable_memory_bytes
 from feedrate.store.parcels import Delivery
@@ -56,12 +58,11 @@ class Ahead:
         positions: Callable[[int], I64],
         fields: Sequence[str],
         budget_bytes: int | None = None,
-        early_steps: int = 1,
         is_kept: IsKept | None = None,
     ) -> None:
         self._pack, self._steps, self._positions, self._fields = pack, steps, positions, fields
         self._budget_bytes = budget_bytes or choose_budget()
-        self._early_steps, self._is_kept = early_steps, is_kept
+        self._is_kept = is_kept
         self._changed = threading.Condition()
         self._groups: list[_Group] = []
         self._planned = 0
@@ -133,7 +134,7 @@ class Ahead:
                 self._changed.wait()
             if self._stopped:
                 return self._steps
-        delivery = self._pack.deliver([batch.pieces for batch in batches], is_early=first < self._early_steps)
+        delivery = self._pack.deliver([batch.pieces for batch in batches], is_first=first == 0)
         files = self._pack.files_with(delivery.parcel)
         group = _Group(first, batches, delivery, files, set(range(first, first + len(batches))))
         with self._changed:
@@ -143,6 +144,11 @@ class Ahead:
             self._groups.append(group)
             self._planned = first + len(batches)
             self._changed.notify_all()
+        if first == 0:
+            # The first batch has the line to itself; only then the rest may flow.
+            with contextlib.suppress(FeedrateError):  # told to who waits for it
+                delivery.wait()
+            self._pack.let_flow()
         return self._planned
 
     def _has_room(self, size_bytes: int) -> bool:

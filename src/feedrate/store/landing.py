@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train while staging: a pack flows to scratch in the order in which the first epoch reads it, and is read on its way.
+"""Train while staging: a pack flows to scratch in the order of the first epoch, and is read on its way.
 
     JOINED --nobody copies, and the copy is not complete--> WRITING --all has landed--> DONE
-                                                            WRITING --no room, copy gone--> DONE (read from the source)
+                     WRITING --no room, copy gone--> DONE (what is missing is read from the source)
 
-One thread does it. All processes of a node share a copy: one writes, the others see its files grow, and take over
-when it is gone. Files grow from their beginning, several side by side, since the first epoch reads from several shards at
-once (`order_shards`). A file on its way is read as far as it has come: every sample has a checksum of its own.
+One thread does it. All processes of a node share a copy: one writes, the others see its files grow, and take
+over when it is gone. Files grow from their beginning, several side by side, since the first epoch reads from
+several shards at once. A file on its way is read as far as it has come: samples have checksums of their own.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from feedrate.store.staging import Staging, open_staging
 
 CHUNK_BYTES = 8 << 20
 STREAMS = 16
-# What lies so far behind the end of a file on its way is waited for; what lies further is read from the source.
+# What lies so little behind the end of a file on its way is waited for; else it is read from the source.
 SOON_BYTES = 64 << 20
-POLL_S, LOOK_S, TAKE_OVER_S, IDLE_S = 0.02, 0.5, 1.0, 5.0
+POLL_S, LOOK_S, TAKE_OVER_S, IDLE_S, IMPATIENT_S = 0.02, 0.5, 1.0, 5.0, 60.0
+# A loader that is not iterated over lets its pack flow after so long.
+HOLD_BACK_S = 3.0
 
 
 @dataclass(slots=True)
@@ -80,6 +82,10 @@ class Landing:
         self._closing = threading.Event()
         self._stirred = threading.Event()
         self._is_over = False
+        self._may_flow = threading.Event()
+        self._impatient_until = 0.0  # nothing came that was waited for: read from the source for a while
+        order = order_shards(len(manifest.shards)).tolist()
+        self._groups = [order[i : i + GROUP] for i in range(0, len(order), GROUP)]
         self._thread = threading.Thread(target=self._run, name="feedrate-landing", daemon=True)
 
     @classmethod
@@ -103,6 +109,7 @@ class Landing:
         """Stop copying, and give the copy free. May be called twice."""
         self._closing.set()
         self._stirred.set()
+        self._may_flow.set()
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join()
         self._staging.close()
@@ -138,7 +145,21 @@ class Landing:
         return sum(self.copy.files[name].size_bytes for name in names)
 
     def supply(self, *, may_wait: bool) -> ScratchSupply:
-        return ScratchSupply(self, may_wait and not self._is_over)
+        may_wait = may_wait and not self._is_over and time.monotonic() >= self._impatient_until
+        return ScratchSupply(self, self._on_their_way() if may_wait else frozenset())
+
+    def _on_their_way(self) -> frozenset[str]:
+        """Return the shards that flow now: the first group of which some have not landed."""
+        missing = self._missing()
+        for group in self._groups:
+            names = frozenset(self._shard_names[i] for i in group)
+            if names & missing:
+                return names
+        return frozenset()
+
+    def let_flow(self) -> None:
+        """Begin to copy; before, the line is left to the first batch."""
+        self._may_flow.set()
 
     def available_bytes(self, file: bytes) -> tuple[str | None, int]:
         """Return a file's name in the copy, and how many bytes from its beginning are there."""
@@ -186,7 +207,10 @@ class Landing:
             now = time.monotonic()
             if there_bytes > one.seen_bytes:
                 one.seen_bytes, one.since = there_bytes, now
-            if self._is_over or now - one.since > IDLE_S or there_bytes >= one.request.stop:
+            is_idle = now - one.since > IDLE_S
+            if is_idle:
+                self._impatient_until = now + IMPATIENT_S
+            if self._is_over or is_idle or there_bytes >= one.request.stop:
                 _forward(self._reader.read(one.request), one.future)
             else:
                 still.append(one)
@@ -223,6 +247,7 @@ class Landing:
             self._serve()
 
     def _copy_or_watch(self) -> None:
+        self._may_flow.wait(HOLD_BACK_S)
         asked = 0.0
         while not self._closing.is_set():
             if time.monotonic() - asked > TAKE_OVER_S:
@@ -253,12 +278,10 @@ class Landing:
             self._append(*asked.popleft())
 
     def _chunks(self) -> Iterator[tuple[_Growing, int, int]]:
-        """Yield what to fetch, in order: the index parts of a group of shards, then its shards side by side."""
-        order = order_shards(len(self._shard_names)).tolist()
+        """Yield what to fetch: the index parts of a group of shards, then its shards side by side."""
         done = set(self._contents.known)
         rest = [name for name in self.copy.files if name not in {*self._shard_names, *self._index_names}]
-        groups = [order[i : i + GROUP] for i in range(0, len(order), GROUP)]
-        for group in groups:
+        for group in self._groups:
             for names in ([self._index_names[i] for i in group], [self._shard_names[i] for i in group]):
                 fresh = [name for name in dict.fromkeys(names) if name not in done]
                 done.update(fresh)
@@ -327,8 +350,8 @@ class Landing:
 class ScratchSupply:
     """Bytes from the copy as far as it has come, else from the source. For one delivery."""
 
-    def __init__(self, landing: Landing, may_wait: bool) -> None:
-        self._landing, self._may_wait = landing, may_wait
+    def __init__(self, landing: Landing, on_their_way: frozenset[str]) -> None:
+        self._landing, self._on_their_way = landing, on_their_way
         self._near: dict[Piece, str] = {}
         self._coming: dict[Piece, str] = {}
 
@@ -339,7 +362,7 @@ class ScratchSupply:
             name, there_bytes = there[piece.file]
             if name is not None and piece.stop <= there_bytes:
                 near.append(piece)
-            elif self._may_wait and there_bytes and piece.stop - there_bytes <= SOON_BYTES:
+            elif name in self._on_their_way and piece.stop - there_bytes <= SOON_BYTES:
                 coming.append(piece)
             else:
                 far.append(piece)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a storage is asked for byte ranges: by coroutines where fsspec has them (HTTP, S3, GS), else in threads.
+"""How a storage is asked for byte ranges: by coroutines where fsspec has them (HTTP, S3), else in threads.
 
 A line keeps to its number of requests in flight and tries failed ones again. Each thread has a connection of
 its own: paramiko's must not be shared.
@@ -68,7 +68,12 @@ def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
 
         return {"get_client": make_session}
     if scheme in ("s3", "s3a"):
-        config = {"max_pool_connections": in_flight, "connect_timeout": stall_s, "read_timeout": stall_s}
+        config = {
+            "max_pool_connections": in_flight,
+            "connect_timeout": stall_s,
+            "read_timeout": stall_s,
+            "retries": {"max_attempts": 0},  # asking again is done here
+        }
         return {"config_kwargs": config}
     if scheme in ("sftp", "ssh"):
         return {"timeout": stall_s, "banner_timeout": stall_s, "auth_timeout": stall_s}
@@ -98,6 +103,8 @@ class AsyncLine:
         self.in_flight = in_flight
         self._place, self._trouble = place, trouble
         self._fs, _ = place.connect()
+        if hasattr(self._fs, "retries"):
+            self._fs.retries = 1  # as above: of s3fs
         self._gate = asyncio.Semaphore(in_flight)
         # A backstop for storages that do not know of `stall_s`; a slow link may take long for 8 MB.
         self._limit_s = 10 * trouble.patience.stall_s
@@ -133,7 +140,7 @@ class Reader(Protocol):
 
 
 class ThreadLine:
-    """Requests in threads, each with a reader of its own. Daemons: a read that hangs must not hold up the end."""
+    """Requests in threads, each with a reader of its own."""
 
     def __init__(
         self, make_reader: Callable[[], Reader], threads: int, place: Place, trouble: Trouble
@@ -151,6 +158,7 @@ class ThreadLine:
         with self._lock:
             self._busy += 1
             if self._busy > len(self._threads) and len(self._threads) < self.in_flight:
+                # A daemon: a read that hangs must not hold up the end.
                 thread = threading.Thread(target=self._run, name="feedrate-range", daemon=True)
                 self._threads.append(thread)
                 thread.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do when a source fails: try again, wait longer each time, say so once, and give up in a sentence."""
+"""When a source fails: try again, wait longer each time, say so once, and give up in a sentence."""
 
 from __future__ import annotations
 
@@ -146,4 +146,5 @@ def _is_final(error: BaseException) -> bool:
     if isinstance(status, int) and 400 <= status < 500 and status not in _PASSING:
         return True
     # Of botocore and paramiko, which need not be installed.
-    return "InvalidRange" in str(error) or "Authentication" in type(error).__name__
+    names = [type(one).__name__ for one in (error, error.__cause__)]
+    return "InvalidRange" in str(error) or any("Authentication" in name for name in names)

@@ -226,11 +226,16 @@ def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         raise MissingExtra(
             f"{scheme}:// addresses need {package}: {error}", hint=f"pip install {package}"
         ) from error
-    except Exception as error:
+    except ValueError as error:
         words = " ".join(str(error).split())
         raise SourceError(
             f"'{url}' is not an address that fsspec knows: {words[:300]}",
             hint="known are, for example, s3://, gs://, https://, sftp://, zip://",
+        ) from error
+    except Exception as error:  # some connect at once
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise StorageError(
+            f"cannot reach {url}: {words[:300]}", hint="is the server there, and does it know you?"
         ) from error
     return fs, str(top)
 

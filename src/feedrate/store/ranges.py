@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte ranges from a place: neighbours in one request, many requests in flight, each tried again with patience.
+"""Byte ranges from a place: neighbours in one request, many requests in flight, each tried again.
 
 How a storage is asked is lines.py's business.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pack that lies elsewhere: its bytes come from scratch where they have landed and are good, else from the source.
+"""A pack that lies elsewhere: bytes come from scratch where they landed and are good, else from the source.
 
 The kernel reads files by number. Shards have the numbers that they have in any pack, and lie on scratch; what
-was fetched lies in a parcel, whose number comes behind all others. So `find_values` says per sample which it is.
+was fetched lies in a parcel, whose number comes behind all others. `find_values` says per sample which it is.
 """
 
 from __future__ import annotations
@@ -262,11 +262,16 @@ class ThroughPack(Pack):
         offsets, lengths = values.offset[at].tolist(), values.length[at].tolist()
         return [Piece(*one) for one in zip(names, offsets, lengths, strict=True)]
 
-    def deliver(self, wants: Sequence[Sequence[Piece]], *, is_early: bool = True) -> Delivery:
-        """Ask for pieces, one list per batch. `is_early`: do not wait for them to land on scratch."""
+    def let_flow(self) -> None:
+        """Let the pack flow to scratch, now that the first batch is there."""
+        if self.landing is not None:
+            self.landing.let_flow()
+
+    def deliver(self, wants: Sequence[Sequence[Piece]], *, is_first: bool = True) -> Delivery:
+        """Ask for pieces, one list per batch. `is_first`: do not wait for them to land on scratch."""
         supply: Supply = self._direct
         if self.landing is not None:
-            supply = self.landing.supply(may_wait=not is_early)
+            supply = self.landing.supply(may_wait=not is_first)
         return Delivery(supply, wants)
 
     def files_with(self, parcel: Parcel) -> kernel.Files:
