@@ -300,8 +300,8 @@ def test_a_folder_without_our_marker_stays(scratch: Path) -> None:
     [
         "", "{}", '{"format": "feedrate-copy", "version": 99}',
         '{"format": "feedrate-copy", "version": 1, "kind": "files", "source": "/", "digest": "'
-        + "0" * 64 + '", "entry": "", "is_public": false, "keep_s": null, "created": 0, "made_by": {}, "files":'
-        ' [["../thesis.tex", 5, null, 0]]}',
+        + "0" * 64 + '", "entry": "", "is_public": false, "keep_s": null, "created": 0, "made_by": {},'
+        ' "files": [["../thesis.tex", 5, null, 0]]}',
     ],
     ids=["empty", "no format", "of another version", "a name that leads out"],
 )  # fmt: skip
