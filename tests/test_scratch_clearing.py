@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -279,6 +280,15 @@ def remount(disk: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
 
 
+def fill(disk: Path) -> Path:
+    filler = disk / "somebody else's"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    assert os.statvfs(disk).f_bavail == 0
+    return filler
+
+
 def test_a_full_disk_stops_staging_with_a_sentence_and_gc_gives_the_space_back(
     tmp_path: Path, small_disk: Path
 ) -> None:
@@ -287,10 +297,7 @@ def test_a_full_disk_stops_staging_with_a_sentence_and_gc_gives_the_space_back(
     (source / "large.bin").write_bytes(bytes(300_000))
     free = os.statvfs(small_disk).f_bavail
     with open_staging(source, small_disk) as staging:
-        filler = small_disk / "somebody else's"
-        with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        filler = fill(small_disk)
         with pytest.raises(StorageError, match="the disk is full at"):
             staging.run()
     filler.unlink()
@@ -303,12 +310,7 @@ def test_a_full_disk_stops_staging_with_a_sentence_and_gc_gives_the_space_back(
 def test_copies_can_be_deleted_from_a_disk_that_is_full(tmp_path: Path, small_disk: Path) -> None:
     remount(small_disk, "size=1m")
     copy = stage(make_files(tmp_path / "a"), small_disk)
-    with (
-        pytest.raises(OSError, match="No space left"),
-        (small_disk / "filler").open("wb", buffering=0) as file,
-    ):
-        while True:
-            file.write(bytes(4096))
+    fill(small_disk)
     assert len(remove_copies([copy.folder.name], str(small_disk)).removed) == 1
 
 

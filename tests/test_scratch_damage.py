@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bit that flips in a copy, wherever it is, is found by `verify` and mended by staging again with a check."""
+"""A bit that flips in a copy, wherever it is, is found by `verify` and mended by `stage --check`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happened to a source and its copy before, no content that was in one of them is lost by eviction."""
+"""Whatever happened to a source and its copy before, no content of either is lost by eviction."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def do(deed: str, here: Path, there: Path, pick: int) -> None:
             (here / "aside").rename(second)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     is_pack=st.booleans(),
     deeds=st.lists(

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--scratch",
             metavar="PATH",
-            help="the scratch folder (default: what 'feedrate stage' would choose, and where you staged before)",
+            help="the scratch folder (default: what 'feedrate stage' would choose, and where you staged)",
         )
         add_json_arguments(command)
 
@@ -103,7 +103,8 @@ def _rm(arguments: argparse.Namespace) -> int:
     write_json(arguments, dump_document("scratch rm", result))
     if any(one.is_only_copy for one in result.kept):
         say(
-            "hint: copy what is there to where it is safe; or, to lose it for good, add --even-if-the-source-is-gone"
+            "hint: copy what is there to where it is safe; or, to lose it for good,"
+            " add --even-if-the-source-is-gone"
         )
     return EXIT_FAILED if result.kept else EXIT_OK
 

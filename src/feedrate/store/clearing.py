@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a user's copies on a scratch folder should go: those named, expired, never finished, or over a limit.
+"""Which of a user's copies on scratch should go: those named, expired, never finished, or over a limit.
 
 Whether one may go is decided by `eviction` alone. The clock decides only what is tried, and in which order.
 """
@@ -195,7 +195,7 @@ def size_on_disk(copy: CopyInfo) -> int:
 
 
 def find_limit(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return how much a user's copies on one scratch folder may take: $FEEDRATE_SCRATCH_LIMIT; None: no limit."""
+    """Return how much a user's copies on one scratch folder may take, by the environment; None: no limit."""
     text = environ.get("FEEDRATE_SCRATCH_LIMIT", "").strip()
     if not text:
         return None
@@ -208,9 +208,9 @@ def find_limit(environ: Mapping[str, str] = os.environ) -> int | None:
 def make_room(scratch: Path, size_bytes: int, *, limit_bytes: int | None = None, spare: str = "") -> Cleared:
     """Delete what need not stay, before a copy of that size is made.
 
-    Only where there is no room for it: copies that expired or that nobody finishes; and, where a limit is set,
-    the longest unused ones, until the new one fits under the limit. `spare`: the folder of the copy that is about to
-    be finished, of which `size_bytes` are missing.
+    Only where there is no room for it: copies that expired or that nobody finishes; and, where a limit is
+    set, the longest unused ones, until the new one fits under it. `spare`: the folder of the copy that is
+    about to be finished, of which `size_bytes` are missing.
     """
     if limit_bytes is None and free_bytes(scratch) >= size_bytes:
         return Cleared()

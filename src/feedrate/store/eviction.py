@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delete a copy, but only if that loses nothing.
 
-    looked at      it carries our marker, holds nothing that we did not put there, no other copy was made of it,
-                   and its source was seen, unchanged
-    out of reach   under its gate, with no lease and no writer: renamed, so that nobody takes it into use any more
+    looked at      it carries our marker, holds nothing that we did not put there, no other copy was made of
+                   it, and its source was seen, unchanged
+    out of reach   under its gate, with no lease and no writer: renamed, so that nobody takes it into use
     looked again   all that still holds; else the copy gets its name back
-    deleted        data first and the marker last: what a killed evictor leaves is known by it, and goes this way
-                   from the start, or gets its name back
+    deleted        data first and the marker last: what a killed evictor leaves is known by it, and is deleted
+                   in the same way by the next, or gets its name back
 
-The second look is not for the time that has passed. A source may be the copy itself, reached by a link, a mount
-or a server; and of two copies that are each other's source two evictors would else delete both.
+The second look is not for the time that has passed. A source may be the copy itself, reached by a link, a
+mount or a server; and of two copies that are each other's source two evictors would else delete both.
 """
 
 from __future__ import annotations
