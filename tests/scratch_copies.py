@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,9 @@ def make_files(folder: Path, count: int = 3) -> Path:
     return folder
 
 
-def stage(source: Path | str, scratch: Path, *, keep_s: float | None = None, used: float | None = None) -> Copy:
+def stage(
+    source: Path | str, scratch: Path, *, keep_s: float | None = None, used: float | None = None
+) -> Copy:
     """Stage all of it; `used`: when it was used last."""
     scratch.mkdir(exist_ok=True)
     with open_staging(source, scratch, options=StagingOptions(keep_s=keep_s)) as staging:
@@ -47,8 +48,9 @@ def stage_half(source: Path, scratch: Path) -> Copy:
     scratch.mkdir(exist_ok=True)
     with open_staging(source, scratch) as staging:
         staging.bring(list(staging.copy.files)[:2])
-        part = staging.copy.part(list(staging.copy.files)[-1])
-        part.write_bytes(b"half")
+        fd = staging.copy.open_part(list(staging.copy.files)[-1])
+        os.write(fd, b"half")
+        os.close(fd)
     assert not staging.copy.is_complete()
     return staging.copy
 
@@ -70,28 +72,27 @@ def find_copy(scratch: Path) -> CopyInfo:
     return copy
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from feedrate.store.copies import Copy
-copy = Copy.open(Path(sys.argv[1]))
-held = copy.lease() if sys.argv[2] == "lease" else copy.take_writer()
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
 @contextlib.contextmanager
-def held_elsewhere(copy: Copy, what: str = "lease") -> Iterator[subprocess.Popen[str]]:
-    """Let another process hold a lease, or the writer's lock, until the block ends or it is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(copy.folder), what],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def held_elsewhere(copy: Copy, what: str = "lease") -> Iterator[int]:
+    """Let another process, whose number is yielded, hold a lease or the writer's lock in the block."""
+    told, telling = os.pipe()
+    process = os.fork()
+    if not process:
+        held = copy.lease() if what == "lease" else copy.take_writer()
+        os.write(telling, b"!" if held is not None else b"?")
+        while True:
+            signal.pause()
+    os.close(telling)
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+        assert os.read(told, 1) == b"!"
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        os.close(told)
+        end(process)
+
+
+def end(process: int) -> None:
+    """Kill a process that `held_elsewhere` made, and wait for its end; harmless when it has ended."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)

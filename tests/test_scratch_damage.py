@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bit that flips in a copy, wherever it is, is found by `verify` and mended by staging again with a check."""
+"""A bit that flips in a copy, wherever it is, is found by `verify` and mended by `stage --check`."""
 
 from __future__ import annotations
 
@@ -64,14 +64,21 @@ def test_a_flipped_bit_is_found_by_verify_and_mended_by_staging_again(
 def test_every_kind_of_byte_of_a_tar_shard_is_covered(source: Path, copy: Copy) -> None:
     path = copy.path / "shard-00000.tar"
     size = path.stat().st_size
-    kinds = {0: "name in a head", 148: "checksum in a head", TAR_BLOCK: "data", size - 1: "end of the archive"}
+    kinds = {
+        0: "name in a head",
+        148: "checksum in a head",
+        TAR_BLOCK: "data",
+        size - 1: "end of the archive",
+    }
     for at, kind in kinds.items():
         flip_byte(path, at)
         assert not verify(copy.path, workers=1).is_good, kind
         assert check(source, copy)[0] == 1, kind
 
 
-def test_a_file_cut_short_or_gone_is_brought_again_without_being_asked_to_check(source: Path, copy: Copy) -> None:
+def test_a_file_cut_short_or_gone_is_brought_again_without_being_asked_to_check(
+    source: Path, copy: Copy
+) -> None:
     (copy.path / "shard-00000.tar").write_bytes(b"short")
     (copy.path / "shard-00000.arrow").unlink()
     stage(source, copy.folder.parents[2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happened to a source and its copy before, no content that was in one of them is lost by eviction."""
+"""Whatever happened to a source and its copy before, no content of either is lost by eviction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ from feedrate.errors import FeedrateError
 from feedrate.stage import collect_garbage, remove_copies
 from scratch_copies import make_files, make_pack, stage
 
-DEEDS = ("delete", "cut", "flip", "flip and hide it", "touch", "link to the other", "hard link", "add", "swap", "nothing")
+DEEDS = (
+    "delete",
+    "cut",
+    "flip",
+    "flip and hide it",
+    "touch",
+    "link to the other",
+    "hard link",
+    "add",
+    "swap",
+    "nothing",
+)
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -64,7 +75,7 @@ def do(deed: str, here: Path, there: Path, pick: int) -> None:
             (here / "aside").rename(second)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     is_pack=st.booleans(),
     deeds=st.lists(

@@ -221,14 +221,15 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
         self.is_reached = threading.Event()
-        self.real = transfer.read_range
-        monkeypatch.setattr(transfer, "read_range", self.read)
+        real = transfer.Source.read
 
-    def read(self, place: object, file: bytes, offset: int, length: int) -> bytes:
-        if file.endswith(b".tar"):
-            self.is_reached.set()
-            assert self.open.wait(60)
-        return self.real(place, file, offset, length)  # type: ignore[arg-type]
+        def read(source: transfer.Source, offset: int, length: int) -> bytes:
+            if source.file.source.endswith(b".tar"):
+                self.is_reached.set()
+                assert self.open.wait(60)
+            return real(source, offset, length)
+
+        monkeypatch.setattr(transfer.Source, "read", read)
 
 
 def test_who_comes_while_it_is_copied_joins(

@@ -130,9 +130,7 @@ def test_rm_of_the_only_copy_says_what_is_lost(
 def test_rm_of_what_is_not_there_points_to_ls(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "rm", "nonsense", "--scratch", scratch)
     assert (code, out) == (1, "")
-    assert err == (
-        "error: no copy 'nonsense' on this node\n\nhint: see what is there: feedrate scratch ls\n"
-    )
+    assert err == ("error: no copy 'nonsense' on this node\n\nhint: see what is there: feedrate scratch ls\n")
 
 
 def test_gc_says_what_it_freed_and_what_it_kept(
@@ -149,7 +147,9 @@ def test_gc_says_what_it_freed_and_what_it_kept(
     assert run(capsys, "gc", "--scratch", scratch) == (0, "freed 0 B; your copies take 3.00 KB\n", "")
 
 
-def test_a_scratch_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scratch_folder_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run(capsys, "gc", "--scratch", tmp_path / "no")
     assert code == 1
     assert f"error: no scratch folder at {tmp_path / 'no'}" in err

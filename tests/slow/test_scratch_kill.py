@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Killed without notice at any moment, staging and evicting never leave wrong data, never touch a source, and what
-they leave can be finished, deleted, and used again."""
+"""Killed without notice at any moment, staging and evicting never leave wrong data, never touch a source, and
+what they leave can be finished, deleted, and used again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from scratch_copies import make_files, make_pack
 
 pytestmark = pytest.mark.slow
 
-# One process that has imported everything, and a child of it per step. A step is killed at the moment that it is
-# told: the n-th time that it does something to a file (moments of threads are counted too, so they differ from
-# run to run). Steps come as JSON lines, and so do answers.
+# One process that has imported everything, and a child of it per step. A step is killed at the moment that it
+# is told: the n-th time that it does something to a file (those of threads are counted too, so they differ
+# from run to run). Steps come as JSON lines, and so do answers.
 SERVER = """
 import json, os, shutil, signal, sys, threading
 from pathlib import Path

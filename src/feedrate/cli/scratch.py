@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     removing.set_defaults(act=_rm)
 
-    collecting = kinds.add_parser("gc", help="delete copies that expired or were never finished, and leftovers")
+    collecting = kinds.add_parser(
+        "gc", help="delete copies that expired or were never finished, and leftovers"
+    )
     collecting.add_argument(
         "--limit",
         type=reader(parse_bytes),
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--scratch",
             metavar="PATH",
-            help="the scratch folder (default: what 'feedrate stage' would choose, and where you staged before)",
+            help="the scratch folder (default: what 'feedrate stage' would choose, and where you staged)",
         )
         add_json_arguments(command)
 
@@ -91,14 +93,18 @@ def _rm(arguments: argparse.Namespace) -> int:
     from feedrate.stage import remove_copies
 
     result = remove_copies(
-        arguments.copies, arguments.scratch, even_if_the_source_is_gone=arguments.even_if_the_source_is_gone, say=say
+        arguments.copies,
+        arguments.scratch,
+        even_if_the_source_is_gone=arguments.even_if_the_source_is_gone,
+        say=say,
     )
     if arguments.json != "-":
         sys.stdout.write(draw_cleared(result))
     write_json(arguments, dump_document("scratch rm", result))
     if any(one.is_only_copy for one in result.kept):
         say(
-            "hint: copy what is there to where it is safe; or, to lose it for good, add --even-if-the-source-is-gone"
+            "hint: copy what is there to where it is safe; or, to lose it for good,"
+            " add --even-if-the-source-is-gone"
         )
     return EXIT_FAILED if result.kept else EXIT_OK
 

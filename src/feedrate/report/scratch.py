@@ -12,7 +12,9 @@ from feedrate.units import format_age, format_bytes, format_count, format_percen
 
 def draw_scratch(listing: ScratchListing) -> str:
     if not listing.folders:
-        return f"no scratch folder is known on {listing.node}; name one: feedrate scratch ls --scratch FOLDER\n"
+        return (
+            f"no scratch folder is known on {listing.node}; name one: feedrate scratch ls --scratch FOLDER\n"
+        )
     parts = ["\n".join(_folder_lines(folder, listing.now)) for folder in listing.folders]
     return "\n\n".join(parts) + "\n"
 
@@ -57,7 +59,9 @@ def _folder_lines(folder: ScratchFolder, now: float) -> list[str]:
     if folder.copies:
         rows = [("NAME", "SIZE", "OWNER", "LAST USED", "KEPT", "IN USE BY", "SOURCE")]
         lines += _columns(rows + [_copy_row(copy, now) for copy in folder.copies])
-    lines += [f"  left behind: {one.path}, {one.what}, {format_bytes(one.size_bytes)}" for one in folder.leftovers]
+    lines += [
+        f"  left behind: {one.path}, {one.what}, {format_bytes(one.size_bytes)}" for one in folder.leftovers
+    ]
     if folder.leftovers:
         lines.append("  next: feedrate scratch gc")
     return lines
@@ -93,7 +97,9 @@ def _user_words(copy: CopyInfo) -> str:
     words += [f"job {job}" for job in jobs[:3]] + (["..."] if len(jobs) > 3 else [])
     if loose:
         users = sorted({lease.user for lease in loose if lease.user})
-        words.append(format_count(len(loose), "process", "processes") + (f" of {', '.join(users)}" if users else ""))
+        words.append(
+            format_count(len(loose), "process", "processes") + (f" of {', '.join(users)}" if users else "")
+        )
     return ", ".join(words) or "nobody"
 
 
@@ -110,5 +116,6 @@ def _ago(seconds: float) -> str:
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     ]

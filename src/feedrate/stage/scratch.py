@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate scratch`: what lies on the scratch folders of this node, what one has elsewhere, and away with it."""
+"""`feedrate scratch`: what lies on the scratch folders of this node and elsewhere, and away with it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def list_scratch(wish: str | None = None) -> ScratchListing:
 
 
 def list_everywhere() -> Everywhere:
-    """Return what this user has staged on all nodes; what is gone from this one is struck off the registry."""
+    """Return what this user has staged on all nodes; what is gone from this one is forgotten."""
     node, copies = find_node(), []
     for copy in recall():
         if copy.node == node and not os.path.lexists(copy.folder):

@@ -14,7 +14,6 @@ from feedrate.store.leases import Lease
 from feedrate.store.marker import find_node
 from feedrate.store.place import is_url
 from feedrate.store.staging import Staging, StagingOptions, open_staging
-from feedrate.store.transfer import STREAMS
 from feedrate.units import format_count, parse_keep, parse_rate
 
 
@@ -24,7 +23,7 @@ def stage(
     *,
     keep: str | float | None = "7d",
     rate_limit: str | float | None = None,
-    streams: int = STREAMS,
+    streams: int | None = None,
     allow_network: bool = False,
     check: bool = False,
     watch: Callable[[Tick], None] = lambda _: None,
@@ -40,7 +39,7 @@ def stage(
         scratch: a folder on a local disk; None or "auto": found by itself.
         keep: how long the copy stays when nobody uses it: "7d", "12h", seconds; None: until it is deleted.
         rate_limit: at most so many bytes per second: "100MB", or a number.
-        streams: reads in flight.
+        streams: reads in flight; None: 8, and 16 behind an address.
         allow_network: let scratch be a file system that other machines serve.
         check: read what is there already, and bring anew what is not as it was copied.
         watch: told how far it is. say: told what the user should know, a sentence at a time.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a user's copies on a scratch folder should go: those named, expired, never finished, or over a limit.
+"""Which of a user's copies on scratch should go: those named, expired, never finished, or over a limit.
 
 Whether one may go is decided by `eviction` alone. The clock decides only what is tried, and in which order.
 """
@@ -16,7 +16,15 @@ from pathlib import Path
 from feedrate.errors import StorageError, UsageError
 from feedrate.results import CopyInfo, Leftover, Verdict
 from feedrate.store.copies import list_copies
-from feedrate.store.eviction import Kept, SourceUnseen, Vanished, evict, is_doomed, is_temporary, remove_unmade
+from feedrate.store.eviction import (
+    Kept,
+    SourceUnseen,
+    Vanished,
+    evict,
+    is_doomed,
+    is_temporary,
+    remove_unmade,
+)
 from feedrate.store.files import free_bytes
 from feedrate.store.homes import HOME
 from feedrate.store.marker import find_node
@@ -44,7 +52,9 @@ def opened_home(scratch: Path) -> Iterator[int | None]:
             yield None
             return
         except OSError as error:
-            raise StorageError(f"cannot look into {path / HOME / str(os.getuid())}: {error.strerror}") from error
+            raise StorageError(
+                f"cannot look into {path / HOME / str(os.getuid())}: {error.strerror}"
+            ) from error
         assert fd is not None
         info = os.fstat(fd)
         if info.st_uid != os.getuid() or info.st_mode & 0o022:
@@ -185,7 +195,7 @@ def size_on_disk(copy: CopyInfo) -> int:
 
 
 def find_limit(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return how much a user's copies on one scratch folder may take: $FEEDRATE_SCRATCH_LIMIT; None: no limit."""
+    """Return how much a user's copies on one scratch folder may take, by the environment; None: no limit."""
     text = environ.get("FEEDRATE_SCRATCH_LIMIT", "").strip()
     if not text:
         return None
@@ -195,14 +205,12 @@ def find_limit(environ: Mapping[str, str] = os.environ) -> int | None:
         raise UsageError(f"FEEDRATE_SCRATCH_LIMIT: {error}", hint=error.hint) from None
 
 
-def make_room(
-    scratch: Path, size_bytes: int, *, limit_bytes: int | None = None, spare: str = ""
-) -> Cleared:
+def make_room(scratch: Path, size_bytes: int, *, limit_bytes: int | None = None, spare: str = "") -> Cleared:
     """Delete what need not stay, before a copy of that size is made.
 
-    Only where there is no room for it: copies that expired or that nobody finishes; and, where a limit is set,
-    the longest unused ones, until the new one fits under the limit. `spare`: the folder of the copy that is about to
-    be finished, of which `size_bytes` are missing.
+    Only where there is no room for it: copies that expired or that nobody finishes; and, where a limit is
+    set, the longest unused ones, until the new one fits under it. `spare`: the folder of the copy that is
+    about to be finished, of which `size_bytes` are missing.
     """
     if limit_bytes is None and free_bytes(scratch) >= size_bytes:
         return Cleared()

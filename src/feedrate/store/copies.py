@@ -137,9 +137,7 @@ class Copy:
                 (self.folder / name).chmod(folder_mode)
         for name in (GATE, WRITER, USED):
             with contextlib.suppress(OSError):
-                os.close(
-                    os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode)
-                )
+                (self.folder / name).touch(file_mode, exist_ok=False)
 
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""

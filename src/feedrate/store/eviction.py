@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delete a copy, but only if that loses nothing.
 
-    looked at      it carries our marker, holds nothing that we did not put there, no other copy was made of it,
-                   and its source was seen, unchanged
-    out of reach   under its gate, with no lease and no writer: renamed, so that nobody takes it into use any more
+    looked at      it carries our marker, holds nothing that we did not put there, no other copy was made of
+                   it, and its source was seen, unchanged
+    out of reach   under its gate, with no lease and no writer: renamed, so that nobody takes it into use
     looked again   all that still holds; else the copy gets its name back
-    deleted        data first and the marker last: what a killed evictor leaves is known by it, and goes this way
-                   from the start, or gets its name back
+    deleted        data first and the marker last: what a killed evictor leaves is known by it, and is deleted
+                   in the same way by the next, or gets its name back
 
-The second look is not for the time that has passed. A source may be the copy itself, reached by a link, a mount
-or a server; and of two copies that are each other's source two evictors would else delete both.
+The second look is not for the time that has passed. A source may be the copy itself, reached by a link, a
+mount or a server; and of two copies that are each other's source two evictors would else delete both.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def _evict(
         return
     marker = _read_marker(fd)
     _refuse_sources(folder, [marker.address, *sources])
-    seen = _look(folder, fd, marker, is_blind=is_blind)
+    # What is out of reach already needs one look only.
+    is_out = is_doomed(name) and not is_trial
+    seen = None if is_out else _look(folder, fd, marker, is_blind=is_blind)
     with (
         _take(folder / GATE, "somebody is just taking it into use"),
         _take(folder / WRITER, "it is being copied right now"),
@@ -115,7 +117,7 @@ def _evict(
             raise Kept("it was just taken into use")
         doomed = name if is_doomed(name) else _doom(home_fd, name)
         try:
-            if _look(folder, fd, marker, is_blind=is_blind) != seen:
+            if _look(folder, fd, marker, is_blind=is_blind) != seen and not is_out:
                 raise SourceUnseen("its source changed while it was looked at")
         except Kept as kept:
             kept.is_back = _restore(home_fd, doomed) and is_doomed(name)

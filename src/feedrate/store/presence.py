@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is the source of a copy there, and is it what was copied? Eviction asks right before it deletes.
 
-A file counts as the same when it has the size that it had, and the time of change that it had when its bytes were
-copied and their checksum was taken; where the time is another, or nobody tells it, its bytes are read and their
-checksum is compared. A pack.json holds the checksums of all shards and is always compared byte for byte: the
-shards of a store that tells no times (most web servers) then need only have the right size.
+A file counts as the same when it has the size that it had, and the time of change that it had when its bytes
+were copied and their checksum was taken; where the time is another, or nobody tells it, its bytes are read
+and their checksum is compared. A pack.json holds the checksums of all shards and is always compared byte for
+byte: the shards of a store that tells no times (most web servers) then need only have the right size.
 """
 
 from __future__ import annotations
@@ -92,10 +92,8 @@ def compare_source(marker: Marker, seen: Sight, data: Path, ours: Collection[tup
             has_pack_json = _is_same(marker, file, data / file.name)
     for file in _wanted(marker):
         now = seen[file.name]
-        if now.mtime_ns and file.mtime_ns:
-            is_same = now.mtime_ns == file.mtime_ns
-        else:
-            is_same = has_pack_json
+        has_times = now.mtime_ns and file.mtime_ns
+        is_same = now.mtime_ns == file.mtime_ns if has_times else has_pack_json
         if not is_same and (file.crc32c is None or _checksum(marker, file) != file.crc32c):
             raise Doubt(f"{_address(marker, file)} was changed after it was copied")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at and delete folders by file descriptors: never through a link, never in another mount, and only names
-that are known. What a path names can change between two calls; what a descriptor holds cannot."""
+"""Look at and delete folders by file descriptors: never through a link, never in another mount, and only
+names that are known. What a path names can change between two calls; what a descriptor holds cannot."""
 
 from __future__ import annotations
 

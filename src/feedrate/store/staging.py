@@ -32,7 +32,7 @@ from feedrate.store.place import is_url
 from feedrate.store.presence import checksum_file
 from feedrate.store.registry import remember_copy
 from feedrate.store.scratch import Scratch, check_room, find_scratch
-from feedrate.store.transfer import SFTP_STREAMS, STREAMS, Incoming, RateLimit, Stopped, Transfer, is_sftp
+from feedrate.store.transfer import Incoming, RateLimit, Stopped, Transfer, choose_streams
 from feedrate.units import format_bytes
 
 DEFAULT_KEEP_S = 7 * 86400.0
@@ -46,21 +46,21 @@ class StagingOptions:
     """How to bring it.
 
     Attributes:
-        streams: reads in flight.
+        streams: reads in flight; None: 8, and 16 behind an address.
         rate_limit: bytes per second; None: as fast as it goes.
         keep_s: how long the copy stays when nobody uses it; None: until it is deleted.
         allow_network: let scratch be a file system that other machines serve.
         check: read what has landed before, and bring anew what is not as it was copied.
     """
 
-    streams: int = STREAMS
+    streams: int | None = None
     rate_limit: float | None = None
     keep_s: float | None = DEFAULT_KEEP_S
     allow_network: bool = False
     check: bool = False
 
     def __post_init__(self) -> None:
-        if self.streams < 1:
+        if self.streams is not None and self.streams < 1:
             raise UsageError(f"streams must be at least 1, got {self.streams}")
         if self.rate_limit is not None and self.rate_limit <= 0:
             raise UsageError(f"rate_limit must be above 0 bytes per second, got {self.rate_limit:g}")
@@ -205,9 +205,7 @@ class Staging:
         if not missing:
             return
         limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
-        streams = self.options.streams
-        if is_sftp(self.contents.marker.source):
-            streams = min(streams, SFTP_STREAMS)
+        streams = choose_streams(self.contents.marker.source, self.options.streams)
         # Its own: a transfer that fails stops its threads by it, and this may be tried again.
         self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
         if self._stop.is_set():
