@@ -20,6 +20,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import I64, U8, DecodeReport, Ranges, Status
 from feedrate.load.cache import Cache
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
+from feedrate.load.image import Size
 from feedrate.load.keeping import (
     BY_PILLOW,
     LARGEST_BYTES,
@@ -52,13 +53,12 @@ class CachedPixels:
         self._keeps_results = is_worth_keeping_results(pack, artist.reference if artist else None, image)
         # Raw pixels have nothing to decode: the page cache serves them as well.
         fields = [f for f in pack.fields if f.has_pixels and f.coding is not Coding.RAW]
+        slots: list[tuple[str, Size | None]] = [(field.name, None) for field in fields]
         if self._keeps_results:
-            slots = {(w.field.name, w.out_size) for w in wanted if w.field in fields and w.field and w.out_size}
-            self._slots = {slot: number for number, slot in enumerate(sorted(slots))}
-        else:
-            self._slots = {(field.name, None): number for number, field in enumerate(fields)}
+            slots = sorted({(w.field.name, w.out_size) for w in wanted if w.field in fields and w.field is not None})
+        self._slots = {slot: number for number, slot in enumerate(slots)}
         what = f"{image!r} of" if self._keeps_results else "whole"
-        key = f"{VERSION} {fingerprint(pack.manifest)} {what} {list(self._slots)}"
+        key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}"
         self._shelf: Shelf = cache.open_shelf(key, len(self._slots) * len(pack), _count_bytes_to_keep(pack))
         self._refused: set[int] = set()
         self._joined: tuple[tuple[str, ...], kernel.Files] | None = None
