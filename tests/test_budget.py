@@ -22,7 +22,11 @@ def write(path: Path, text: str) -> Path:
 
 
 def write_group(folder: Path, limit: str, used: int, stat: str, version: int) -> None:
-    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
     write(folder / names[0], f"{limit}\n")
     write(folder / names[1], f"{used}\n")
     write(folder / "memory.stat", stat)

@@ -45,7 +45,7 @@ _BAD_BYTES = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH, Status.B
 
 
 class CachedPixels:
-    """The images and masks that a loader wants, and the shelf for them. Counts hits and misses of one epoch."""
+    """The images and masks that a loader wants, and their shelf. Counts hits and misses of one epoch."""
 
     def __init__(self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], artist: Artist | None) -> None:
         self._pack = pack
@@ -55,7 +55,9 @@ class CachedPixels:
         fields = [f for f in pack.fields if f.has_pixels and f.coding is not Coding.RAW]
         slots: list[tuple[str, Size | None]] = [(field.name, None) for field in fields]
         if self._keeps_results:
-            slots = sorted({(w.field.name, w.out_size) for w in wanted if w.field in fields and w.field is not None})
+            slots = sorted(
+                {(w.field.name, w.out_size) for w in wanted if w.field in fields and w.field is not None}
+            )
         self._slots = {slot: number for number, slot in enumerate(slots)}
         what = f"{image!r} of" if self._keeps_results else "whole"
         key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}"
@@ -130,7 +132,7 @@ class CachedPixels:
             for whole_batch, ranges in ((places, images), (tables, entries)):
                 whole_batch[0][left] = ranges.file + shift
                 whole_batch[1][left], whole_batch[2][left] = ranges.offset, ranges.length
-            crc32c[left] = images.crc32c
+            crc32c[left] = 0 if images.crc32c is None else images.crc32c
             boxes[left] = choose(job.geometry, left).boxes_on(job.pixels, part.rows)
         report = kernel.decode_batch(
             self._join(files), Ranges(places[0], places[1], places[2], crc32c), job.out, boxes=boxes,
@@ -198,7 +200,9 @@ class CachedPixels:
         """Return what is cached of some samples, and the hits of this epoch."""
         names = {w.field.name for w in wanted if w.field is not None}
         slots = [number for (name, _), number in self._slots.items() if name in names]
-        numbers = np.concatenate([np.zeros(0, np.int64), *(slot * len(self._pack) + positions for slot in slots)])
+        numbers = np.concatenate(
+            [np.zeros(0, np.int64), *(slot * len(self._pack) + positions for slot in slots)]
+        )
         shelf = self._shelf
         tiers = shelf.tier_stats(numbers)
         with self._lock:

@@ -69,8 +69,14 @@ class MemoryGroup:
 
         Counted by the lists that it is reclaimed from: memory of /dev/shm and locked pages are on others.
         """
-        pages = ("inactive_file ", "active_file ") if self.version == 2 else ("total_inactive_file ", "total_active_file ")
-        unwritten = ("file_dirty ", "file_writeback ") if self.version == 2 else ("total_dirty ", "total_writeback ")
+        pages = (
+            ("inactive_file ", "active_file ")
+            if self.version == 2
+            else ("total_inactive_file ", "total_active_file ")
+        )
+        unwritten = (
+            ("file_dirty ", "file_writeback ") if self.version == 2 else ("total_dirty ", "total_writeback ")
+        )
         found = _read_numbers(self.folder / "memory.stat", (*pages, *unwritten))
         droppable = sum(found.get(name, 0) for name in pages)
         return droppable, min(droppable, sum(found.get(name, 0) for name in unwritten))

@@ -90,13 +90,9 @@ class OpenedShelf:
             if self.table.holds(number):
                 return True
             self._start_watcher()
-            return any(
-                self._put(tier, number, views, source_bytes, mark) for tier in range(len(self._tiers))
-            )
+            return any(self._put(tier, number, views, source_bytes, mark) for tier in range(len(self._tiers)))
 
-    def _put(
-        self, tier: int, number: int, views: Sequence[memoryview], source_bytes: int, mark: int
-    ) -> bool:
+    def _put(self, tier: int, number: int, views: Sequence[memoryview], source_bytes: int, mark: int) -> bool:
         size = sum(view.nbytes for view in views)
         if not self.has_room(tier, size):
             return False
@@ -298,5 +294,10 @@ def _write(descriptor: int, views: Sequence[memoryview], offset: int) -> None:
 def _punch_hole(descriptor: int, offset: int, size: int) -> None:
     """Give the pages of a range back to the system. Where that is unknown they stay until the file goes."""
     if sys.platform == "linux":
-        arguments = (ctypes.c_int(descriptor), ctypes.c_int(_PUNCH_HOLE), ctypes.c_int64(offset), ctypes.c_int64(size))
+        arguments = (
+            ctypes.c_int(descriptor),
+            ctypes.c_int(_PUNCH_HOLE),
+            ctypes.c_int64(offset),
+            ctypes.c_int64(size),
+        )
         ctypes.CDLL(None).fallocate(*arguments)

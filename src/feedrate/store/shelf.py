@@ -70,7 +70,7 @@ class Shelf:
             source_bytes: how many bytes it was made of, for `tier_stats`.
             mark: a number of the owner's.
         """
-        views = [memoryview(part).cast("B") for part in parts]
+        views = [memoryview(part).cast("B") for part in parts]  # type: ignore[arg-type]
         return self._open().put(self._check(number), views, source_bytes, mark)
 
     def get(self, number: int) -> memoryview | None:
