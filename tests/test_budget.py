@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedrate.probe.memory import MemoryRoom, measure_memory_room
+from feedrate.probe.memory import MemoryGauge, MemoryRoom
 from feedrate.store.budget import MemoryWatch, margin_of
 
 MEMINFO = "MemTotal: 1000 kB\nMemAvailable: 500 kB\nDirty: 8 kB\nWriteback: 2 kB\nHugePages_Total: 0\n"
@@ -33,7 +33,8 @@ def write_group(folder: Path, limit: str, used: int, stat: str, version: int) ->
 
 
 def measure(tmp_path: Path) -> MemoryRoom:
-    return measure_memory_room(tmp_path / "cgroup", tmp_path / "root", write(tmp_path / "meminfo", MEMINFO))
+    meminfo = write(tmp_path / "meminfo", MEMINFO)
+    return MemoryGauge(tmp_path / "cgroup", tmp_path / "root", meminfo).measure()
 
 
 def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path) -> None:

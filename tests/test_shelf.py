@@ -31,7 +31,7 @@ SHORT = MemoryRoom(free_bytes=10**6, unwritten_bytes=0, limit_bytes=10**9)
 @pytest.fixture
 def shelve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Shelf]]:
     """Make shelves that are nobody else's, with plenty of memory that no thread watches; close them."""
-    monkeypatch.setattr(opened_shelf, "Watcher", lambda _: None)
+    monkeypatch.setattr(opened_shelf, "Watcher", lambda *_: None)
     made: list[Shelf] = []
 
     def make(*tiers: Tier, samples: int = 100, key: str = "") -> Shelf:

@@ -47,10 +47,10 @@ CACHED = """
         for batch in loader:
             pass
     stats = loader.stats().cache
-    held = bytearray(int(sys.argv[2]))  # the job itself needs more memory now
-    held[::4096] = bytes(len(held[::4096]))
-    for batch in loader:
-        pass
+    held = []  # the job itself needs more memory now, bit by bit
+    while 1_000_000 * len(held) < int(sys.argv[2]):
+        for batch in loader:
+            held += [bytes([len(held) % 255 + 1]) * 1_000_000 for _ in range(2)]
     after = loader.stats().cache
     print(json.dumps([[s.cached_share, s.hit_rate, s.returned_bytes, s.damaged] for s in (stats, after)]))
 """

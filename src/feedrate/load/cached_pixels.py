@@ -34,7 +34,7 @@ from feedrate.load.options import Wanted
 from feedrate.load.samples import choose
 from feedrate.load.state import fingerprint
 from feedrate.load.tally import Tally
-from feedrate.probe.memory import measure_memory_room
+from feedrate.probe.memory import MemoryGauge
 from feedrate.results import CacheStats
 from feedrate.store.budget import margin_of
 from feedrate.store.shelf import Located, Shelf
@@ -136,7 +136,8 @@ class CachedPixels:
             boxes[left] = choose(job.geometry, left).boxes_on(job.pixels, part.rows)
         report = kernel.decode_batch(
             self._join(files), Ranges(places[0], places[1], places[2], crc32c), job.out, boxes=boxes,
-            flips=job.geometry.flips, entries=Ranges(tables[0], tables[1], tables[2]), raw=found, pool=job.pool,
+            flips=job.geometry.flips, entries=Ranges(tables[0], tables[1], tables[2]), raw=found,
+            pool=job.pool,
         )  # fmt: skip
         failed = np.flatnonzero(found & (report.statuses != 0))
         for i in failed.tolist():
@@ -221,5 +222,5 @@ def _count_bytes_to_keep(pack: Pack) -> int:
     A pack that does not fit in memory is read from its disk anyway.
     """
     size_bytes = sum(shard.size_bytes for shard in pack.manifest.shards)
-    room = measure_memory_room()
+    room = MemoryGauge().measure()
     return size_bytes if size_bytes <= room.free_bytes - margin_of(room.limit_bytes) else 0

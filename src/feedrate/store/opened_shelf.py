@@ -222,7 +222,7 @@ class OpenedShelf:
         if self._ram is not None and self._watcher is None:
             with self._lock:
                 if self._watcher is None:
-                    self._watcher = Watcher(self.relieve)
+                    self._watcher = Watcher(self.relieve, self._watch)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
