@@ -58,9 +58,7 @@ def measure_set(photographs: list[str], kind: str, arguments: argparse.Namespace
         pack(source, target, PackOptions())
         shutil.rmtree(source)
         whole_bytes, growth = measure_decoded(target)
-        say(
-            f"{kind}: {arguments.images} images, decoded {whole_bytes / 1e6:.0f} MB, {growth:.1f} times the packed"
-        )
+        say(f"{kind}: decoded {whole_bytes / 1e6:.0f} MB, {growth:.1f} times as much as packed")
         rates = [measure_hits(target, share, whole_bytes, arguments.epochs) for share in SHARES]
         ways: dict[str, dict[str, Any] | None] = {
             "no cache": None,
