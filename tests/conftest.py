@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import signal
 import subprocess
@@ -37,10 +38,14 @@ if importlib.util.find_spec("torch") is None:
             raise
 
 
+_homes = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def clean_environ() -> Iterator[None]:
-    """Undo what a test does to the environment."""
+def clean_environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Undo what a test does to the environment; what it notes in its user's home is for itself alone."""
     before = dict(os.environ)
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.getbasetemp() / f"state-{next(_homes)}")
     yield
     os.environ.clear()
     os.environ.update(before)

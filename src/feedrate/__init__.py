@@ -22,16 +22,19 @@ if TYPE_CHECKING:
         StorageError,
         UsageError,
     )
+    from feedrate.load.cache import Cache
     from feedrate.load.dataset import Dataset
     from feedrate.load.decode import decode
     from feedrate.load.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
     from feedrate.load.loader import Loader
+    from feedrate.stage.staging import stage
 
     __version__: str
 
 __all__ = [
     "AlreadyExists",
     "BadSample",
+    "Cache",
     "CenterCrop",
     "Dataset",
     "FeedrateError",
@@ -48,6 +51,7 @@ __all__ = [
     "View",
     "__version__",
     "decode",
+    "stage",
 ]
 
 _HOMES = {
@@ -62,6 +66,7 @@ _HOMES = {
         "StorageError",
         "UsageError",
     ),
+    "feedrate.load.cache": ("Cache",),
     "feedrate.load.dataset": ("Dataset",),
     "feedrate.load.decode": ("decode",),
     "feedrate.load.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),
@@ -74,6 +79,8 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("feedrate")
+    if name == "stage":
+        return importlib.import_module("feedrate.stage")  # a package that can be called
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)
