@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from feedrate.results import CopyInfo
+from feedrate.results.scratch import CopyInfo
 from feedrate.store.clearing import opened_home
 from feedrate.store.copies import Copy, list_copies
 from feedrate.store.eviction import evict

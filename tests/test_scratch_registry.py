@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.results import StagedCopy
+from feedrate.results.scratch import StagedCopy
 from feedrate.stage import list_everywhere
 from feedrate.store.marker import find_node
 from feedrate.store.registry import find_registry, forget, recall, remember

@@ -12,7 +12,8 @@ import pytest
 
 from feedrate.cli import main
 from feedrate.report.stage import TransferBar, draw_stage
-from feedrate.results import StageResult, Tick
+from feedrate.results.pack import Tick
+from feedrate.results.scratch import StageResult
 from feedrate.stage.nodes import stage_on_nodes
 from images import read_tree
 from packs import write_images

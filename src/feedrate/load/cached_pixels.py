@@ -36,7 +36,7 @@ from feedrate.load.samples import choose
 from feedrate.load.state import fingerprint
 from feedrate.load.tally import Tally
 from feedrate.probe.memory import MemoryGauge
-from feedrate.results import CacheStats
+from feedrate.results.load import CacheStats
 from feedrate.store.budget import margin_of
 from feedrate.store.shelf import Located, Shelf
 from feedrate.store.shelf_table import Rows

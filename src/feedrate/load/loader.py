@@ -47,7 +47,6 @@ from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.results.load import LoaderStats
-from feedrate.results import LoaderStats
 from feedrate.store.ahead import Ahead
 from feedrate.store.through import ThroughPack, open_pack
 

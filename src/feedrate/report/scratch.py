@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from feedrate.results import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing, Verdict
+from feedrate.results.scratch import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing, Verdict
 from feedrate.units import format_age, format_bytes, format_count, format_percent
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from feedrate.results import NodesResult, StageResult, Tick
+from feedrate.results.pack import Tick
+from feedrate.results.scratch import NodesResult, StageResult
 from feedrate.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:

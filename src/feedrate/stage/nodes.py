@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from feedrate.errors import FeedrateError, UsageError
-from feedrate.results import NodesResult, StageFailure, StageResult
+from feedrate.results.scratch import NodesResult, StageFailure, StageResult
 from feedrate.store.place import is_url
 
 _LABELLED = re.compile(r"\s*(\d+): ?(.*)")

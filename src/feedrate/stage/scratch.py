@@ -10,7 +10,7 @@ from pathlib import Path
 
 from feedrate.errors import FeedrateError, NotFound, UsageError
 from feedrate.probe.paths import suggest_path
-from feedrate.results import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing
+from feedrate.results.scratch import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing
 from feedrate.store.clearing import Clearing, find_limit, is_mine, list_leftovers
 from feedrate.store.copies import list_copies
 from feedrate.store.files import free_bytes

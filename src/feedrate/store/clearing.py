@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feedrate.errors import StorageError, UsageError
-from feedrate.results import CopyInfo, Leftover, Verdict
+from feedrate.results.scratch import CopyInfo, Leftover, Verdict
 from feedrate.store.copies import list_copies
 from feedrate.store.eviction import (
     Kept,

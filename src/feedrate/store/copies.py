@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
-from feedrate.results import CopyInfo
+from feedrate.results.scratch import CopyInfo
 from feedrate.store.files import appear, explain_write_error, temporary_name
 from feedrate.store.homes import HOME, ROOT, check_trust, list_folders, make_home
 from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, is_locked, live_leases, take_lock

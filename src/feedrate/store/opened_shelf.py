@@ -22,7 +22,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import StorageError, UsageError
-from feedrate.results import TierStats
+from feedrate.results.load import TierStats
 from feedrate.store.budget import MemoryWatch, Watcher
 from feedrate.store.sharing import Descriptors, Meeting, reopen
 from feedrate.store.shelf_table import Rows, Table, is_table, make_memory, make_row, make_table

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from feedrate.errors import StorageError
-from feedrate.results import StagedCopy
+from feedrate.results.scratch import StagedCopy
 from feedrate.store.copies import Copy
 from feedrate.store.files import appear
 from feedrate.store.marker import find_node

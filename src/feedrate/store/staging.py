@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
-from feedrate.results import Tick
+from feedrate.results.pack import Tick
 from feedrate.store.clearing import find_limit, make_room
 from feedrate.store.contents import Contents, read_contents
 from feedrate.store.copies import Copy, CopyGone, Lease

@@ -25,7 +25,7 @@ from feedrate.format.fields import Kind
 from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, parse_manifest
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
-from feedrate.results import FetchStats
+from feedrate.results.load import FetchStats
 from feedrate.store.index_folder import IndexFolder, origin
 from feedrate.store.parcels import Delivery, Parcel, Supply
 from feedrate.store.patience import Attempts, Patience, log
