@@ -388,3 +388,12 @@ def test_what_a_trial_looks_at_stays(source: Path, scratch: Path) -> None:
     remember_copy(copy, scratch)
     evict_copy(copy, is_trial=True)
     assert copy.is_complete()
+
+
+def test_a_file_of_another_size_is_seen_though_its_time_is_the_same(source: Path, scratch: Path) -> None:
+    copy = stage(source, scratch)
+    path = some_file(source)
+    info = path.stat()
+    os.truncate(path, info.st_size - 1)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    assert_kept(copy, "when it was copied")
