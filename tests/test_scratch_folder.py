@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which folder is scratch: what was named, what the scheduler says, the usual places; and refusals in a sentence."""
+"""Which folder is scratch: what was named, what the scheduler says, the usual places; and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def test_what_the_scheduler_names_comes_before_the_usual_places(local: Path) -> 
     environ = {"SLURM_TMPDIR": str(local), "TMPDIR": "/elsewhere", "USER": "me"}
     found = find_scratch(environ=environ)
     assert (found.path, found.why) == (Path(os.path.realpath(local)), "$SLURM_TMPDIR")
-    assert find_scratch("auto", environ={"FEEDRATE_SCRATCH": str(local), **environ}).why == "$FEEDRATE_SCRATCH"
+    assert (
+        find_scratch("auto", environ={"FEEDRATE_SCRATCH": str(local), **environ}).why == "$FEEDRATE_SCRATCH"
+    )
     places = [folder for folder, _ in list_scratch(environ)]
     assert places.index("/scr/me") < places.index("/scr")
     assert places[0] == str(local)
@@ -36,11 +38,18 @@ def test_what_the_scheduler_names_comes_before_the_usual_places(local: Path) -> 
 def test_plain_tmp_is_not_scratch() -> None:
     places = [folder for folder, _ in list_scratch({"TMPDIR": "/tmp/"})]
     assert not {"/tmp", "/tmp/"} & set(places)
-    assert next(list_scratch({"SLURM_TMPDIR": "/tmp"})) == ("/tmp", "$SLURM_TMPDIR")  # a job may have one of its own
+    assert next(list_scratch({"SLURM_TMPDIR": "/tmp"})) == (
+        "/tmp",
+        "$SLURM_TMPDIR",
+    )  # a job may have one of its own
 
 
 def test_where_none_is_found_it_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = [("/nowhere", "$SLURM_TMPDIR"), ("/proc", "a usual place for scratch"), ("/no", "a usual place for scratch")]
+    places = [
+        ("/nowhere", "$SLURM_TMPDIR"),
+        ("/proc", "a usual place for scratch"),
+        ("/no", "a usual place for scratch"),
+    ]
     monkeypatch.setattr(scratch, "list_scratch", lambda _: iter(places))
     with pytest.raises(NotFound, match="no scratch disk found on this node") as got:
         find_scratch()
@@ -52,7 +61,7 @@ def test_where_none_is_found_it_says_where_it_looked(monkeypatch: pytest.MonkeyP
 def test_a_named_folder_is_made_when_only_it_is_missing(tmp_path: Path) -> None:
     assert find_scratch(tmp_path / "new").path == Path(os.path.realpath(tmp_path)) / "new"
     assert (tmp_path / "new").is_dir()
-    with pytest.raises(NotFound, match="no scratch folder at .*/not/there"):
+    with pytest.raises(NotFound, match=r"no scratch folder at .*/not/there"):
         find_scratch(tmp_path / "not" / "there")
 
 
@@ -72,7 +81,9 @@ def test_a_network_file_system_is_refused_unless_the_user_insists(
 ) -> None:
     there = dataclasses.replace(describe_storage(tmp_path), kind="nfs4", is_network=True)
     monkeypatch.setattr(scratch, "describe_storage", lambda _: there)
-    with pytest.raises(StorageError, match="lies on nfs4, which another machine serves: a copy there is no nearer") as got:
+    with pytest.raises(
+        StorageError, match="lies on nfs4, which another machine serves: a copy there is no nearer"
+    ) as got:
         find_scratch(tmp_path)
     assert "--allow-network" in str(got.value.hint)
     assert find_scratch(tmp_path, allow_network=True).kind == "nfs4"

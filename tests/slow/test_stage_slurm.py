@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Slurm of two nodes, each with a disk of its own for every job: one copy per node, jobs that are killed."""
+"""A real Slurm of two nodes, each with a /tmp of its own for every job: one copy per node, killed jobs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,15 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 def test_eight_ranks_on_two_nodes_make_one_copy_on_each(
     source: Path, tmp_path: Path, results: Path, slurm: dict[str, str]
 ) -> None:
-    rank = ["srun", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--overcommit", sys.executable, "-c", RANK]
+    rank = [
+        "srun",
+        "--nodes=2",
+        "--ntasks=8",
+        "--overcommit",
+        sys.executable,
+        "-c",
+        RANK,
+    ]
     run([*rank, str(source), f"{tmp_path}/scr-NODE", str(results)], slurm)
     ranks = read_results(results)
     assert sorted(one["node"] for one in ranks) == ["n1"] * 4 + ["n2"] * 4
@@ -127,10 +135,25 @@ def test_a_job_is_killed_in_mid_copy_and_another_finishes(
     assert read_tree(Path(finished["path"])) == read_tree(large)
 
 
-def test_each_job_has_its_own_copy_where_tmp_is_its_own(source: Path, results: Path, slurm: dict[str, str]) -> None:
+def test_each_job_has_its_own_copy_where_tmp_is_its_own(
+    source: Path, results: Path, slurm: dict[str, str]
+) -> None:
     scratch = "/tmp/feedrate-test-scratch"
     for _ in range(2):
-        run(["srun", "--nodes=2", "--ntasks=2", sys.executable, "-c", RANK, str(source), scratch, str(results)], slurm)
+        run(
+            [
+                "srun",
+                "--nodes=2",
+                "--ntasks=2",
+                sys.executable,
+                "-c",
+                RANK,
+                str(source),
+                scratch,
+                str(results),
+            ],
+            slurm,
+        )
     ranks = read_results(results)
     assert [one["copied_bytes"] for one in ranks] == [ranks[0]["size_bytes"]] * 4
     assert {one["path"] for one in ranks} == {ranks[0]["path"]}
@@ -144,7 +167,14 @@ def test_the_sbatch_file_of_the_manual_works_as_it_stands(
     (tmp_path / "train.sbatch").write_text(script)
     (tmp_path / "train.py").write_text(TRAIN)
     environment = {**slurm, "FEEDRATE_SCRATCH": "/tmp", "RESULTS": str(results)}
-    words = ["sbatch", "--wait", "--parsable", f"--chdir={tmp_path}", str(tmp_path / "train.sbatch"), str(source)]
+    words = [
+        "sbatch",
+        "--wait",
+        "--parsable",
+        f"--chdir={tmp_path}",
+        str(tmp_path / "train.sbatch"),
+        str(source),
+    ]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     job = done.stdout.strip()
     log = (tmp_path / f"train-{job}.log").read_text()
@@ -155,7 +185,18 @@ def test_the_sbatch_file_of_the_manual_works_as_it_stands(
     assert "($FEEDRATE_SCRATCH" in log
 
 
-def test_a_copy_made_by_a_job_is_found_by_this_process(source: Path, tmp_path: Path, results: Path, slurm: dict[str, str]) -> None:
-    words = ["srun", "--nodes=1", sys.executable, "-c", RANK, str(source), str(tmp_path / "scr"), str(results)]
+def test_a_copy_made_by_a_job_is_found_by_this_process(
+    source: Path, tmp_path: Path, results: Path, slurm: dict[str, str]
+) -> None:
+    words = [
+        "srun",
+        "--nodes=1",
+        sys.executable,
+        "-c",
+        RANK,
+        str(source),
+        str(tmp_path / "scr"),
+        str(results),
+    ]
     run(words, slurm)
     assert stage(source, tmp_path / "scr").copied_files == 0

@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rate-limit", type=reader(partial(_checked, parse_rate)), metavar="SIZE",
         help="at most so many bytes per second, like 100MB",
     )  # fmt: skip
-    parser.add_argument("--streams", type=positive, default=8, metavar="N", help="reads in flight (default: 8)")
+    parser.add_argument(
+        "--streams", type=positive, metavar="N", help="reads in flight (default: 8; 16 behind an address)"
+    )
     parser.add_argument(
         "--nodes", action="store_true", help="inside a Slurm job: one copy on each of its nodes, by srun"
     )
@@ -104,7 +106,9 @@ def _options(arguments: argparse.Namespace) -> list[str]:
     """Return what each node's own command is to be told."""
     import os
 
-    words = [f"--keep={arguments.keep}", f"--streams={arguments.streams}"]
+    words = [f"--keep={arguments.keep}"]
+    if arguments.streams is not None:
+        words.append(f"--streams={arguments.streams}")
     if arguments.to is not None:
         words.append(f"--to={os.path.abspath(arguments.to) if arguments.to != 'auto' else 'auto'}")
     if arguments.rate_limit is not None:

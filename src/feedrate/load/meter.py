@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from feedrate.kernel import DecodeReport
 from feedrate.results import LoaderStats, StageStats
 
-STAGES = ("order", "index", "read and decode", "other fields", "transform", "collate")
+STAGES = ("order", "fetch", "index", "read and decode", "other fields", "transform", "collate")
 
 
 class Meter:

@@ -153,7 +153,7 @@ def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
     stored = pack.manifest.field(IMAGE.name)
     if stored is None or stored.kind is not Kind.IMAGE:
         have = ", ".join(f.name for f in pack.fields)
-        raise PackError(f"{pack.path} has no field 'image' to decode; it has: {have}")
+        raise PackError(f"{pack.name} has no field 'image' to decode; it has: {have}")
     rows, statuses = pack.rows(positions)
     if statuses.any():
         bad = int(np.flatnonzero(statuses)[0])

@@ -32,8 +32,8 @@ def measure_room(folder: str | os.PathLike[str]) -> Room:
 def try_to_reserve(folder: str | os.PathLike[str], size_bytes: int) -> OSError | None:
     """Reserve room for a moment, and return why that fails; None: it does not, or cannot be tried.
 
-    What is free is not always this user's: quotas, of users, groups and projects alike, show only so. The file has
-    no name, so that nothing is left behind however this ends. Not for file systems in memory.
+    What is free is not always this user's: quotas, of users, groups and projects alike, show only so. The
+    file has no name, so that nothing is left behind however this ends. Not for file systems in memory.
     """
     try:
         reserve = ctypes.CDLL(None, use_errno=True).fallocate64

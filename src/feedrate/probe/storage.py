@@ -162,7 +162,7 @@ def list_scratch(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str,
 
 
 def find_scratch(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return a folder on a local disk of this node where the user may put data for a while; None: none found."""
+    """Return a folder on a local disk where the user may put data for a while; None: none found."""
     return next((Path(folder) for folder, _ in list_scratch(environ) if is_scratch(folder)), None)
 
 

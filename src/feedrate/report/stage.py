@@ -118,7 +118,6 @@ def draw_nodes(result: NodesResult) -> str:
     lines = [f"{one.node}: {draw_stage(one)}" for one in result.nodes]
     lines += [f"{one.node}: no copy: {one.message}" for one in result.failures]
     count = len(result.nodes) + len(result.failures)
-    lines.append(
-        f"{len(result.nodes)} of {format_count(count, 'node')} have a copy after {format_seconds(result.seconds)}"
-    )
+    seconds = format_seconds(result.seconds)
+    lines.append(f"{len(result.nodes)} of {format_count(count, 'node')} have a copy after {seconds}")
     return "\n".join(lines)

@@ -30,7 +30,7 @@ from feedrate.results.doctor import (
     Verification,
 )
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Picture, Pictures
-from feedrate.results.load import LoaderStats, StageStats
+from feedrate.results.load import FetchStats, LoaderStats, StageStats
 from feedrate.results.machine import Gpu, GpuProcess, Machine, ScratchRate, Storage
 from feedrate.results.pack import (
     FieldSummary,
@@ -85,6 +85,7 @@ __all__ = [
     "Duplicates",
     "Everywhere",
     "Fact",
+    "FetchStats",
     "Fidelity",
     "FieldSummary",
     "Finding",

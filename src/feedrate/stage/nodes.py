@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate stage --nodes`: one copy on every node of a Slurm job, by one `feedrate stage` on each, under srun."""
+"""`feedrate stage --nodes`: one copy on every node of a Slurm job, by one `feedrate stage` on each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def stage_on_nodes(
             hint="put the command into the sbatch script, or leave out --nodes to stage on this machine",
         )
     if shutil.which("srun") is None:
-        raise FeedrateError("--nodes needs srun, which is not on the PATH", hint="module load slurm, or the like")
+        raise FeedrateError(
+            "--nodes needs srun, which is not on the PATH", hint="module load slurm, or the like"
+        )
     address = source if is_url(source) else os.path.abspath(source)
     words = [*srun_words(nodes), sys.executable, "-m", "feedrate", "stage", address, *options, "--json", "-"]
     with subprocess.Popen(
@@ -57,14 +59,16 @@ def stage_on_nodes(
         documents = _collect(process.stdout)
         process.wait()
         listener.join()
-    return _summarise(address, documents, complaints, _list_nodes(environ, int(nodes)), time.monotonic() - begin)
+    return _summarise(
+        address, documents, complaints, _list_nodes(environ, int(nodes)), time.monotonic() - begin
+    )
 
 
 def srun_words(nodes: str) -> list[str]:
     """Return srun and its options: one task on each node, beside whatever else the job runs there."""
     return [
-        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none",
-        "--kill-on-bad-exit=0", "--input=none", "--label",
+        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap",
+        "--cpu-bind=none", "--kill-on-bad-exit=0", "--input=none", "--label",
     ]  # fmt: skip
 
 

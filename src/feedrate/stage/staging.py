@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from feedrate.probe.storage import describe_storage
 from feedrate.results import StageResult, Tick
+from feedrate.store.leases import Lease
 from feedrate.store.marker import find_node
 from feedrate.store.place import is_url
 from feedrate.store.staging import Staging, StagingOptions, open_staging
-from feedrate.store.transfer import STREAMS
 from feedrate.units import format_count, parse_keep, parse_rate
 
 
@@ -23,7 +23,7 @@ def stage(
     *,
     keep: str | float | None = "7d",
     rate_limit: str | float | None = None,
-    streams: int = STREAMS,
+    streams: int | None = None,
     allow_network: bool = False,
     check: bool = False,
     watch: Callable[[Tick], None] = lambda _: None,
@@ -37,9 +37,9 @@ def stage(
     Args:
         source: a path, or an address that fsspec reaches (s3://..., https://..., sftp://...).
         scratch: a folder on a local disk; None or "auto": found by itself.
-        keep: how long the copy stays when nobody uses it: "7d", "12h", seconds; "forever" or None: until it is deleted.
+        keep: how long the copy stays when nobody uses it: "7d", "12h", seconds; None: until it is deleted.
         rate_limit: at most so many bytes per second: "100MB", or a number.
-        streams: reads in flight.
+        streams: reads in flight; None: 8, and 16 behind an address.
         allow_network: let scratch be a file system that other machines serve.
         check: read what is there already, and bring anew what is not as it was copied.
         watch: told how far it is. say: told what the user should know, a sentence at a time.
@@ -61,23 +61,44 @@ def stage(
         for sentence in _remarks(staging):
             say(sentence)
         staging.run()
-        # Whoever deletes copies must see that this process uses it, also after this function.
-        atexit.register(staging.detach().release)
+        _hold(staging)
     return _summarise(staging, time.monotonic() - begin)
+
+
+# Whoever deletes copies must see that this process uses them, also after `stage` has returned.
+_held: dict[str, Lease] = {}
+
+
+def _hold(staging: Staging) -> None:
+    before = _held.pop(str(staging.copy.folder), None)
+    _held[str(staging.copy.folder)] = staging.detach()
+    if before is not None:
+        before.release()
+
+
+@atexit.register
+def release_all() -> None:
+    """Give back what this process has staged."""
+    while _held:
+        _held.popitem()[1].release()
 
 
 def _remarks(staging: Staging) -> list[str]:
     scratch, contents = staging.scratch, staging.contents
     said = [f"scratch: {scratch.path} ({scratch.why}{f'; {scratch.kind}' if scratch.kind else ''})"]
     if scratch.is_memory:
-        said.append("that is memory: the copy counts against this job's limit, and is gone when the node starts anew")
+        said.append(
+            "that is memory: the copy counts against this job's limit, and is gone when the node starts anew"
+        )
     source = contents.marker.source
     if not is_url(source):
         there = describe_storage(source)
         if not there.is_network and there.mount_point == describe_storage(scratch.path).mount_point:
             said.append(f"{contents.marker.address} already lies on that disk: the copy will be no faster")
     if contents.left_out:
-        said.append(f"left out: {format_count(contents.left_out, 'hidden file or folder', 'hidden files or folders')}")
+        said.append(
+            f"left out: {format_count(contents.left_out, 'hidden file or folder', 'hidden files or folders')}"
+        )
     return said
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from feedrate import kernel
@@ -57,6 +56,7 @@ class Contents:
     known: Mapping[str, bytes]
     small: tuple[str, ...] = ()
     left_out: int = 0
+    _places: dict[str, Place] = field(default_factory=dict)  # each connects once
 
     def locate(self, file: CopiedFile) -> tuple[Place, bytes]:
         """Return where a file is read from."""
@@ -64,12 +64,7 @@ class Contents:
         if is_url(root):  # storages know no '..'
             while name.startswith("../"):
                 root, name = posixpath.dirname(root.rstrip("/")), name.removeprefix("../")
-        return _place(root), os.fsencode(name)
-
-
-@functools.lru_cache(64)
-def _place(root: str) -> Place:
-    return Place(root)  # which connects once
+        return self._places.setdefault(root, Place(root)), os.fsencode(name)
 
 
 def read_contents(source: str | os.PathLike[str]) -> Contents:
@@ -95,6 +90,7 @@ def read_contents(source: str | os.PathLike[str]) -> Contents:
 
 def _read_remote(address: str) -> Contents:
     place = Place(address)
+    place.forget_listings()  # fsspec remembers what lay there when this process looked last
     try:
         has_manifest = place.find(FILE_NAME.encode(), suggest=False) is not None
     except NotFound:
@@ -194,7 +190,7 @@ def _read_pack(place: Place) -> Contents:
 
 
 def _gather(manifest: Manifest, place: Place) -> tuple[Manifest, dict[tuple[str, str], str]]:
-    """Return the manifest of the same pack in one folder, and where its files come from, by folder and name."""
+    """Return the manifest of the same pack in one folder, and its files' origins, by folder and name."""
     folders: dict[str, str] = {}
     origins: dict[tuple[str, str], str] = {}
 
@@ -212,7 +208,9 @@ def _gather(manifest: Manifest, place: Place) -> tuple[Manifest, dict[tuple[str,
             ) from None
         if "::" in place.root and file.folder.startswith(".."):
             raise SourceError(f"{place.root} names files outside of itself: {file.folder}/{file.name}")
-        origins[folder, file.name] = posixpath.join(file.folder, file.name)
+        origin = posixpath.join(file.folder, file.name)
+        if origins.setdefault((folder, file.name), origin) != origin:
+            raise SourceError(f"{place.root} has two files that would both become {folder}/{file.name}")
         return dataclasses.replace(file, folder=folder)
 
     shards = tuple(dataclasses.replace(move(shard), index=move(shard.index)) for shard in manifest.shards)

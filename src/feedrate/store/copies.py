@@ -3,8 +3,8 @@
 
     SCRATCH/feedrate/UID/NAME-DIGEST12/
         copy.json     the marker (marker.py); there before anything else is
-        data/         what the user gets; a file has its final name only when it is whole, checked and fsynced,
-                      until then it is .NAME.part, which grows from its beginning
+        data/         what the user gets; a file has its final name only when it is whole, checked and
+                      fsynced, until then it is .NAME.part, which grows from its beginning
         gate          locked for a moment, to add a lease or to delete the copy
         writer        locked by the one process that copies now; others wait, and take over when it dies
         leases/       a locked file per process that uses the copy (leases.py)
@@ -21,7 +21,6 @@ import dataclasses
 import errno
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +49,7 @@ MARKER, DATA, GATE, WRITER, LEASES, USED = "copy.json", "data", "gate", "writer"
 class Copy:
     """A copy on scratch. Cheap to make; reads of files go by `path`, and need none of this.
 
-    `create` and `open` give one. What is in it may change any time: ask, and be ready for a file that is gone.
+    `create` and `open` give one. What is in it may change any time: be ready for a file that is gone.
     """
 
     def __init__(self, folder: Path, marker: Marker) -> None:
@@ -171,11 +170,10 @@ class Copy:
     def open_part(self, name: str) -> int:
         """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
         part = self.part(name)
-        folder_mode, file_mode = _modes(self.marker.is_public)
         try:
             return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
-            self._make_folders(part.parent, folder_mode)
+            self._make_folders(part.parent, _modes(self.marker.is_public)[0])
             return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def _make_folders(self, folder: Path, mode: int) -> None:
@@ -200,7 +198,7 @@ class Copy:
 
     @contextlib.contextmanager
     def landing(self, name: str) -> Iterator[Path]:
-        """Yield the path of a file's part, to be filled; it lands if the block ends well and its size is right."""
+        """Yield the path of a file's part, to be filled; it lands if the block ends well."""
         os.close(self.open_part(name))
         yield self.part(name)
         fd = os.open(self.part(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -311,7 +309,11 @@ def _make(folder: Path, marker: Marker) -> None:
             for name, mode in ((DATA, folder_mode), (LEASES, 0o1777 if is_open else folder_mode)):
                 (aside / name).mkdir(0o700)
                 (aside / name).chmod(mode)
-            for name, mode in ((GATE, file_mode), (WRITER, file_mode), (USED, 0o666 if is_open else file_mode)):
+            for name, mode in (
+                (GATE, file_mode),
+                (WRITER, file_mode),
+                (USED, 0o666 if is_open else file_mode),
+            ):
                 (aside / name).touch()
                 (aside / name).chmod(mode)
             with appear(aside / MARKER) as file:
@@ -340,7 +342,8 @@ def _read_marker(folder: Path) -> Marker:
         if not folder.exists():
             raise CopyGone from None
         raise StorageError(
-            f"{folder} has no {MARKER}: it is no copy of feedrate's", hint="move it away, or name another folder"
+            f"{folder} has no {MARKER}: it is no copy of feedrate's",
+            hint="move it away, or name another folder",
         ) from None
     except FeedrateError as error:
         raise StorageError(f"{path} {error}", hint=f"delete the copy: feedrate scratch rm {folder}") from None
@@ -356,8 +359,6 @@ def _describe(folder: Path) -> CopyInfo:
     except StorageError:
         is_trusted = False
     try:
-        if not stat.S_ISDIR(info.st_mode):
-            raise StorageError(f"{folder} is not a folder")
         copy = Copy(folder, _read_marker(folder))
         return dataclasses.replace(copy.info(), is_trusted=is_trusted)
     except StorageError as error:

@@ -53,6 +53,7 @@ class Lock:
         fd, self._fd = self._fd, None
         if fd is not None and self._process == os.getpid():
             _close_in_children.discard(fd)
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was made just now may not have closed it yet
             os.close(fd)
 
     def __enter__(self) -> Lock:
@@ -75,20 +76,22 @@ def take_lock(path: Path, *, wait: bool) -> Lock | None:
         fd = _open(path)
     except FileNotFoundError:
         raise CopyGone from None
+    lock = Lock(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        if not os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-            raise CopyGone
+        is_there = os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
     except BlockingIOError:
-        os.close(fd)
+        lock.release()
         return None
     except FileNotFoundError:
-        os.close(fd)
-        raise CopyGone from None
+        is_there = False
     except BaseException:
-        os.close(fd)
+        lock.release()
         raise
-    return Lock(fd)
+    if not is_there:
+        lock.release()
+        raise CopyGone
+    return lock
 
 
 def is_locked(path: Path) -> bool:

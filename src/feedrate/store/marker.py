@@ -109,16 +109,15 @@ def load_marker(text: bytes) -> Marker:
     """
     try:
         document = json.loads(text)
-        if document["format"] != FORMAT:
-            raise ValueError(f"format {document['format']!r}")
-        if document["version"] != VERSION:
-            raise StorageError(f"is of version {document['version']!r}; this feedrate knows {VERSION}")
-        kind = document["kind"]
-        if kind not in ("pack", "files"):
-            raise ValueError(f"kind {kind!r}")
+        version, is_ours = document["version"], document["format"] == FORMAT
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StorageError(f"is damaged: {type(error).__name__} {error}") from None
+    if not is_ours or version != VERSION:
+        raise StorageError(f"is of version {version!r}; this feedrate knows version {VERSION}")
+    try:
         keep_s = document["keep_s"]
         return Marker(
-            kind=kind,
+            kind=_kind(document["kind"]),
             source=str(document["source"]),
             digest=_digest(document["digest"]),
             files=tuple(_load_file(file) for file in document["files"]),
@@ -128,8 +127,6 @@ def load_marker(text: bytes) -> Marker:
             created=float(document["created"]),
             made_by=dict(document["made_by"]),
         )
-    except StorageError:
-        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"is damaged: {type(error).__name__} {error}") from None
 
@@ -140,6 +137,14 @@ def check_name(name: object) -> str:
     if not parts or any(not part or part.startswith(".") or "\0" in part for part in parts):
         raise ValueError(f"{name!r} is not the name of a file")
     return str(name)
+
+
+def _kind(text: object) -> Kind:
+    if text == "pack":
+        return "pack"
+    if text == "files":
+        return "files"
+    raise ValueError(f"{text!r} is not a kind of copy")
 
 
 def _digest(text: object) -> str:

@@ -104,6 +104,15 @@ class Place:
         with explained(self.address(file)):
             return bytes(fs.cat_file(path_text, start=offset, end=offset + size_bytes))
 
+    def read_whole(self, file: bytes) -> bytes:
+        """Read a small file."""
+        if not self.is_remote:
+            with self.open(file) as stream:
+                return stream.read()
+        fs, path_text = self.connect(file)
+        with explained(self.address(file)):
+            return bytes(fs.cat_file(path_text))
+
     def address(self, file: bytes) -> str:
         """Return what the user would call a file."""
         name = printable(file)
@@ -132,7 +141,10 @@ class Place:
         name = os.fsdecode(file)
         if not file:
             return self._fs, self._top
-        return self._fs, f"{self._top.rstrip('/')}/{name}" if self._top else name
+        top = self._top.rstrip("/")
+        while name.startswith("../"):  # storages know no '..'
+            top, name = top.rpartition("/")[0], name.removeprefix("../")
+        return self._fs, f"{top}/{name}" if self._top else name
 
     def list(self, folder: bytes) -> Iterator[tuple[bytes, PlacedFile | None]]:
         """Yield what lies in a remote folder: name, and facts of a file; None for a folder."""
@@ -214,11 +226,16 @@ def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         raise MissingExtra(
             f"{scheme}:// addresses need {package}: {error}", hint=f"pip install {package}"
         ) from error
-    except Exception as error:
+    except ValueError as error:
         words = " ".join(str(error).split())
         raise SourceError(
             f"'{url}' is not an address that fsspec knows: {words[:300]}",
             hint="known are, for example, s3://, gs://, https://, sftp://, zip://",
+        ) from error
+    except Exception as error:  # some connect at once
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise StorageError(
+            f"cannot reach {url}: {words[:300]}", hint="is the server there, and does it know you?"
         ) from error
     return fs, str(top)
 

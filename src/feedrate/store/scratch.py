@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which folder of this node is scratch, and is there room? Refuses in a sentence, before anything is written."""
+"""Which folder of this node is scratch, and is there room? Refuses before anything is written."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def find_scratch(
             tried.append(f"{why} names {folder}, which is not there")
     found = f"; {'; '.join(tried)}" if tried else ""
     raise NotFound(
-        f"no scratch disk found on this node: neither $SLURM_TMPDIR and its like nor /scr, /scratch, /local{found}",
+        "no scratch disk found on this node: neither $SLURM_TMPDIR and its like nor /scr, /scratch, /local"
+        + found,
         hint="name a folder on a local disk that you may write to: --to FOLDER",
     )
 

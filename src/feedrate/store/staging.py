@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring a source to scratch: once per node, whoever else wants it too, and however often it is interrupted.
 
-    open       source and scratch were looked at, there is room, the copy is there (maybe empty), a lease is held
+    open       source and scratch were looked at, there is room, the copy is there, a lease is held
     writing    this process holds the writer's lock, and brings what is missing
     joining    another process does; when the lock is free, it has finished or died, and this one looks again
     complete   every file has landed
     closed     the lease was given back; the copy stays
 
-`run` goes from open to complete in the calling thread, `start` in one of its own; `close` ends both, and what is
-on its way stays, to be gone on with. Any other order of calls is harmless.
+`run` goes from open to complete in the calling thread, `start` in one of its own; `close` ends both, and what
+is on its way stays, to be gone on with. Any other order of calls is harmless.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from feedrate.store.place import is_url
 from feedrate.store.presence import checksum_file
 from feedrate.store.registry import remember_copy
 from feedrate.store.scratch import Scratch, check_room, find_scratch
-from feedrate.store.transfer import SFTP_STREAMS, STREAMS, Incoming, RateLimit, Stopped, Transfer, is_sftp
+from feedrate.store.transfer import Incoming, RateLimit, Stopped, Transfer, choose_streams
 from feedrate.units import format_bytes
 
 DEFAULT_KEEP_S = 7 * 86400.0
@@ -46,21 +46,21 @@ class StagingOptions:
     """How to bring it.
 
     Attributes:
-        streams: reads in flight.
+        streams: reads in flight; None: 8, and 16 behind an address.
         rate_limit: bytes per second; None: as fast as it goes.
         keep_s: how long the copy stays when nobody uses it; None: until it is deleted.
         allow_network: let scratch be a file system that other machines serve.
         check: read what has landed before, and bring anew what is not as it was copied.
     """
 
-    streams: int = STREAMS
+    streams: int | None = None
     rate_limit: float | None = None
     keep_s: float | None = DEFAULT_KEEP_S
     allow_network: bool = False
     check: bool = False
 
     def __post_init__(self) -> None:
-        if self.streams < 1:
+        if self.streams is not None and self.streams < 1:
             raise UsageError(f"streams must be at least 1, got {self.streams}")
         if self.rate_limit is not None and self.rate_limit <= 0:
             raise UsageError(f"rate_limit must be above 0 bytes per second, got {self.rate_limit:g}")
@@ -205,9 +205,7 @@ class Staging:
         if not missing:
             return
         limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
-        streams = self.options.streams
-        if is_sftp(self.contents.marker.source):
-            streams = min(streams, SFTP_STREAMS)
+        streams = choose_streams(self.contents.marker.source, self.options.streams)
         # Its own: a transfer that fails stops its threads by it, and this may be tried again.
         self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
         if self._stop.is_set():
@@ -343,9 +341,7 @@ def _missing(copy: Copy | None, contents: Contents) -> tuple[int, int]:
     return size_bytes, count
 
 
-def _make_room(
-    scratch: Scratch, copy: Copy | None, contents: Contents, say: Callable[[str], None]
-) -> None:
+def _make_room(scratch: Scratch, copy: Copy | None, contents: Contents, say: Callable[[str], None]) -> None:
     """Delete what need not stay where there is no room, or no more is allowed."""
     size_bytes, count = _missing(copy, contents)
     if count:

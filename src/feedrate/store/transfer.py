@@ -3,8 +3,8 @@
 
 Blocks are asked for ahead by threads and appended in order, so a file that is on its way is always a
 beginning of the whole: an interrupted one goes on where it ends, and its beginning can be read meanwhile.
-Memory: one and a half blocks per stream. When the last block of a file is there, its checksum is compared and the file is
-handed over; what gave another checksum is brought once more from the start, then given up.
+Memory: one and a half blocks per stream. When the last block of a file is there, its checksum is compared and
+the file is handed over; what gave another checksum is brought once more from the start, then given up.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import Any
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, MissingExtra, NotFound, SourceError, StorageError
-from feedrate.store.place import Place, explained
+from feedrate.store.place import Place, explained, is_url
 from feedrate.units import format_seconds
 
-BLOCK_BYTES = 8 << 20
-STREAMS = 8
+# Small enough that the end, when fewer and fewer are in flight, is short.
+BLOCK_BYTES = 4 << 20
+STREAMS, REMOTE_STREAMS = 8, 16
 _SMALLEST_BLOCK_BYTES = 64 << 10
 _TRIES = 6
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
@@ -170,7 +171,7 @@ class Transfer:
             size = self._block_size()
             for offset in range(part.there_bytes, file.size_bytes, size):
                 length = min(size, file.size_bytes - offset)
-                yield _Block(part, offset, length, pool.submit(self._fetch, file, offset, length))
+                yield _Block(part, offset, length, pool.submit(self._fetch, part.source, offset, length))
             yield _Block(part, file.size_bytes, 0, None)
 
     def _block_size(self) -> int:
@@ -206,17 +207,17 @@ class Transfer:
         while len(handed) > 4 * self.streams or (handed and handed[0].done()):
             handed.popleft().result()
 
-    def _fetch(self, file: Incoming, offset: int, length: int) -> bytes:
+    def _fetch(self, source: Source, offset: int, length: int) -> bytes:
         """Read a block; an error of the source is tried again, later and later."""
         wait = self.wait or self.stop.wait
         pause_s = _FIRST_WAIT_S
         for tries_left in reversed(range(_TRIES)):
             if self.stop.is_set():
                 raise Stopped
-            if self.limit is not None and file.known is None:
+            if self.limit is not None and source.file.known is None:
                 self.limit.take(length)
             try:
-                return _read(file, offset, length)
+                return source.read(offset, length)
             except (FeedrateError, OSError) as error:
                 if not tries_left or _is_final(error):
                     raise
@@ -233,25 +234,69 @@ class Transfer:
             self.say(sentence)
 
 
-def _read(file: Incoming, offset: int, length: int) -> bytes:
-    if file.known is not None:
-        return file.known[offset : offset + length]
-    address = file.place.address(file.source)
-    with explained(address):
-        data = read_range(file.place, file.source, offset, length)
-    if len(data) < length:
-        # Of a disk that is the truth; a connection may have been cut.
-        kind = StorageError if file.place.is_remote else SourceError
-        raise kind(
-            f"{address} ends at byte {offset + len(data):,}, and should have {file.size_bytes:,} bytes",
-            hint="was it changed meanwhile? Run the same command again",
-        )
-    if len(data) > length:
-        raise SourceError(
-            f"{address}: the server sends all of it when asked for a part",
-            hint="serve it with byte ranges, as nginx and Apache do",
-        )
-    return data
+class Source:
+    """The file that is read. On a file system it is opened once: opening has its price on a server's."""
+
+    def __init__(self, file: Incoming) -> None:
+        self.file = file
+        self._fd: int | None = None
+        self._given_up: list[int] = []
+        self._lock = threading.Lock()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read a block of it.
+
+        Raises:
+            FeedrateError, OSError: it cannot be read, or is not what it should be.
+        """
+        file = self.file
+        if file.known is not None:
+            return file.known[offset : offset + length]
+        address = file.place.address(file.source)
+        with explained(address):
+            if file.place.is_remote:
+                data = read_range(file.place, file.source, offset, length)
+            else:
+                data = self._read_here(offset, length)
+        if len(data) < length:
+            # Of a disk that is the truth; a connection may have been cut.
+            kind = StorageError if file.place.is_remote else SourceError
+            raise kind(
+                f"{address} ends at byte {offset + len(data):,}, and should have {file.size_bytes:,} bytes",
+                hint="was it changed meanwhile? Run the same command again",
+            )
+        if len(data) > length:
+            raise SourceError(
+                f"{address}: the server sends all of it when asked for a part",
+                hint="serve it with byte ranges, as nginx and Apache do",
+            )
+        return data
+
+    def _read_here(self, offset: int, length: int) -> bytes:
+        with self._lock:
+            if self._fd is None:
+                path = os.path.join(os.fsencode(self.file.place.root), self.file.source)
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._fd
+        pieces = []
+        try:
+            while length and (piece := os.pread(fd, length, offset)):
+                pieces.append(piece)
+                offset, length = offset + len(piece), length - len(piece)
+        except OSError:
+            with self._lock:  # the next try opens it anew; other threads may still read by this one
+                if self._fd == fd:
+                    self._fd = None
+                    self._given_up.append(fd)
+            raise
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def close(self) -> None:
+        with self._lock:
+            for fd in [*self._given_up, *([] if self._fd is None else [self._fd])]:
+                os.close(fd)
+            self._fd = None
+            self._given_up.clear()
 
 
 def _is_final(error: Exception) -> bool:
@@ -277,6 +322,12 @@ def read_range(place: Place, file: bytes, offset: int, length: int) -> bytes:
             raise
 
 
+def choose_streams(root: str, wish: int | None) -> int:
+    """Return how many reads of a source to have in flight: answers from afar take longer."""
+    streams = wish or (REMOTE_STREAMS if is_url(root) else STREAMS)
+    return min(streams, SFTP_STREAMS) if is_sftp(root) else streams
+
+
 def is_sftp(root: str) -> bool:
     return root.startswith(("sftp://", "ssh://")) and "::" not in root
 
@@ -298,6 +349,7 @@ class _Part:
 
     def __init__(self, file: Incoming, fd: int) -> None:
         self.file = file
+        self.source = Source(file)
         self.crc32c = 0
         self._fd: int | None = fd
         try:
@@ -332,12 +384,14 @@ class _Part:
         self.close()
 
     def release(self) -> int:
-        """Give the descriptor away."""
+        """Give the descriptor away: the file is whole."""
+        self.source.close()
         fd, self._fd = self._fd, None
         assert fd is not None
         return fd
 
     def close(self) -> None:
+        self.source.close()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
