@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import http.server
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from feedrate.store.copies import Copy
 from feedrate.store.eviction import Kept, SourceUnseen
 from feedrate.store.marker import Marker
 from feedrate.store.presence import Doubt, see_source
+from images import read_tree
 from scratch_copies import evict_copy, make_files, make_pack, names_in, stage
 
 
@@ -135,3 +139,46 @@ def test_what_was_made_for_the_copy_is_not_looked_for(tmp_path: Path) -> None:
         copy.marker, files=tuple(dataclasses.replace(file, origin="") for file in copy.marker.files)
     )
     assert see_source(made) == {}
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], str]]:
+    """Serve folders on loopback; a call returns the address."""
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def start(folder: Path) -> str:
+        handler = functools.partial(Quiet, directory=str(folder))
+        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def move_source(copy: Copy, address: str) -> None:
+    """Let a copy have been made of what a web server serves, which tells no times of change."""
+    files = tuple(dataclasses.replace(file, mtime_ns=0) for file in copy.marker.files)
+    copy.update(dataclasses.replace(copy.marker, source=address, files=files))
+
+
+def test_a_copy_that_a_server_serves_as_the_source_stays(
+    tmp_path: Path, serve: Callable[[Path], str]
+) -> None:
+    pytest.importorskip("aiohttp")
+    copy = stage(make_pack(tmp_path / "set"), tmp_path / "scr")
+    move_source(copy, serve(copy.data))
+    before = read_tree(copy.folder)
+    with pytest.raises(SourceUnseen, match="was not seen"):
+        evict_copy(copy)
+    assert read_tree(copy.folder) == before
+    move_source(copy, serve(tmp_path / "set"))
+    evict_copy(copy)
+    assert names_in(tmp_path / "scr") == []
