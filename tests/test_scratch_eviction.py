@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,8 @@ from feedrate.store.eviction import Kept, SourceUnseen, Vanished, evict
 from feedrate.store.registry import remember_copy
 from images import read_tree, save_image
 from scratch_copies import end, evict_copy, held_elsewhere, make_files, make_pack, names_in, stage, stage_half
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture
@@ -226,6 +230,33 @@ def test_a_copy_that_is_being_made_stays_until_its_maker_is_killed(source: Path,
         assert_kept(copy, "it is being copied right now", even_if_the_source_is_gone=True)
         end(process)
         evict_copy(copy)
+    assert names_in(scratch) == []
+
+
+@pytest.mark.parametrize("how", ["open", "mapped", "cwd"])
+def test_a_copy_that_a_program_without_a_lease_reads_stays(source: Path, scratch: Path, how: str) -> None:
+    copy = stage(source, scratch)
+    told, telling = os.pipe()
+    process = os.fork()
+    if not process:
+        if how == "cwd":
+            os.chdir(copy.data)
+        else:
+            fd = os.open(some_file(copy.data), os.O_RDONLY)
+            held = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+            if how == "mapped":
+                os.close(fd)
+            else:
+                held.close()
+        os.write(telling, b"!")
+        while True:
+            signal.pause()
+    try:
+        assert os.read(told, 1) == b"!"
+        assert_kept(copy, f"it is in use: process {process} has files of it open")
+    finally:
+        end(process)
+    evict_copy(copy)
     assert names_in(scratch) == []
 
 

@@ -23,6 +23,8 @@ from feedrate.store.presence import Doubt, see_source
 from images import read_tree
 from scratch_copies import evict_copy, make_files, make_pack, names_in, stage
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 @pytest.fixture
 def bucket() -> Iterator[Any]:
