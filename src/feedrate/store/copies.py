@@ -40,7 +40,18 @@ from feedrate.store.marker import (
     user_name,
 )
 
-__all__ = ["CopiedFile", "Copy", "CopyGone", "Lease", "Lock", "Marker", "find_node", "hold", "list_copies"]
+__all__ = [
+    "CopiedFile",
+    "Copy",
+    "CopyGone",
+    "Lease",
+    "Lock",
+    "Marker",
+    "find_node",
+    "hold",
+    "is_part",
+    "list_copies",
+]
 
 
 MARKER, DATA, GATE, WRITER, LEASES, USED = "copy.json", "data", "gate", "writer", "leases", "used"
@@ -142,7 +153,7 @@ class Copy:
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""
         try:
-            return (self.data / name).stat().st_size == self.files[name].size_bytes
+            return os.stat(os.path.join(self.data, name)).st_size == self.files[name].size_bytes
         except OSError:
             return False
 
@@ -164,8 +175,8 @@ class Copy:
 
     def part(self, name: str) -> Path:
         """Return where a file lies while it is on its way."""
-        path = self.data / name
-        return path.with_name(f".{path.name}.part")
+        folder, _, last = name.rpartition("/")
+        return Path(os.path.join(self.data, folder, f".{last}.part"))
 
     def open_part(self, name: str) -> int:
         """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
@@ -273,6 +284,11 @@ class Copy:
         )
 
 
+def is_part(path: Path) -> bool:
+    """Return whether this is a file on its way; no other file of a copy begins with a dot."""
+    return path.name.startswith(".")
+
+
 def list_copies(scratch: Path) -> list[CopyInfo]:
     """Return what lies on scratch, of all users; of what cannot be read, its owner and why."""
     found = []
@@ -346,7 +362,8 @@ def _read_marker(folder: Path) -> Marker:
             hint="move it away, or name another folder",
         ) from None
     except FeedrateError as error:
-        raise StorageError(f"{path} {error}", hint=f"delete the copy: feedrate scratch rm {folder}") from None
+        hint = f"if you know that nothing of it is needed, delete it by hand: rm -r {folder}"
+        raise StorageError(f"{path} {error}", hint=hint) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
 
