@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from feedrate.results.scratch import LeaseInfo
 from feedrate.errors import StorageError
-from feedrate.results import LeaseInfo
+from feedrate.results.scratch import LeaseInfo
 from feedrate.store.marker import describe_maker
 
 _LARGEST_BYTES = 64 * 1024
