@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,8 @@ from feedrate.store.eviction import Kept, SourceUnseen, Vanished, evict
 from feedrate.store.registry import remember_copy
 from images import read_tree, save_image
 from scratch_copies import end, evict_copy, held_elsewhere, make_files, make_pack, names_in, stage, stage_half
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture
@@ -229,6 +233,33 @@ def test_a_copy_that_is_being_made_stays_until_its_maker_is_killed(source: Path,
     assert names_in(scratch) == []
 
 
+@pytest.mark.parametrize("how", ["open", "mapped", "cwd"])
+def test_a_copy_that_a_program_without_a_lease_reads_stays(source: Path, scratch: Path, how: str) -> None:
+    copy = stage(source, scratch)
+    told, telling = os.pipe()
+    process = os.fork()
+    if not process:
+        if how == "cwd":
+            os.chdir(copy.data)
+        else:
+            fd = os.open(some_file(copy.data), os.O_RDONLY)
+            held = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+            if how == "mapped":
+                os.close(fd)
+            else:
+                held.close()
+        os.write(telling, b"!")
+        while True:
+            signal.pause()
+    try:
+        assert os.read(told, 1) == b"!"
+        assert_kept(copy, f"it is in use: process {process} has files of it open")
+    finally:
+        end(process)
+    evict_copy(copy)
+    assert names_in(scratch) == []
+
+
 def test_who_holds_the_gate_keeps_the_copy(source: Path, scratch: Path) -> None:
     copy = stage(source, scratch)
     with copy.take_gate():
@@ -388,3 +419,12 @@ def test_what_a_trial_looks_at_stays(source: Path, scratch: Path) -> None:
     remember_copy(copy, scratch)
     evict_copy(copy, is_trial=True)
     assert copy.is_complete()
+
+
+def test_a_file_of_another_size_is_seen_though_its_time_is_the_same(source: Path, scratch: Path) -> None:
+    copy = stage(source, scratch)
+    path = some_file(source)
+    info = path.stat()
+    os.truncate(path, info.st_size - 1)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    assert_kept(copy, "when it was copied")

@@ -23,6 +23,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from feedrate.errors import FeedrateError
+from feedrate.probe.process import find_openers
 from feedrate.store.copies import DATA, GATE, LEASES, MARKER, USED, WRITER
 from feedrate.store.leases import CopyGone, Lock, live_leases, take_lock
 from feedrate.store.marker import CopiedFile, Marker, load_marker
@@ -230,6 +231,10 @@ def _refuse_users(folder: Path) -> None:
         job = f" (job {first.job})" if first.job else ""
         others = f" and {len(users) - 1} more" if len(users) > 1 else ""
         raise Kept(f"it is in use: process {first.pid} of {first.user or 'another user'}{job}{others}")
+    # Programs that know nothing of leases were given its path by `feedrate stage`.
+    opener = next(find_openers(os.path.join(os.path.realpath(folder), DATA)), None)
+    if opener is not None:
+        raise Kept(f"it is in use: process {opener} has files of it open")
 
 
 def _doom(home_fd: int, name: str) -> str:
