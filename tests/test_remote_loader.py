@@ -179,7 +179,7 @@ def test_a_server_that_stays_away_ends_in_a_sentence(server: RangeServer) -> Non
     source = open_pack(f"{server.url}/pack", patience=Patience(give_up_s=0.05, first_wait_s=0.01))
     server.fault = lambda path, _number: "error" if path.endswith(".tar") else None
     with (
-        Loader(source, 4) as loader,
+        Loader(source, 4, output="numpy") as loader,
         pytest.raises(StorageError, match=r"cannot read .*/pack/shard-0000\d\.tar"),
     ):
         list(loader)
@@ -199,7 +199,7 @@ def test_a_wrong_byte_at_the_source_is_a_bad_sample(server: RangeServer) -> None
     spoilt[10] ^= 1
     shard.write_bytes(spoilt)
     with (
-        Loader(f"{server.url}/pack", 4) as loader,
+        Loader(f"{server.url}/pack", 4, output="numpy") as loader,
         pytest.raises(BadSample, match=r"shard-00001\.tar at byte 0"),
     ):
         list(loader)

@@ -36,7 +36,7 @@ from feedrate.load.options import (
     flip_probability,
     resolve_fields,
 )
-from feedrate.load.order import EpochOrder
+from feedrate.load.order import EpochOrder, Staged
 from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares, find_rank
 from feedrate.load.ring import Ring
@@ -255,7 +255,8 @@ class Loader:
         ahead = None
         if isinstance(self._resources.pack, ThroughPack):
             names = list(dict.fromkeys(w.field.name for w in self._wanted if w.field is not None))
-            ahead = Ahead(self._resources.pack, len(shares), positions_of, names)
+            follows_flow = self._order.kind == Staged.kind and epoch == 0
+            ahead = Ahead(self._resources.pack, len(shares), positions_of, names, follows_flow=follows_flow)
             ahead.start()
 
         # Two makers: while one is in the kernel, the other prepares its batch and queues it there.

@@ -49,7 +49,15 @@ class _Group:
 
 
 class Ahead:
-    """What lies ready for the batches of one epoch."""
+    """What lies ready for the batches of one epoch.
+
+    Args:
+        positions: of a step's samples.
+        fields: whose values are needed.
+        follows_flow: batches come in the order in which the pack flows to scratch: what is about to land is
+            not fetched twice.
+        is_kept: what a cache has.
+    """
 
     def __init__(
         self,
@@ -58,11 +66,12 @@ class Ahead:
         positions: Callable[[int], I64],
         fields: Sequence[str],
         budget_bytes: int | None = None,
+        follows_flow: bool = False,
         is_kept: IsKept | None = None,
     ) -> None:
         self._pack, self._steps, self._positions, self._fields = pack, steps, positions, fields
         self._budget_bytes = budget_bytes or choose_budget()
-        self._is_kept = is_kept
+        self._follows_flow, self._is_kept = follows_flow, is_kept
         self._changed = threading.Condition()
         self._groups: list[_Group] = []
         self._planned = 0
@@ -134,7 +143,8 @@ class Ahead:
                 self._changed.wait()
             if self._stopped:
                 return self._steps
-        delivery = self._pack.deliver([batch.pieces for batch in batches], is_first=first == 0)
+        may_wait = self._follows_flow and first > 0
+        delivery = self._pack.deliver([batch.pieces for batch in batches], may_wait=may_wait)
         files = self._pack.files_with(delivery.parcel)
         group = _Group(first, batches, delivery, files, set(range(first, first + len(batches))))
         with self._changed:

@@ -267,11 +267,11 @@ class ThroughPack(Pack):
         if self.landing is not None:
             self.landing.let_flow()
 
-    def deliver(self, wants: Sequence[Sequence[Piece]], *, is_first: bool = True) -> Delivery:
-        """Ask for pieces, one list per batch. `is_first`: do not wait for them to land on scratch."""
+    def deliver(self, wants: Sequence[Sequence[Piece]], *, may_wait: bool = False) -> Delivery:
+        """Ask for pieces, one list per batch. `may_wait`: for those that are about to land on scratch."""
         supply: Supply = self._direct
         if self.landing is not None:
-            supply = self.landing.supply(may_wait=not is_first)
+            supply = self.landing.supply(may_wait=may_wait)
         return Delivery(supply, wants)
 
     def files_with(self, parcel: Parcel) -> kernel.Files:
