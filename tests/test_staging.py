@@ -523,7 +523,7 @@ def test_small_files_that_were_whole_when_it_was_killed_only_need_their_names(
 
     with monkeypatch.context() as patch:
         patch.setattr("feedrate.store.copies.sync_file_system", fail)
-        with pytest.raises(StorageError, match="cannot write .*: Input/output error"):
+        with pytest.raises(StorageError, match=r"cannot write .*: Input/output error"):
             stage(folder, scratch)
     assert list_copies(scratch)[0].landed_files == 0
     result = stage(folder, scratch)
