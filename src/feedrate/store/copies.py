@@ -22,12 +22,14 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.results.scratch import CopyInfo
 from feedrate.store.files import appear, explain_write_error, temporary_name
+from feedrate.results import CopyInfo
+from feedrate.store.files import appear, explain_write_error, sync_file_system, temporary_name
 from feedrate.store.homes import HOME, ROOT, check_trust, list_folders, make_home
 from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, is_locked, live_leases, take_lock
 from feedrate.store.marker import (
@@ -200,12 +202,21 @@ class Copy:
 
     def land(self, name: str, fd: int) -> None:
         """Give a part, open as `fd`, its final name: it is whole and checked. Only for the writer."""
-        file = self.files[name]
-        os.fchmod(fd, _modes(self.marker.is_public)[1])
-        if file.mtime_ns:
-            os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
+        self.dress(name, fd)
         os.fsync(fd)
         os.rename(self.part(name), self.data / name)
+
+    def dress(self, name: str, fd: int) -> None:
+        """Give a part the mode and the time that it will have."""
+        os.fchmod(fd, _modes(self.marker.is_public)[1])
+        if self.files[name].mtime_ns:
+            os.utime(fd, ns=(self.files[name].mtime_ns, self.files[name].mtime_ns))
+
+    def land_together(self, names: Iterable[str]) -> None:
+        """Give parts that are whole, checked and dressed their final names, after one sync for all."""
+        sync_file_system(self.data)
+        for name in names:
+            os.rename(self.part(name), self.data / name)
 
     @contextlib.contextmanager
     def landing(self, name: str) -> Iterator[Path]:

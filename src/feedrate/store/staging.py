@@ -39,6 +39,7 @@ DEFAULT_KEEP_S = 7 * 86400.0
 _POLL_S = 0.1
 # Up to so many files, who waits for another process looks whether all have landed; else only at its lock.
 _FEW_FILES = 1024
+_SMALL_BYTES, _TOGETHER = 1 << 20, 512
 _OWN_FILES = 5  # copy.json, gate, writer, used, a lease
 
 
@@ -95,6 +96,7 @@ class Staging:
         self._landed_files = self._done_bytes = 0
         self._total_bytes = copy.marker.size_bytes
         self._crcs: dict[str, int] = {}
+        self._together: list[str] = []  # small files that are whole, and wait for others to land with
 
     @property
     def path(self) -> Path:
@@ -211,8 +213,10 @@ class Staging:
         if self._stop.is_set():
             raise Stopped
         name = missing[0]
+        self._together = []
         try:
             transfer.carry(map(self._incoming, missing), self._open_part, self._land)
+            self._land_together()
             sync_folder(self.copy.data)
             self._note_checksums()
         except CopyGone:
@@ -245,14 +249,31 @@ class Staging:
         return self.copy.open_part(file.name)
 
     def _land(self, file: Incoming, fd: int, crc32c: int) -> None:
+        is_small = file.size_bytes <= _SMALL_BYTES
         try:
-            self.copy.land(file.name, fd)
+            (self.copy.dress if is_small else self.copy.land)(file.name, fd)
         finally:
             os.close(fd)
         with self._lock:
             self._crcs[file.name] = crc32c
-            self._landed_files += 1
-            self.copied_files += 1
+            self._together += [file.name] if is_small else []
+        if not is_small:
+            self._note_landed(1)
+        elif len(self._together) >= _TOGETHER:
+            self._land_together()
+
+    def _land_together(self) -> None:
+        """Small files land many at a time: one sync for all is far cheaper than one for each."""
+        with self._lock:
+            names, self._together = self._together, []
+        if names:
+            self.copy.land_together(names)
+            self._note_landed(len(names))
+
+    def _note_landed(self, count: int) -> None:
+        with self._lock:
+            self._landed_files += count
+            self.copied_files += count
         self._tell()
 
     def _note_checksums(self) -> None:
