@@ -12,6 +12,7 @@ from feedrate.results.bench import (
     PixelCheck,
     Standing,
 )
+from feedrate.results.cache import CachedReport, WarmResult
 from feedrate.results.change import AppendResult, ColumnResult, MergedPack, MergeResult, SplitResult
 from feedrate.results.doctor import (
     Curve,
@@ -60,6 +61,7 @@ __all__ = [
     "AppendResult",
     "BenchResult",
     "BenchRun",
+    "CachedReport",
     "ClassSize",
     "ColumnResult",
     "Comparison",
@@ -116,4 +118,5 @@ __all__ = [
     "UnpackResult",
     "Verification",
     "VerifyResult",
+    "WarmResult",
 ]
