@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         StorageError,
         UsageError,
     )
+    from feedrate.load.cache import Cache
+    from feedrate.load.cached import cached
     from feedrate.load.dataset import Dataset
     from feedrate.load.decode import decode
     from feedrate.load.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AlreadyExists",
     "BadSample",
+    "Cache",
     "CenterCrop",
     "Dataset",
     "FeedrateError",
@@ -47,6 +50,7 @@ __all__ = [
     "UsageError",
     "View",
     "__version__",
+    "cached",
     "decode",
 ]
 
@@ -62,6 +66,8 @@ _HOMES = {
         "StorageError",
         "UsageError",
     ),
+    "feedrate.load.cache": ("Cache",),
+    "feedrate.load.cached": ("cached",),
     "feedrate.load.dataset": ("Dataset",),
     "feedrate.load.decode": ("decode",),
     "feedrate.load.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),

@@ -14,6 +14,7 @@ from feedrate.errors import BadSample, FeedrateError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
+from feedrate.load.cached_pixels import CachedPixels
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import Size
 from feedrate.load.meter import Meter
@@ -55,6 +56,7 @@ class Assembler:
     raises: bool
     meter: Meter
     pool: kernel.Pool | None = None
+    cached: CachedPixels | None = None
 
     def make(self, epoch: int, positions: I64, slots: I64 | None) -> Batch:
         """Make the batch of these samples.
@@ -116,7 +118,8 @@ class Assembler:
         out = self.rings[wanted.name].lend(len(draft.places.positions))
         if not len(out):
             return out
-        report = decode_pixels(draft.places, wanted.field, draft.geometry, out, self.pool)
+        decode = decode_pixels if self.cached is None else self.cached.decode
+        report = decode(draft.places, wanted.field, draft.geometry, out, self.pool)
         self.meter.add_report(report)
         self.meter.count(bytes_read=report.bytes_read)
         if report.statuses.any():

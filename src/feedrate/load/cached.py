@@ -9,6 +9,7 @@ share of hits is then the share of samples that are kept.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import secrets
@@ -74,7 +75,10 @@ class Cached:
         self.dataset = dataset
         self._length = len(dataset)
         name = f"cached-{secrets.token_hex(8)}" if key is None else name_dataset(dataset, key)
-        self._shelf = Shelf(name, self._length, parse_tiers(ram, disk))
+        tiers = parse_tiers(ram, disk)
+        if key is not None:
+            tiers = tuple(dataclasses.replace(t, keep=name) if t.kind == "disk" else t for t in tiers)
+        self._shelf = Shelf(name, self._length, tiers)
         self._mine: _Mine | None = None
 
     def __len__(self) -> int:
@@ -189,7 +193,9 @@ class _Mine:
     def __init__(self, shelf: Shelf) -> None:
         self.process = os.getpid()
         self._shelf = shelf
-        self._views = [Views(path) if t.kind == "ram" else None for path, t in zip(shelf.paths, shelf.tiers, strict=True)]
+        # Of a disk, what is read must be checked as a whole: it is copied.
+        kinds = zip(shelf.paths, shelf.tiers, strict=True)
+        self._views = [Views(path) if tier.kind == "ram" else None for path, tier in kinds]
         self._is_frozen = False
         self._has_made = False
 
@@ -215,7 +221,7 @@ class _Mine:
         try:
             return decode(memory)
         except Damaged:
-            self._shelf.discard(number, row)
+            self._shelf.discard(row)
             return _ABSENT
 
     def _open_view(self, number: int, row: Any) -> U8 | None:
@@ -225,7 +231,7 @@ class _Mine:
 
         def is_still_there() -> bool:
             again = self._shelf.locate(np.array([number], np.int64))
-            return bool(again.found[0]) and again.rows[0] == row
+            return bool(again.found[0]) and bool(again.rows[0].tobytes() == row.tobytes())
 
         return views.open(offset, length, is_still_there)
 
@@ -243,12 +249,13 @@ class _Mine:
                 read_bytes = self._look_twice(dataset, number, data, read_bytes)
             if not self._shelf.put(number, data, source_bytes=read_bytes):
                 self._freeze()
-                break
+                if self._is_frozen:
+                    break
         return samples
 
     def _look_twice(self, dataset: Any, number: int, data: U8, read_bytes: int) -> int:
         """Make the first sample once more: is it the same? And what is read, when all is imported?"""
-        held = [(tier.samples, tier.bytes, tier.source_bytes) for tier in self._shelf.tier_stats()]
+        held = [(tier.samples, tier.size_bytes, tier.source_bytes) for tier in self._shelf.tier_stats()]
         samples, size_bytes, source_bytes = (sum(column) for column in zip(*held, strict=True))
         if samples:
             return len(data) * source_bytes // size_bytes if size_bytes else 0
@@ -267,7 +274,7 @@ class _Mine:
         """No room for a sample: go on if it was an unusually large one, else try no more."""
         tiers = self._shelf.tier_stats()
         samples = sum(tier.samples for tier in tiers)
-        usual_bytes = sum(tier.bytes for tier in tiers) // max(samples, 1)
+        usual_bytes = sum(tier.size_bytes for tier in tiers) // max(samples, 1)
         self._is_frozen = bool(samples) and not self._shelf.has_room(usual_bytes)
 
 

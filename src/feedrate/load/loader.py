@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,8 @@ from feedrate import kernel
 from feedrate.errors import UsageError
 from feedrate.format.pack import Pack
 from feedrate.load.assemble import Assembler, Batch
+from feedrate.load.cache import Cache
+from feedrate.load.cached_pixels import CachedPixels
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, View
 from feedrate.load.meter import Meter
@@ -39,7 +41,7 @@ from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares, find_rank
 from feedrate.load.ring import Ring
 from feedrate.load.sampling import choose_order
-from feedrate.load.splits import find_split
+from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.probe.cpu import count_usable_cores
@@ -65,6 +67,7 @@ class Resources:
 
     pack: Pack
     owns_pack: bool
+    cached: CachedPixels | None = None
     process: int = field(default_factory=os.getpid)
     feed: Feed[Batch] | None = None
 
@@ -74,6 +77,8 @@ class Resources:
         if self.feed is not None:
             self.feed.stop()
             self.feed = None
+        if self.cached is not None:
+            self.cached.close()
         if self.owns_pack:
             self.pack.close()
 
@@ -100,6 +105,7 @@ class Loader:
         rank, world_size: this process among all; None: as torch.distributed says, once it is initialised.
         transform: called with a dict of one sample's fields, in threads.
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
+        cache: a `Cache` that keeps decoded samples near, so that further epochs decode less.
         threads: for reading and decoding; None: the cores that this process may use.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
@@ -124,6 +130,7 @@ class Loader:
         world_size: int | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        cache: Cache | None = None,
         threads: int | None = None,
         prefetch: int | None = None,
         on_bad_sample: BadSamplePolicy = "raise",
@@ -135,7 +142,9 @@ class Loader:
             world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
             on_bad_sample=on_bad_sample, output=output,
         )  # fmt: skip
-        self._options = options
+        if cache is not None and not isinstance(cache, Cache):
+            raise UsageError(f"cache must be a feedrate.Cache, got {cache!r}", hint='cache=feedrate.Cache(ram="auto")')
+        self._options, self._cache = options, cache
         owns_pack = not isinstance(pack, Pack)
         opened = pack if isinstance(pack, Pack) else Pack(pack)
         self._wanted = resolve_fields(opened, fields, image)
@@ -154,7 +163,8 @@ class Loader:
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
-        self._resources = Resources(pack, owns_pack)
+        cached = None if self._cache is None else CachedPixels(pack, self._cache)
+        self._resources = Resources(pack, owns_pack, cached)
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._live: weakref.ref[LoaderIterator] | None = None
         self._meter = Meter()
@@ -199,6 +209,8 @@ class Loader:
         self._cursor = cursor = self._upcoming()
         order = self._order.at(cursor.epoch)
         shares = self._shares(order, cursor.samples)
+        if self._resources.cached is not None:
+            self._resources.cached.begin_epoch()
         feed = self._make_feed(order, shares, cursor.epoch)
         self._resources.feed = feed
         iterator = LoaderIterator(self, feed, shares, cursor)
@@ -214,6 +226,7 @@ class Loader:
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
             output=self._output, transform=options.transform, collate=collate,
             raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
+            cached=self._resources.cached,
         )  # fmt: skip
 
         def make(step: int) -> Batch:
@@ -289,7 +302,11 @@ class Loader:
     def stats(self) -> LoaderStats:
         """Return what each stage did since the loader was made, and which one is the slowest."""
         self._adopt()
-        return self._meter.read()
+        stats, cached = self._meter.read(), self._resources.cached
+        if cached is None:
+            return stats
+        names = [w.field.name for w in self._wanted if w.field is not None]
+        return replace(stats, cache=cached.stats(names, members(self._subset)))
 
     def close(self) -> None:
         """End a living iteration and close the files; batches stay valid. May be called twice."""

@@ -16,7 +16,8 @@ import numpy as np
 from feedrate.errors import PackError, UsageError
 from feedrate.format.containers import FILES
 from feedrate.format.pack import Pack
-from feedrate.probe.cgroup import PROC, ROOT, find_memory_group
+from feedrate.probe.cgroup import PROC, ROOT
+from feedrate.probe.memory import measure_memory_room
 from feedrate.probe.residency import measure_residency, open_quietly
 from feedrate.results import Tick, WarmResult
 from feedrate.store.place import is_url
@@ -151,19 +152,10 @@ def find_room(proc: Path = PROC, root: Path = ROOT) -> tuple[int, str]:
 
     Memory that is free counts, and that of other files, which give way; what processes hold does not.
     """
-    import psutil
-
-    room = int(psutil.virtual_memory().available)
-    reason = f"this machine has {format_bytes(room)} of memory for files"
-    group = find_memory_group(proc, root)
-    use = None if group is None else group.read()
-    if use is not None:
-        in_job = max(0, use.limit_bytes - use.used_bytes + (use.cache_bytes or 0))
-        if in_job < room:
-            room = in_job
-            limit = format_bytes(use.limit_bytes)
-            reason = f"the job's memory limit is {limit}, and {format_bytes(room)} of it can hold files"
-    return int(room * (1 - _SPARED_SHARE)), f"{reason}, an eighth of that stays free"
+    found = measure_memory_room(proc, root)
+    limit, room = format_bytes(found.limit_bytes), max(0, found.free_bytes)
+    reason = f"memory is limited to {limit} here, and {format_bytes(room)} of it can hold files"
+    return int(room * (1 - _SPARED_SHARE)), f"{reason}; an eighth of that stays free"
 
 
 def _read_all(files: list[_File], report: Callable[[int], None]) -> int:

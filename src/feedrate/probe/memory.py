@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from feedrate.probe.cgroup import PROC, ROOT, find_memory_group
+from feedrate.probe.cgroup import PROC, ROOT, find_limited_groups, find_memory_group
 
 
 def count_usable_memory_bytes() -> int:
@@ -72,3 +73,45 @@ def _read_rss(pid: int) -> int | None:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRoom:
+    """What this process and those beside it may still take.
+
+    Attributes:
+        free_bytes: until the limit that is nearest now; page cache that can be dropped counts as free.
+        unwritten_bytes: how much of that page cache must be written to a disk before it can be dropped.
+        limit_bytes: that limit: of a control group, or the machine's memory.
+    """
+
+    free_bytes: int
+    unwritten_bytes: int
+    limit_bytes: int
+
+
+def measure_memory_room(
+    proc: Path = PROC, root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")
+) -> MemoryRoom:
+    """Return the least room that the control groups above this process, and the machine, leave."""
+    rooms = [_measure_machine(meminfo)]
+    for group in find_limited_groups(proc, root):
+        use = group.read()
+        if use is not None:
+            droppable, unwritten = group.read_file_pages()
+            free = use.limit_bytes - use.used_bytes + droppable
+            rooms.append(MemoryRoom(free, unwritten, use.limit_bytes))
+    return min(rooms, key=lambda room: room.free_bytes)
+
+
+def _measure_machine(meminfo: Path) -> MemoryRoom:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        import psutil
+
+        memory = psutil.virtual_memory()
+        return MemoryRoom(int(memory.available), 0, int(memory.total))
+    found = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    unwritten = found.get("Dirty", 0) + found.get("Writeback", 0)
+    return MemoryRoom(found["MemAvailable"], unwritten, found["MemTotal"])

@@ -31,7 +31,7 @@ from feedrate.results.doctor import (
     Verification,
 )
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Picture, Pictures
-from feedrate.results.load import LoaderStats, StageStats
+from feedrate.results.load import CacheStats, LoaderStats, StageStats, TierStats
 from feedrate.results.machine import Gpu, GpuProcess, Machine, ScratchRate, Storage
 from feedrate.results.pack import (
     FieldSummary,
@@ -61,6 +61,7 @@ __all__ = [
     "AppendResult",
     "BenchResult",
     "BenchRun",
+    "CacheStats",
     "CachedReport",
     "ClassSize",
     "ColumnResult",
@@ -114,6 +115,7 @@ __all__ = [
     "StepRow",
     "Storage",
     "Tick",
+    "TierStats",
     "TimeShare",
     "UnpackResult",
     "Verification",
