@@ -66,19 +66,19 @@ def test_the_room_is_what_the_limit_of_the_job_leaves_and_an_eighth_of_it_stays_
     for name, text in (
         ("memory.max", "8000000"),
         ("memory.current", "6000000"),
-        ("memory.stat", "file 3500000\nshmem 500000\n"),
+        ("memory.stat", "inactive_file 1000000\nactive_file 2000000\n"),
     ):
         (folder / name).write_text(text + "\n")
     room, reason = find_room(tmp_path / "cgroup", tmp_path / "root")
     # 6 MB are used, 3 MB of them by files that give way.
     assert room == 5_000_000 * 7 // 8
-    assert "the job's memory limit is 8.00 MB, and 5.00 MB of it can hold files" in reason
+    assert reason.startswith("memory is limited to 8.00 MB here, and 5.00 MB of it can hold files; an eighth")
 
 
 def test_without_a_limit_the_machine_says_what_there_is(tmp_path: Path) -> None:
     room, reason = find_room(tmp_path / "none", tmp_path)
     assert room > 1e6
-    assert reason.startswith("this machine has ")
+    assert reason.startswith("memory is limited to ")
 
 
 def test_files_of_an_index_of_a_folder_are_loaded_one_by_one(tmp_path: Path) -> None:

@@ -50,10 +50,13 @@ class Views:
         if _SET_LOCK is None or _LIBC is None or not length or not self._hold(offset, length):
             return None
         view = _View(self, offset, length)
-        if not is_still_there() or not view.map(self._descriptor):
-            self.release(offset, length)
-            return None
-        array: U8 = np.asarray(view)
+        is_open = False
+        try:
+            is_open = is_still_there() and view.map(self._descriptor)
+        finally:
+            if not is_open:
+                self.release(offset, length)
+        array: U8 | None = np.asarray(view) if is_open else None
         return array
 
     def close(self) -> None:
@@ -82,6 +85,11 @@ class Views:
         if self._is_closed and not self._held and self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def __del__(self) -> None:
+        # Views keep this object, so none lives any more.
+        if getattr(self, "_descriptor", -1) >= 0:
+            os.close(self._descriptor)
 
 
 class _View:
