@@ -60,7 +60,7 @@ class OpenedShelf:
         self._lock = threading.Lock()
         self._idle = threading.Condition()
         self._users = 0
-        self._is_closed = False
+        self.is_closed = False
         self._watcher: Watcher | None = None
         if parent is None:
             self._descriptors = meeting.join(self._make_files, self._is_ours)
@@ -308,7 +308,7 @@ class OpenedShelf:
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
         with self._idle:
-            if self._is_closed:
+            if self.is_closed:
                 raise UsageError("this cache is closed; make a new one")
             self._users += 1
         try:
@@ -320,12 +320,12 @@ class OpenedShelf:
 
     def close(self) -> None:
         """Leave; the files go when no process has them open. May be called twice; a fork's does nothing."""
-        if os.getpid() != self.process or self._is_closed:
+        if os.getpid() != self.process or self.is_closed:
             return
         if self._watcher is not None:
             self._watcher.stop()
         with self._idle:
-            self._is_closed = True
+            self.is_closed = True
             while self._users:
                 self._idle.wait()
         self._meeting.leave()

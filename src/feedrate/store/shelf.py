@@ -143,6 +143,8 @@ class Shelf:
         opened, process = self._opened, os.getpid()
         if opened is not None and opened.process == process:
             return opened
+        if opened is not None and opened.is_closed:
+            return opened  # which refuses
         if opened is not None:
             # A fork: another thread of the parent may have held them.
             self._lock, self.watch = threading.Lock(), self.watch.renew()
