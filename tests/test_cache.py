@@ -68,8 +68,8 @@ def everything(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("tier", ["ram", "disk", "both", "little"])
 @pytest.mark.parametrize(
     "image",
-    [RandomResizedCrop(12), RandomCrop(20), CenterCrop((9, 30)), CenterCrop(16, resize=20), Resize((7, 50))],
-    ids=lambda image: type(image).__name__,
+    [RandomResizedCrop(12), RandomCrop(20), CenterCrop((9, 30)), CenterCrop(16, resize=20), Resize((7, 50)), Resize(99)],
+    ids=repr,
 )
 def test_pixels_masks_and_boxes_are_those_without_a_cache(
     everything: Path, tmp_path: Path, image: Any, tier: str
@@ -184,9 +184,16 @@ def test_gray_images_take_a_third_of_the_room(tmp_path: Path) -> None:
     gray = make_image(1, 40, 30)[..., 0]
     files = [encode_image(gray), encode_image(np.stack([gray] * 3, axis=-1), "PNG")]
     folder = write_pack(tmp_path / "pack", (IMAGE, LABEL), [{"image": f, "label": 0} for f in files])
-    with Cache(ram="1GB") as cache, Loader(folder, cache=cache, image=Resize(8)) as loader:
+    with Cache(ram="1GB") as cache, Loader(folder, cache=cache, image=RandomCrop(8)) as loader:
         list(loader)
         assert loader.stats().cache.tiers[0].size_bytes == 2 * (40 * 30 + 28)
+
+
+def test_of_an_operation_that_is_not_random_the_result_is_kept(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "pack", side=None)
+    with Cache(ram="1GB") as cache, Loader(folder, cache=cache, image=Resize(8), flip=True) as loader:
+        list(loader)
+        assert loader.stats().cache.tiers[0].size_bytes == 20 * (8 * 8 * 3 + 28)
 
 
 def test_raw_pixels_are_left_where_they_are(jpeg_folder: Path, tmp_path: Path) -> None:

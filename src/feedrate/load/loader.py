@@ -163,7 +163,7 @@ class Loader:
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
-        cached = None if self._cache is None else CachedPixels(pack, self._cache)
+        cached = None if self._cache is None else CachedPixels(pack, self._cache, self._wanted, self._artist)
         self._resources = Resources(pack, owns_pack, cached)
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._live: weakref.ref[LoaderIterator] | None = None
@@ -305,8 +305,7 @@ class Loader:
         stats, cached = self._meter.read(), self._resources.cached
         if cached is None:
             return stats
-        names = [w.field.name for w in self._wanted if w.field is not None]
-        return replace(stats, cache=cached.stats(names, members(self._subset)))
+        return replace(stats, cache=cached.stats(members(self._subset), self._wanted))
 
     def close(self) -> None:
         """End a living iteration and close the files; batches stay valid. May be called twice."""

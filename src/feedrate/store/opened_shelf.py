@@ -147,7 +147,7 @@ class OpenedShelf:
                 self.table.tiers["is_full"][tier] = 1
             self._free(tier, offset, size)
             return False
-        if self._tiers[tier].kind == "disk":
+        if self._tiers[tier].kind == "disk" and hasattr(os, "posix_fadvise"):
             # Begin to write at once: pages that wait for it count as the job's memory and cannot be dropped.
             os.posix_fadvise(self._descriptors[str(tier)], offset, size, os.POSIX_FADV_DONTNEED)
         crc32c = 0

@@ -57,6 +57,7 @@ class Shelf:
         self._opened: OpenedShelf | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._open()
+        _SHELVES.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.key, self.samples, self.tiers, self.keep_bytes)
@@ -141,13 +142,10 @@ class Shelf:
 
     def _open(self) -> OpenedShelf:
         opened, process = self._opened, os.getpid()
+        if opened is not None and opened.is_closed:
+            raise UsageError("this cache is closed; make a new one")
         if opened is not None and opened.process == process:
             return opened
-        if opened is not None and opened.is_closed:
-            return opened  # which refuses
-        if opened is not None:
-            # A fork: another thread of the parent may have held them.
-            self._lock, self.watch = threading.Lock(), self.watch.renew()
         with self._lock:
             opened = self._opened
             if opened is None or opened.process != process:
@@ -161,6 +159,18 @@ class Shelf:
     def _name(self) -> str:
         words = repr((name_job(), self.key, self.samples, self.tiers))
         return hashlib.sha256(words.encode()).hexdigest()[:24]
+
+
+_SHELVES: weakref.WeakSet[Shelf] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a fork: threads of the parent that held locks are not there to let go."""
+    for shelf in list(_SHELVES):
+        shelf._lock, shelf.watch = threading.Lock(), shelf.watch.renew()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _rebuild(key: str, samples: int, tiers: tuple[Tier, ...], keep_bytes: int) -> Shelf:
