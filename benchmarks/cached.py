@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -44,7 +45,9 @@ class Blocks:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=0.4, help="per figure")
     parser.add_argument("--json", metavar="PATH")
     arguments = parser.parse_args()
@@ -75,7 +78,7 @@ def measure(size_bytes: int, seconds: float) -> dict[str, Any]:
         pickle.dump(Blocks(size_bytes)[0], file)
         file.flush()
         row["unpickled from a file, 1 % read"] = time_access(
-            lambda _: pickle.loads(open(file.name, "rb").read()), lambda a: a[50:52].sum(), seconds
+            lambda _: pickle.loads(Path(file.name).read_bytes()), lambda a: a[50:52].sum(), seconds
         )
     return row
 

@@ -3,9 +3,9 @@
 
     python benchmarks/super_resolution.py [--images 150] [--limit 1GB] [--json OUT.json]
 
-Makes the photographs (2 megapixels each), packs them, and runs examples/super_resolution.py once per feed, each under
-the memory limit (a control group; needs root, else it says that there was none). Every epoch's images per
-second go into the JSON; `--draw` draws docs/super-resolution.svg from the committed one.
+Makes the photographs (2.8 megapixels each), packs them, and runs examples/super_resolution.py once per feed,
+each under the memory limit (a control group; needs root, else it says that there was none). Every epoch's
+images per second go into the JSON; `--draw` draws docs/super-resolution.svg from the committed one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ EPOCH = re.compile(r"epoch (\d+): ([0-9.]+) images/s")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=150)
     parser.add_argument("--limit", type=parse_bytes, default="1GB", metavar="SIZE")
     parser.add_argument("--epochs", type=int, default=5)
@@ -72,8 +74,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for feed in arguments.feeds:
         say(f"{feed} ...")
         command = [
-            sys.executable, str(EXAMPLE), str(photos), "--feed", feed, "--pack", str(pack), "--scratch", str(scratch),
-            "--epochs", str(arguments.epochs), "--workers", str(arguments.workers),
+            sys.executable, str(EXAMPLE), str(photos), "--feed", feed, "--pack", str(pack),
+            "--scratch", str(scratch), "--epochs", str(arguments.epochs), "--workers", str(arguments.workers),
         ]  # fmt: skip
         run = run_under_limit(command, arguments.limit)
         runs.append({"feed": feed, **run})
@@ -128,7 +130,11 @@ def run_under_limit(command: list[str], limit_bytes: int) -> dict[str, Any]:
 def say_end(shown: subprocess.CompletedProcess[str]) -> str:
     if shown.returncode == 0:
         return "finished"
-    if shown.returncode in (-9, 137) or "killed by signal: Killed" in shown.stderr or "is killed by signal" in shown.stderr:
+    if (
+        shown.returncode in (-9, 137)
+        or "killed by signal: Killed" in shown.stderr
+        or "is killed by signal" in shown.stderr
+    ):
         return "killed: out of memory"
     last = shown.stderr.strip().splitlines()[-1:] or ["no message"]
     return f"failed: {last[0]}"
@@ -173,7 +179,9 @@ def render(document: dict[str, Any]) -> str:
     epochs = max(longest(document), 2)
     rates = [rate for run in document["runs"] for rate in run["images_per_s"]]
     scale = Scale(min(rates), max(rates), epochs)
-    heading = f"Random {96}-pixel parts of {document['images']} photographs: images per second, epoch by epoch"
+    heading = (
+        f"Random {96}-pixel parts of {document['images']} photographs: images per second, epoch by epoch"
+    )
     parts = [text(0, 22, heading, "title"), text(0, 41, describe_case(document), "soft")]
     for tick in scale.ticks():
         y = scale.y(tick)
@@ -224,8 +232,14 @@ class Scale:
 def draw_run(run: dict[str, Any], scale: Scale) -> tuple[list[str], tuple[float, str, str]]:
     kind = COLOURS[run["feed"]]
     points = [(scale.x(number), scale.y(rate)) for number, rate in enumerate(run["images_per_s"], start=1)]
-    parts = [f'<path class="line {kind}" d="M{" L".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>'] if points else []
-    parts += [f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5" stroke="none"/>' for x, y in points]
+    parts = (
+        [f'<path class="line {kind}" d="M{" L".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>']
+        if points
+        else []
+    )
+    parts += [
+        f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5" stroke="none"/>' for x, y in points
+    ]
     words = FEEDS[run["feed"]]
     if run["end"] != "finished":
         x, y = points[-1] if points else (scale.x(1), TOP + PLOT_HEIGHT)
@@ -242,7 +256,9 @@ def place_labels(labels: list[tuple[float, str, str]]) -> list[str]:
     for wanted, words, kind in sorted(labels):
         y = last = max(wanted, last + 32)
         first, _, second = words.partition(", ") if ", " in words else words.partition(": ")
-        parts.append(f'<circle class="dot {kind}" cx="{LEFT + PLOT_WIDTH + 12}" cy="{y:.1f}" r="4" stroke="none"/>')
+        parts.append(
+            f'<circle class="dot {kind}" cx="{LEFT + PLOT_WIDTH + 12}" cy="{y:.1f}" r="4" stroke="none"/>'
+        )
         parts.append(text(LEFT + PLOT_WIDTH + 22, y + (4 if not second else -2), first))
         if second:
             parts.append(text(LEFT + PLOT_WIDTH + 22, y + 12, second, "soft"))
@@ -252,7 +268,11 @@ def place_labels(labels: list[tuple[float, str, str]]) -> list[str]:
 def describe_case(document: dict[str, Any]) -> str:
     files, decoded = format_bytes(document["file_bytes"]), format_bytes(document["decoded_bytes"])
     limit = format_bytes(document["limit_bytes"])
-    job = f"in a job limited to {limit}" if all(run["is_limited"] for run in document["runs"]) else "without a limit"
+    job = (
+        f"in a job limited to {limit}"
+        if all(run["is_limited"] for run in document["runs"])
+        else "without a limit"
+    )
     size = f"{document['width']} x {document['height']}"
     return f"{size} pixels each; {files} as files, {decoded} decoded, {job}; {document['workers']} workers"
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Super-resolution: a network learns to enlarge photographs, from random 96-pixel parts of full-size pictures.
+"""Super-resolution: a network learns to enlarge photographs, from random 96-pixel parts of large pictures.
 
     python examples/super_resolution.py PHOTOS --feed plain | dictionary | cached | loader
 
 A part is tiny, and to get it, Pillow decodes a whole picture. Decoded pictures do not fit into memory, and a
 dictionary of them ends with the job being killed. `cached` keeps as many as there is room for, and `loader`
-decodes only what it needs. benchmarks/super_resolution.py runs all four under a memory limit and draws a plot.
+decodes only what it needs. benchmarks/super_resolution.py runs all four under a memory limit and plots it.
 """
 
 import argparse
@@ -128,7 +128,11 @@ def main(argv=None):
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args(argv)
     feed = make_feed(
-        arguments.feed, arguments.photos, arguments.pack or arguments.photos, arguments.scratch, arguments.workers
+        arguments.feed,
+        arguments.photos,
+        arguments.pack or arguments.photos,
+        arguments.scratch,
+        arguments.workers,
     )
     for epoch, (rate, loss) in enumerate(train(feed, arguments.epochs), start=1):
         print(f"epoch {epoch}: {rate:.1f} images/s, loss {loss:.4f}", flush=True)

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ class Squares(Dataset):
 
 
 class Batches(Squares):
-    asked: list[list[int]] = []
+    asked: ClassVar[list[list[int]]] = []
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         self.asked.append(list(indices))
@@ -242,8 +242,13 @@ def test_the_report_says_hits_and_how_much_larger_samples_are_than_their_files(t
     report = dataset.report()
     assert report.expansion == pytest.approx(4.1, abs=0.3)
     words = str(report).splitlines()
-    assert words[0] == "20 of 20 samples kept (100%): 82.6 KB in ram" or words[0].startswith("20 of 20 samples")
-    assert words[1:] == ["20 hits, 20 misses", f"K = {report.expansion:.1f}: bytes kept per byte read from files"]
+    assert words[0] == "20 of 20 samples kept (100%): 82.6 KB in ram" or words[0].startswith(
+        "20 of 20 samples"
+    )
+    assert words[1:] == [
+        "20 hits, 20 misses",
+        f"K = {report.expansion:.1f}: bytes kept per byte read from files",
+    ]
 
 
 def test_a_dataset_that_reads_no_files_has_no_k() -> None:
@@ -254,7 +259,9 @@ def test_a_dataset_that_reads_no_files_has_no_k() -> None:
 
 def test_random_samples_are_pointed_out() -> None:
     dataset = feedrate.cached(Noise(3), ram="1MB")
-    with pytest.warns(UserWarning, match=r"sample 1 of Noise came out differently .* cached\(...\).map\(augment\)"):
+    with pytest.warns(
+        UserWarning, match=r"sample 1 of Noise came out differently .* cached\(...\).map\(augment\)"
+    ):
         _ = dataset[1]
     _ = dataset[2]
 
@@ -267,7 +274,9 @@ class Odd(Squares):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sample_that_has_no_encoding_is_named(workers: int) -> None:
     loader = DataLoader(feedrate.cached(Odd(5), ram="1MB"), num_workers=workers, collate_fn=len)
-    with pytest.raises(UsageError, match=r"sample 3 of Odd holds a pathlib\.\S*PosixPath at \[1\]\['path'\]; cached\(\)"):
+    with pytest.raises(
+        UsageError, match=r"sample 3 of Odd holds a pathlib\.\S*PosixPath at \[1\]\['path'\]; cached\(\)"
+    ):
         list(loader)
 
 
@@ -380,8 +389,8 @@ def test_many_threads_get_the_right_samples() -> None:
 
     def read(seed: int) -> None:
         for index in np.random.default_rng(seed).integers(0, 40, 100):
-            if dataset[index]["image"].unique().tolist() != [index]:
-                wrong.append(int(index))
+            found = dataset[index]["image"].unique().tolist()
+            wrong.extend([] if found == [index] else [index])
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
     for thread in threads:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cached(disk=..., key=...)`: what lies on the disk is there for the next job, and is believed only if it is right."""
+"""`cached(disk=..., key=...)`: what lies on the disk is there for the next job, and believed only if right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Numbers:
         return np.full(2500, index, np.float32), index
 
 
-def fill(scratch: Path, *, key: str = "k", ram: int | str = 0, size: str = "10MB", count: int = 12) -> Numbers:
+def fill(
+    scratch: Path, *, key: str = "k", ram: int | str = 0, size: str = "10MB", count: int = 12
+) -> Numbers:
     """Do what a job does: two epochs, then its end."""
     numbers = Numbers(count)
     dataset = feedrate.cached(numbers, ram=ram, disk=f"{scratch}:{size}", key=key)
@@ -100,7 +102,9 @@ def test_only_the_user_can_look_at_what_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["data", "rows"])
-def test_a_flipped_bit_anywhere_costs_one_sample_and_never_gives_a_wrong_one(tmp_path: Path, name: str) -> None:
+def test_a_flipped_bit_anywhere_costs_one_sample_and_never_gives_a_wrong_one(
+    tmp_path: Path, name: str
+) -> None:
     fill(tmp_path)
     path = place(tmp_path) / name
     whole = path.read_bytes()

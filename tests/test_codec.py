@@ -35,9 +35,9 @@ class Label(enum.IntEnum):
 
 
 DTYPES = [
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16),
-    *(torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
-    *(torch.uint16, torch.uint32, torch.uint64, torch.complex32),
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.uint16, torch.uint32, torch.uint64,
 ]  # fmt: skip
 
 
@@ -94,8 +94,12 @@ def tensors(draw: Any) -> Any:
     return tensor.permute(draw(st.permutations(range(tensor.dim()))))
 
 
-leaves = st.one_of(numbers, st.text(), st.binary(), st.binary().map(bytearray), np_arrays, np_scalars, tensors())
-keys = st.one_of(st.text(), st.integers(), st.booleans(), st.none(), st.binary(), st.tuples(st.text(), st.integers()))
+leaves = st.one_of(
+    numbers, st.text(), st.binary(), st.binary().map(bytearray), np_arrays, np_scalars, tensors()
+)
+keys = st.one_of(
+    st.text(), st.integers(), st.booleans(), st.none(), st.binary(), st.tuples(st.text(), st.integers())
+)
 values = st.recursive(
     leaves,
     lambda inner: st.one_of(
@@ -209,7 +213,9 @@ def test_a_mapped_array_comes_back_as_a_plain_one(tmp_path: Path) -> None:
     assert found.tolist() == list(range(6))
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"])
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"]
+)
 def test_pictures_of_every_usual_mode_keep_their_pixels(mode: str) -> None:
     rgb = Image.fromarray(np.random.default_rng(0).integers(0, 256, (7, 13, 3), dtype=np.uint8))
     if mode == "I;16":
@@ -266,7 +272,7 @@ def test_a_list_in_itself_is_refused() -> None:
 def test_a_named_tuple_of_a_function_is_refused_and_one_that_is_gone_is_damaged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    local = collections.namedtuple("local", "a")  # noqa: PYI024
+    local = collections.namedtuple("local", "a")
     with pytest.raises(Refused, match="cannot be found by this name"):
         encode(local(1))
     data = encode(Pair(1, 2))

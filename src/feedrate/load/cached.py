@@ -239,7 +239,7 @@ class _Mine:
         """Let the dataset make samples, and keep those that there is room for."""
         if self._is_frozen:
             return _fetch(dataset, numbers)
-        before = _count_read_bytes()
+        before = _count_read_bytes(with_this=True)
         samples = _fetch(dataset, numbers)
         read_bytes = (_count_read_bytes() - before) // len(numbers)
         for number, sample in zip(numbers, samples, strict=True):
@@ -259,13 +259,14 @@ class _Mine:
         samples, size_bytes, source_bytes = (sum(column) for column in zip(*held, strict=True))
         if samples:
             return len(data) * source_bytes // size_bytes if size_bytes else 0
-        before = _count_read_bytes()
+        before = _count_read_bytes(with_this=True)
         again = _encode(dataset, number, _fetch(dataset, [number])[0])
         read_bytes = min(read_bytes, _count_read_bytes() - before)
         if len(again) != len(data) or not np.array_equal(again, data):
             warnings.warn(
-                f"sample {number} of {type(dataset).__name__} came out differently when it was made again, and "
-                "cached() keeps one of them for all epochs: put what is random behind it, cached(...).map(augment)",
+                f"sample {number} of {type(dataset).__name__} came out differently when it was made again, "
+                "and cached() keeps one of them for all epochs: put what is random behind it, "
+                "cached(...).map(augment)",
                 stacklevel=2,
             )
         return read_bytes
@@ -300,7 +301,13 @@ def _encode(dataset: Any, number: int, sample: Any) -> U8:
         ) from None
 
 
-def _count_read_bytes() -> int:
-    """Return the bytes that this thread has read from files so far, from memory or from a disk."""
-    first = (read_file("/proc/thread-self/io") or b"").partition(b"\n")[0]
-    return int(first.split()[1]) if first.startswith(b"rchar: ") else 0
+def _count_read_bytes(*, with_this: bool = False) -> int:
+    """Return the bytes that this thread has read from files so far, from memory or from a disk.
+
+    Args:
+        with_this: and those that it took to find out.
+    """
+    text = read_file("/proc/thread-self/io") or b""
+    first = text.partition(b"\n")[0]
+    count = int(first.split()[1]) if first.startswith(b"rchar: ") else 0
+    return count + len(text) if with_this else count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate warm`: load a pack into the page cache, as fast as the disk gives it and as far as memory goes."""
+"""`feedrate warm`: load a pack into the page cache, as fast as the disk is and as far as memory goes."""
 
 from __future__ import annotations
 
@@ -131,9 +131,7 @@ def _measure(path: Path, pack: Path) -> int:
     try:
         return os.stat(path).st_size
     except OSError as error:
-        raise PackError(
-            f"{path} cannot be read: {error.strerror}", hint=f"feedrate verify {pack}"
-        ) from error
+        raise PackError(f"{path} cannot be read: {error.strerror}", hint=f"feedrate verify {pack}") from error
 
 
 def _choose(files: list[_File], room: int) -> list[_File]:

@@ -15,9 +15,18 @@ def draw_warm(result: WarmResult) -> str:
         f"{result.pack}: {files}, {size}",
         *table_lines(
             [
-                ("memory", f"{_say_share(result.resident_before)} before, {_say_share(result.resident_after)} now"),
-                ("loaded", f"{format_bytes(result.loaded_bytes)} in {format_seconds(result.seconds)}, {rate}/s"),
-                ("room", f"{format_bytes(result.limit_bytes)}: {result.limit_reason}" if result.left_out else ""),
+                (
+                    "memory",
+                    f"{_say_share(result.resident_before)} before, {_say_share(result.resident_after)} now",
+                ),
+                (
+                    "loaded",
+                    f"{format_bytes(result.loaded_bytes)} in {format_seconds(result.seconds)}, {rate}/s",
+                ),
+                (
+                    "room",
+                    f"{format_bytes(result.limit_bytes)}: {result.limit_reason}" if result.left_out else "",
+                ),
             ]
         ),
     ]
@@ -25,7 +34,7 @@ def draw_warm(result: WarmResult) -> str:
         names = ", ".join(result.left_out[:3]) + (", ..." if len(result.left_out) > 3 else "")
         count = format_count(len(result.left_out), "file")
         lines += [
-            f"{count} ({format_bytes(result.left_out_bytes)}) did not fit and will be read from the disk: {names}",
+            f"{count} ({format_bytes(result.left_out_bytes)}) did not fit, to be read from the disk: {names}",
             "",
             "next: ask for more memory, or put the pack on a local disk",
         ]

@@ -49,14 +49,17 @@ class CachedReport:
 
     def __str__(self) -> str:
         where = ", ".join(f"{format_bytes(tier.size_bytes)} in {tier.kind}" for tier in self.tiers)
+        share = format_percent(self.kept_share)
         lines = [
-            f"{self.kept:,} of {format_count(self.samples, 'sample')} kept ({format_percent(self.kept_share)}): {where}",
+            f"{self.kept:,} of {format_count(self.samples, 'sample')} kept ({share}): {where}",
             f"{format_count(self.hits, 'hit')}, {format_count(self.misses, 'miss', 'misses')}",
         ]
         if self.expansion is not None:
             lines.append(f"K = {self.expansion:.1f}: bytes kept per byte read from files")
         if self.returned_bytes:
-            lines.append(f"{format_bytes(self.returned_bytes)} of memory given back, since the job ran short of it")
+            lines.append(
+                f"{format_bytes(self.returned_bytes)} of memory given back, since the job ran short of it"
+            )
         if self.damaged:
             lines.append(f"{format_count(self.damaged, 'sample')} damaged on the disk, made anew")
         return "\n".join(lines)

@@ -154,7 +154,15 @@ def decode(memory: U8) -> Any:
     reader = Reader(memory[_HEAD.size : end].tobytes(), memory, align(end))
     try:
         value = reader.value()
-    except (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError, MemoryError, struct.error) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        RuntimeError,
+        ArithmeticError,
+        MemoryError,
+        struct.error,
+    ) as error:
         raise Damaged(f"it makes no sense: {error}") from error
     if not reader.is_at_end:
         raise Damaged("its structure goes on after its end")

@@ -21,8 +21,8 @@ _MOST_AXES = 64
 _PLAIN_DTYPE = re.compile(r"[<>|=][biufcmMSUV][0-9]+(\[[0-9A-Za-z]+\])?")
 # Bytes per pixel of the modes of Pillow that are taken, beside "1": eight pixels to a byte there.
 _PICTURE_BYTES = {
-    "L": 1, "P": 1, "LA": 2, "La": 2, "PA": 2, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2, "RGB": 3, "YCbCr": 3,
-    "LAB": 3, "HSV": 3, "RGBA": 4, "RGBa": 4, "RGBX": 4, "CMYK": 4, "I": 4, "F": 4,
+    "L": 1, "P": 1, "LA": 2, "La": 2, "PA": 2, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2, "RGB": 3,
+    "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBa": 4, "RGBX": 4, "CMYK": 4, "I": 4, "F": 4,
 }  # fmt: skip
 
 
@@ -53,8 +53,8 @@ def read(reader: Reader, depth: int) -> Any:
 def _write_array(writer: Writer, array: Any, depth: int) -> None:
     writer.structure += b"Aa"
     writer.add(_describe_dtype(array.dtype), depth + 1)
-    order = _memory_order(array.strides)
-    if not array.transpose(order).flags.c_contiguous:
+    order = _memory_order(array.shape, array.strides)
+    if array.flags.c_contiguous or not array.transpose(order).flags.c_contiguous:
         order = tuple(range(array.ndim))
     _write_shape(writer, array.shape, order)
     writer.buffers.append(_as_bytes(np.ascontiguousarray(array.transpose(order))))
@@ -74,7 +74,7 @@ def _write_scalar(writer: Writer, value: np.generic, depth: int) -> None:
     # Of text and bytes, arrays would lose zeros at the end.
     if isinstance(value, np.str_):
         writer.structure += b"Au"
-        writer.add(str(value), depth + 1)
+        writer.add(str.__getitem__(value, slice(None)), depth + 1)
         return
     if isinstance(value, np.bytes_):
         writer.structure += b"Av"
@@ -125,8 +125,8 @@ def _write_tensor(writer: Writer, tensor: Any, _: int) -> None:
     if reason:
         raise Refused(f"a tensor {reason}")
     tensor = tensor.resolve_conj().resolve_neg()
-    order = _memory_order(tensor.stride())
-    if not tensor.permute(order).is_contiguous():
+    order = _memory_order(tensor.shape, tensor.stride())
+    if tensor.is_contiguous() or not tensor.permute(order).is_contiguous():
         order = tuple(range(tensor.dim()))
     dense = tensor.permute(order).contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
@@ -219,8 +219,9 @@ def _read_shape(reader: Reader) -> tuple[list[int], tuple[int, ...]]:
     return [reader.number() for _ in range(axes)], order
 
 
-def _memory_order(strides: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+def _memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    # The stride of an axis of one place means nothing.
+    return tuple(sorted(range(len(shape)), key=lambda axis: -strides[axis] if shape[axis] > 1 else -math.inf))
 
 
 def _inverse(order: Sequence[int]) -> list[int]:
