@@ -253,22 +253,34 @@ class OpenedShelf:
                 return self._shrink(self._ram, wanted) if wanted else 0
 
     def _shrink(self, tier: int, wanted_bytes: int) -> int:
-        descriptor, freed = self._descriptors[str(tier)], 0
-        for row in self.table.select(tier)[::-1]:
-            if freed >= wanted_bytes:
-                break
-            offset, length = int(row["offset"]), int(row["length"])
-            with nobody_looks(descriptor, offset, length) as is_free:
-                if is_free:
-                    self.table.clear(np.atleast_1d(row))
-                    _punch_hole(descriptor, offset, length)
-                    freed += length
+        rows = self.table.select(tier)[::-1]
+        sizes = np.cumsum(rows["length"])
+        gone = rows[: int(np.searchsorted(sizes, wanted_bytes)) + 1]
+        if not len(gone):
+            return 0
+        start = int(gone["offset"][-1])
+        freed = self._give_back(tier, gone, start, int(self.table.tiers["next"][tier]))
+        if not freed:  # somebody looks at some of them: one by one, then
+            for row in rows:
+                if freed >= wanted_bytes:
+                    break
+                start = int(row["offset"])
+                freed += self._give_back(tier, np.atleast_1d(row), start, start + int(row["length"]))
         if freed:
-            # Who is just writing a sample must not publish it.
-            self.table.totals["shrinks"][0] += 1
+            self.table.totals["shrinks"][0] += 1  # who is just writing a sample must not publish it
             self.table.totals["returned_bytes"][0] += freed
             self.table.tiers["reserved"][tier] -= freed
         return freed
+
+    def _give_back(self, tier: int, rows: Rows, start: int, stop: int) -> int:
+        """Forget the samples in a stretch of a file and give it back; 0: a view shows some of it."""
+        descriptor = self._descriptors[str(tier)]
+        with nobody_looks(descriptor, start, stop - start) as is_free:
+            if not is_free:
+                return 0
+            self.table.clear(rows)
+            _punch_hole(descriptor, start, stop - start)
+        return int(rows["length"].sum())
 
     def count(self, hits: int, misses: int) -> None:
         with self._using(), self._locked():
