@@ -163,13 +163,12 @@ COLOURS = {"plain": "theirs", "dictionary": "bad", "cached": "ours", "loader": "
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1b1f24; }
 .title { font-weight: 600; } .soft { fill: #59636e; font-size: 12px; }
-.line { fill: none; stroke-width: 2.5; stroke-linejoin: round; } .grid { stroke: #d5dae0; stroke-width: 1; }
-.theirs { stroke: #6b7683; } .bad { stroke: #c0272d; } .ours { stroke: #1f6feb; } .best { stroke: #1a7f37; }
-.dot.theirs { fill: #6b7683; } .dot.bad { fill: #c0272d; } .dot.ours { fill: #1f6feb; } .dot.best { fill: #1a7f37; }
+.line { fill: none; stroke: currentColor; stroke-width: 2.5; stroke-linejoin: round; }
+.dot { fill: currentColor; } .grid { stroke: #d5dae0; stroke-width: 1; }
+.theirs { color: #6b7683; } .bad { color: #c0272d; } .ours { color: #1f6feb; } .best { color: #1a7f37; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6eaef; } .soft { fill: #9aa5b1; } .grid { stroke: #363d46; }
-  .theirs { stroke: #9aa5b1; } .bad { stroke: #ff7b72; } .ours { stroke: #4b90f5; } .best { stroke: #4ac26b; }
-  .dot.theirs { fill: #9aa5b1; } .dot.bad { fill: #ff7b72; } .dot.ours { fill: #4b90f5; } .dot.best { fill: #4ac26b; }
+  .theirs { color: #9aa5b1; } .bad { color: #ff7b72; } .ours { color: #4b90f5; } .best { color: #4ac26b; }
 }
 """
 
@@ -187,8 +186,8 @@ def render(document: dict[str, Any]) -> str:
         y = scale.y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + PLOT_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(text(LEFT - 8, y + 4, f"{tick:,}", "soft", "end"))
-    for epoch in range(1, epochs + 1):
-        parts.append(text(scale.x(epoch), TOP + PLOT_HEIGHT + 20, f"epoch {epoch}", "soft", "middle"))
+    below = TOP + PLOT_HEIGHT + 20
+    parts += [text(scale.x(n), below, f"epoch {n}", "soft", "middle") for n in range(1, epochs + 1)]
     labels = []
     for run in document["runs"]:
         drawn, label = draw_run(run, scale)
@@ -237,15 +236,12 @@ def draw_run(run: dict[str, Any], scale: Scale) -> tuple[list[str], tuple[float,
         if points
         else []
     )
-    parts += [
-        f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5" stroke="none"/>' for x, y in points
-    ]
+    parts += [f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in points]
     words = FEEDS[run["feed"]]
     if run["end"] != "finished":
         x, y = points[-1] if points else (scale.x(1), TOP + PLOT_HEIGHT)
-        parts.append(
-            f'<path class="line {kind}" d="M{x - 6:.1f} {y - 6:.1f} l12 12 M{x - 6:.1f} {y + 6:.1f} l12 -12"/>'
-        )
+        cross = f"M{x - 6:.1f} {y - 6:.1f} l12 12 M{x - 6:.1f} {y + 6:.1f} l12 -12"
+        parts.append(f'<path class="line {kind}" d="{cross}"/>')
         words += f": {run['end'].partition(':')[0]} in epoch {len(points) + 1}"
     return parts, (points[-1][1] if points else TOP + PLOT_HEIGHT, words, kind)
 
@@ -256,9 +252,7 @@ def place_labels(labels: list[tuple[float, str, str]]) -> list[str]:
     for wanted, words, kind in sorted(labels):
         y = last = max(wanted, last + 32)
         first, _, second = words.partition(", ") if ", " in words else words.partition(": ")
-        parts.append(
-            f'<circle class="dot {kind}" cx="{LEFT + PLOT_WIDTH + 12}" cy="{y:.1f}" r="4" stroke="none"/>'
-        )
+        parts.append(f'<circle class="dot {kind}" cx="{LEFT + PLOT_WIDTH + 12}" cy="{y:.1f}" r="4"/>')
         parts.append(text(LEFT + PLOT_WIDTH + 22, y + (4 if not second else -2), first))
         if second:
             parts.append(text(LEFT + PLOT_WIDTH + 22, y + 12, second, "soft"))
@@ -280,8 +274,8 @@ def describe_case(document: dict[str, Any]) -> str:
 def describe_machine_lines(document: dict[str, Any]) -> list[str]:
     machine = document["machine"]
     return [
-        f"{machine['cpu_model']}, {machine['usable_cores']} cores, Python {machine['python']}; a network of three "
-        "convolutions is trained",
+        f"{machine['cpu_model']}, {machine['usable_cores']} cores, Python {machine['python']}; "
+        "a network of three convolutions is trained",
         " ".join(machine["command_line"]),
     ]
 

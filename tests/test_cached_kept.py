@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cached(disk=..., key=...)`: what lies on the disk is there for the next job, and believed only if right."""
+"""`cached(disk=..., key=...)`: what lies on the disk is there for the next job, if it is right."""
 
 from __future__ import annotations
 

@@ -233,7 +233,8 @@ class _Mine:
             again = self._shelf.locate(np.array([number], np.int64))
             return bool(again.found[0]) and bool(again.rows[0].tobytes() == row.tobytes())
 
-        return views.open(offset, length, is_still_there)
+        view: U8 | None = views.open(offset, length, is_still_there)
+        return view
 
     def make(self, dataset: Any, numbers: list[int]) -> list[Any]:
         """Let the dataset make samples, and keep those that there is room for."""

@@ -107,9 +107,9 @@ def list_paths(pack: Pack, *, loose_step: int = 1) -> list[Path]:
         loose_step: where values are files of their own, those of every so manieth sample.
     """
     manifest = pack.manifest
-    parts = [pack.locate_file(file) for file in (*(s.index for s in manifest.shards), *manifest.parts)]
+    index = [*(pack.locate_file(s.index) for s in manifest.shards), *map(pack.locate_file, manifest.parts)]
     shards = [pack.locate_file(s) for s in manifest.shards if s.container != FILES]
-    return list(dict.fromkeys([*parts, *shards, *_loose_files(pack, loose_step)]))
+    return list(dict.fromkeys([*index, *shards, *_loose_files(pack, loose_step)]))
 
 
 def _loose_files(pack: Pack, step: int) -> Iterator[Path]:

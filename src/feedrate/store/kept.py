@@ -96,10 +96,10 @@ def load_rows(opened: dict[str, int], samples: int, tier: int) -> Rows:
     is_good &= (rows["number"] >= 0) & (rows["number"] < samples)
     is_good &= (rows["offset"] >= 0) & (rows["length"] >= 0) & (rows["offset"] <= data_bytes - rows["length"])
     rows = rows[is_good][::-1]
-    rows = rows[np.unique(rows["number"], return_index=True)[1]]
-    rows["tier"] = tier
-    rows["check"] = kernel.crc32c_rows(rows)
-    return rows
+    last: Rows = rows[np.unique(rows["number"], return_index=True)[1]]
+    last["tier"] = tier
+    last["check"] = kernel.crc32c_rows(last)
+    return last
 
 
 def add_row(descriptor: int, row: Rows) -> None:

@@ -181,7 +181,7 @@ class OpenedShelf:
         return room.f_bavail * room.f_frsize - size >= room.f_blocks * room.f_frsize * _DISK_LEFT_FREE
 
     def _limit(self, tier: int) -> int | None:
-        """Return what a tier may hold. What is kept for later jobs shares its limit with other caches there."""
+        """Return what a tier may hold; what is kept for later jobs shares it with other caches there."""
         limit, folder, keep = self._tiers[tier].limit_bytes, self._tiers[tier].folder, self._tiers[tier].keep
         if limit is None or folder is None or keep is None:
             return limit
