@@ -41,7 +41,7 @@ def main() -> int:
         pack(source, target, PackOptions())
         shutil.rmtree(source)
         whole_bytes, growth = measure_decoded(target)
-        say(f"{arguments.images} images: {whole_bytes / 1e6:.0f} MB decoded, {growth:.1f} times as much as packed")
+        say(f"{arguments.images} images, decoded {whole_bytes / 1e6:.0f} MB: {growth:.1f} times the packed")
         rates = [measure_hits(target, share, whole_bytes, arguments.epochs) for share in SHARES]
         ways: dict[str, dict[str, Any] | None] = {
             "no cache": None,
@@ -138,11 +138,15 @@ def say(text: str) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", help="a folder with photographs")
     parser.add_argument("--images", type=int, default=1000, help="how many, copies included")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--work", help="where to put the pack and the disk tier; default: the temporary folder")
+    parser.add_argument(
+        "--work", help="where to put the pack and the disk tier; default: the temporary folder"
+    )
     parser.add_argument("--json", metavar="PATH")
     return parser.parse_args()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedrate.probe.memory import MemoryRoom, measure_memory_room
+from feedrate.probe.memory import MemoryGauge, MemoryRoom
 from feedrate.store.budget import MemoryWatch, margin_of
 
 MEMINFO = "MemTotal: 1000 kB\nMemAvailable: 500 kB\nDirty: 8 kB\nWriteback: 2 kB\nHugePages_Total: 0\n"
@@ -22,14 +22,19 @@ def write(path: Path, text: str) -> Path:
 
 
 def write_group(folder: Path, limit: str, used: int, stat: str, version: int) -> None:
-    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
     write(folder / names[0], f"{limit}\n")
     write(folder / names[1], f"{used}\n")
     write(folder / "memory.stat", stat)
 
 
 def measure(tmp_path: Path) -> MemoryRoom:
-    return measure_memory_room(tmp_path / "cgroup", tmp_path / "root", write(tmp_path / "meminfo", MEMINFO))
+    meminfo = write(tmp_path / "meminfo", MEMINFO)
+    return MemoryGauge(tmp_path / "cgroup", tmp_path / "root", meminfo).measure()
 
 
 def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path) -> None:

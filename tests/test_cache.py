@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loader with a cache gives what one without gives, bit for bit, and hits as often as samples are cached."""
+"""A loader with a cache gives what one without gives, bit for bit; it hits as often as samples are cached."""
 
 from __future__ import annotations
 
@@ -53,11 +53,17 @@ def write_mixed(folder: Path) -> Path:
     for i in range(4):
         pixels = make_image(i, 37 + 5 * i, 50 - 3 * i)
         image, gray = Image.fromarray(pixels), pixels[..., 0]
-        files += [encode_image(pixels, quality=90), encode_image(pixels, progressive=True), encode_image(gray)]
+        files += [
+            encode_image(pixels, quality=90),
+            encode_image(pixels, progressive=True),
+            encode_image(gray),
+        ]
         files += [encode_image(pixels, "PNG"), encode_image(gray, "PNG"), encode_image(pixels, "WEBP")]
         files += [save(image.convert("CMYK"), "JPEG"), save(image.convert("P"), "PNG")]
         files += [save(image.convert("RGBA"), "PNG")]
-    return write_pack(folder, (IMAGE, LABEL), [{"image": file, "label": i % 3} for i, file in enumerate(files)])
+    return write_pack(
+        folder, (IMAGE, LABEL), [{"image": file, "label": i % 3} for i, file in enumerate(files)]
+    )
 
 
 @pytest.fixture
@@ -68,7 +74,14 @@ def everything(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("tier", ["ram", "disk", "both", "little"])
 @pytest.mark.parametrize(
     "image",
-    [RandomResizedCrop(12), RandomCrop(20), CenterCrop((9, 30)), CenterCrop(16, resize=20), Resize((7, 50)), Resize(99)],
+    [
+        RandomResizedCrop(12),
+        RandomCrop(20),
+        CenterCrop((9, 30)),
+        CenterCrop(16, resize=20),
+        Resize((7, 50)),
+        Resize(99),
+    ],
     ids=repr,
 )
 def test_pixels_masks_and_boxes_are_those_without_a_cache(
@@ -214,7 +227,11 @@ def test_bad_samples_are_the_same_ones(tmp_path: Path) -> None:
 
     def run(cache: Cache | None) -> tuple[list[Any], list[str]]:
         bad: list[str] = []
-        options = {"image": RandomCrop(16), "fields": ("image", "key"), "on_bad_sample": lambda b: bad.append(str(b))}
+        options = {
+            "image": RandomCrop(16),
+            "fields": ("image", "key"),
+            "on_bad_sample": lambda b: bad.append(str(b)),
+        }
         return load(folder, 4, cache=cache, **options), bad
 
     plain, bad = run(None)
@@ -230,7 +247,9 @@ def test_masks_beyond_8_bits_are_bad_only_where_a_crop_shows_it(tmp_path: Path) 
     values[:5, :5] = 1000
     fields = (Field("image", Kind.IMAGE), Field("mask", Kind.MASK))
     image = encode_image(make_image(0, 40, 40))
-    folder = write_pack(tmp_path / "pack", fields, [{"image": image, "mask": encode_image(values, "PNG")}] * 6)
+    folder = write_pack(
+        tmp_path / "pack", fields, [{"image": image, "mask": encode_image(values, "PNG")}] * 6
+    )
     options = {"image": RandomCrop(20), "fields": ("image", "mask", "key"), "on_bad_sample": "skip"}
     with Cache(ram="1GB") as cache:
         assert_same(load(folder, 4, cache=cache, **options), load(folder, 4, **options))
@@ -343,7 +362,7 @@ def test_what_makes_no_sense_is_refused_in_words(options: dict[str, Any], words:
 
 def test_a_loader_wants_a_cache_that_is_one(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "pack")
-    with pytest.raises(UsageError, match="cache must be a feedrate.Cache, got 'auto'"):
+    with pytest.raises(UsageError, match=r"cache must be a feedrate\.Cache, got 'auto'"):
         Loader(folder, cache="auto")  # type: ignore[arg-type]
     cache = Cache(ram="1MB")
     cache.close()

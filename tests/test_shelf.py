@@ -30,8 +30,8 @@ SHORT = MemoryRoom(free_bytes=10**6, unwritten_bytes=0, limit_bytes=10**9)
 
 @pytest.fixture
 def shelve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Shelf]]:
-    """Make shelves that are nobody else's, with memory in plenty and no thread that watches it; close them."""
-    monkeypatch.setattr(opened_shelf, "Watcher", lambda _: None)
+    """Make shelves that are nobody else's, with plenty of memory that no thread watches; close them."""
+    monkeypatch.setattr(opened_shelf, "Watcher", lambda *_: None)
     made: list[Shelf] = []
 
     def make(*tiers: Tier, samples: int = 100, key: str = "") -> Shelf:
@@ -129,7 +129,7 @@ def test_a_row_with_a_flipped_bit_is_not_used(shelve) -> None:
     assert shelf.get(1) is None
 
 
-def test_a_full_disk_ends_the_filling_and_nothing_else(shelve, small_disk: Path) -> None:
+def test_a_full_disk_ends_the_filling_and_nothing_else(small_disk: Path, shelve) -> None:
     shelf = shelve(Tier("disk", None, str(small_disk)))
     kept = [number for number in range(100) if shelf.put(number, sample(number, 3000))]
     assert 5 < len(kept) < 25
@@ -178,7 +178,7 @@ def test_a_closed_shelf_says_so(shelve) -> None:
 
 @pytest.mark.parametrize("number", [-1, 100])
 def test_a_number_that_is_none_is_refused(shelve, number: int) -> None:
-    with pytest.raises(IndexError, match="sample -?1(00)? of a shelf that has 100"):
+    with pytest.raises(IndexError, match=r"sample -?1(00)? of a shelf that has 100"):
         shelve().put(number, b"")
 
 

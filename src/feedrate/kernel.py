@@ -130,7 +130,7 @@ class Pool:
             executor[1].shutdown()
 
     def map(self, work: Callable[[int], None], samples: Sequence[int]) -> None:
-        """Call `work` for every sample in Python threads: for what goes through Pillow, and for whole images."""
+        """Call `work` for every sample in Python threads: for what goes through Pillow, for whole images."""
         # The executor's threads do not survive a fork; the process number tells. Two callers at once may make
         # two executors: the one that is not kept ends with its work.
         executor = self._executor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache in jobs: under a memory limit where a dictionary is killed, among ranks, and killed while it fills."""
+"""The cache in jobs: with a memory limit that kills a dictionary, among ranks, and killed while it fills."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ NAIVE = """
 CACHED = """
     import json, sys, feedrate
     cache = feedrate.Cache(ram="auto")
-    loader = feedrate.Loader(sys.argv[1], 8, image=feedrate.RandomCrop(96), cache=cache, output="numpy", threads=2)
+    crop = feedrate.RandomCrop(96)
+    loader = feedrate.Loader(sys.argv[1], 8, image=crop, cache=cache, output="numpy", threads=2)
     for epoch in range(3):
         for batch in loader:
             pass
     stats = loader.stats().cache
-    held = bytearray(int(sys.argv[2]))  # the job itself needs more memory now
-    held[::4096] = bytes(len(held[::4096]))
-    for batch in loader:
-        pass
+    held = []  # the job itself needs more memory now, bit by bit
+    while 1_000_000 * len(held) < int(sys.argv[2]):
+        for batch in loader:
+            held += [bytes([len(held) % 255 + 1]) * 1_000_000 for _ in range(2)]
     after = loader.stats().cache
     print(json.dumps([[s.cached_share, s.hit_rate, s.returned_bytes, s.damaged] for s in (stats, after)]))
 """
@@ -164,7 +165,8 @@ def test_a_killed_job_gives_memory_and_disk_back_at_once(tmp_path: Path) -> None
     script = f"""
         import time
         from feedrate.store.shelf import Shelf, Tier
-        shelf = Shelf("{uuid.uuid4().hex}", 100, (Tier("ram", 30_000_000), Tier("disk", None, {str(tmp_path)!r})))
+        tiers = Tier("ram", 30_000_000), Tier("disk", None, {str(tmp_path)!r})
+        shelf = Shelf("{uuid.uuid4().hex}", 100, tiers)
         for number in range(60):
             assert shelf.put(number, bytes([number]) * 1_000_000)
         print("filled", flush=True)

@@ -14,7 +14,7 @@ from feedrate.store.tiers import parse_tiers
 
 
 class Cache:
-    """Room for decoded samples, filled in the first epoch; each goes to the nearest tier that has room, and stays.
+    """Room for decoded samples, filled in the first epoch: each goes to the nearest tier with room and stays.
 
     All processes of a job on one node share it, and it goes with the last of them. Limits hold for each pack
     that is loaded with it. Whole images are kept, so that crops and flips stay random.

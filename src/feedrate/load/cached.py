@@ -214,7 +214,7 @@ class _Mine:
     def _read(self, number: int, row: Any) -> Any:
         memory = self._open_view(number, row)
         if memory is None:
-            copy = self._shelf.get(number)
+            copy = self._shelf.read(row)
             if copy is None:
                 return _ABSENT
             memory = np.frombuffer(copy, np.uint8)

@@ -34,7 +34,7 @@ from feedrate.load.options import Wanted
 from feedrate.load.samples import choose
 from feedrate.load.state import fingerprint
 from feedrate.load.tally import Tally
-from feedrate.probe.memory import measure_memory_room
+from feedrate.probe.memory import MemoryGauge
 from feedrate.results import CacheStats
 from feedrate.store.budget import margin_of
 from feedrate.store.shelf import Located, Shelf
@@ -45,7 +45,7 @@ _BAD_BYTES = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH, Status.B
 
 
 class CachedPixels:
-    """The images and masks that a loader wants, and the shelf for them. Counts hits and misses of one epoch."""
+    """The images and masks that a loader wants, and their shelf. Counts hits and misses of one epoch."""
 
     def __init__(self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], artist: Artist | None) -> None:
         self._pack = pack
@@ -55,7 +55,9 @@ class CachedPixels:
         fields = [f for f in pack.fields if f.has_pixels and f.coding is not Coding.RAW]
         slots: list[tuple[str, Size | None]] = [(field.name, None) for field in fields]
         if self._keeps_results:
-            slots = sorted({(w.field.name, w.out_size) for w in wanted if w.field in fields and w.field is not None})
+            slots = sorted(
+                {(w.field.name, w.out_size) for w in wanted if w.field in fields and w.field is not None}
+            )
         self._slots = {slot: number for number, slot in enumerate(slots)}
         what = f"{image!r} of" if self._keeps_results else "whole"
         key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}"
@@ -130,11 +132,12 @@ class CachedPixels:
             for whole_batch, ranges in ((places, images), (tables, entries)):
                 whole_batch[0][left] = ranges.file + shift
                 whole_batch[1][left], whole_batch[2][left] = ranges.offset, ranges.length
-            crc32c[left] = images.crc32c
+            crc32c[left] = 0 if images.crc32c is None else images.crc32c
             boxes[left] = choose(job.geometry, left).boxes_on(job.pixels, part.rows)
         report = kernel.decode_batch(
             self._join(files), Ranges(places[0], places[1], places[2], crc32c), job.out, boxes=boxes,
-            flips=job.geometry.flips, entries=Ranges(tables[0], tables[1], tables[2]), raw=found, pool=job.pool,
+            flips=job.geometry.flips, entries=Ranges(tables[0], tables[1], tables[2]), raw=found,
+            pool=job.pool,
         )  # fmt: skip
         failed = np.flatnonzero(found & (report.statuses != 0))
         for i in failed.tolist():
@@ -198,7 +201,9 @@ class CachedPixels:
         """Return what is cached of some samples, and the hits of this epoch."""
         names = {w.field.name for w in wanted if w.field is not None}
         slots = [number for (name, _), number in self._slots.items() if name in names]
-        numbers = np.concatenate([np.zeros(0, np.int64), *(slot * len(self._pack) + positions for slot in slots)])
+        numbers = np.concatenate(
+            [np.zeros(0, np.int64), *(slot * len(self._pack) + positions for slot in slots)]
+        )
         shelf = self._shelf
         tiers = shelf.tier_stats(numbers)
         with self._lock:
@@ -217,5 +222,5 @@ def _count_bytes_to_keep(pack: Pack) -> int:
     A pack that does not fit in memory is read from its disk anyway.
     """
     size_bytes = sum(shard.size_bytes for shard in pack.manifest.shards)
-    room = measure_memory_room()
+    room = MemoryGauge().measure()
     return size_bytes if size_bytes <= room.free_bytes - margin_of(room.limit_bytes) else 0

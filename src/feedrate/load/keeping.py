@@ -82,7 +82,7 @@ def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp
 
 
 def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
-    """Decode whole images and put them on the shelf, while it has room; returns what does not belong there."""
+    """Decode whole images and put them on the shelf, while it has room; returns what must not go there."""
     part = job.part(at)
     files, images, _ = part.pack.find_values(job.pixels.name, part.rows, part.positions)
     widths, heights = (side[at] for side in job.sides)

@@ -143,7 +143,9 @@ class Loader:
             on_bad_sample=on_bad_sample, output=output,
         )  # fmt: skip
         if cache is not None and not isinstance(cache, Cache):
-            raise UsageError(f"cache must be a feedrate.Cache, got {cache!r}", hint='cache=feedrate.Cache(ram="auto")')
+            raise UsageError(
+                f"cache must be a feedrate.Cache, got {cache!r}", hint='cache=feedrate.Cache(ram="auto")'
+            )
         self._options, self._cache = options, cache
         owns_pack = not isinstance(pack, Pack)
         opened = pack if isinstance(pack, Pack) else Pack(pack)

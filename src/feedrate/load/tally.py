@@ -41,5 +41,9 @@ class Tally:
     def report(self) -> DecodeReport:
         by_pillow = dict(self._by_pillow)
         return DecodeReport(
-            self._statuses, dict(sorted(self._reasons.items())), sum(by_pillow.values()), by_pillow, self._bytes_read
+            self._statuses,
+            dict(sorted(self._reasons.items())),
+            sum(by_pillow.values()),
+            by_pillow,
+            self._bytes_read,
         )

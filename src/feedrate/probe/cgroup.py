@@ -57,20 +57,29 @@ class MemoryGroup:
     limit_bytes: int
 
     def read(self) -> MemoryUse | None:
+        used = self.read_used()
+        return None if used is None else MemoryUse(used, self.limit_bytes, self._read_cache())
+
+    def read_used(self) -> int | None:
         name = "memory.current" if self.version == 2 else "memory.usage_in_bytes"
         try:
-            used = int((self.folder / name).read_text())
+            return int((self.folder / name).read_text())
         except (OSError, ValueError):
             return None
-        return MemoryUse(used, self.limit_bytes, self._read_cache())
 
     def read_file_pages(self) -> tuple[int, int]:
-        """Return the page cache that can be dropped, and how much of it must be written to a disk before that.
+        """Return the page cache that can be dropped, and how much of it must be written to disk before that.
 
         Counted by the lists that it is reclaimed from: memory of /dev/shm and locked pages are on others.
         """
-        pages = ("inactive_file ", "active_file ") if self.version == 2 else ("total_inactive_file ", "total_active_file ")
-        unwritten = ("file_dirty ", "file_writeback ") if self.version == 2 else ("total_dirty ", "total_writeback ")
+        pages = (
+            ("inactive_file ", "active_file ")
+            if self.version == 2
+            else ("total_inactive_file ", "total_active_file ")
+        )
+        unwritten = (
+            ("file_dirty ", "file_writeback ") if self.version == 2 else ("total_dirty ", "total_writeback ")
+        )
         found = _read_numbers(self.folder / "memory.stat", (*pages, *unwritten))
         droppable = sum(found.get(name, 0) for name in pages)
         return droppable, min(droppable, sum(found.get(name, 0) for name in unwritten))
@@ -153,9 +162,9 @@ def _read_numbers(path: Path, names: tuple[str, ...]) -> dict[str, int]:
         return {}
     found = {}
     for line in text.splitlines():
-        for name in names:
-            if line.startswith(name):
-                found[name] = int(line[len(name) :])
+        name, _, value = line.partition(" ")
+        if f"{name} " in names:
+            found[f"{name} "] = int(value)
     return found
 
 

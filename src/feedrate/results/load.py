@@ -67,6 +67,7 @@ class TierStats:
     limit_bytes: int | None
     hits: int = 0
 
+
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     """What a loader's cache did.
@@ -97,7 +98,7 @@ class CacheStats:
 
     @property
     def hit_rate(self) -> float:
-        """The share of samples of the epoch that came from the cache; from the second one on: `cached_share`."""
+        """The share of the epoch's samples that were cached; from the second epoch on: `cached_share`."""
         asked = self.hits + self.misses
         return self.hits / asked if asked else 0.0
 

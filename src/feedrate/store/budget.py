@@ -12,16 +12,18 @@ import threading
 import time
 from collections.abc import Callable
 
-from feedrate.probe.memory import MemoryRoom, measure_memory_room
+from feedrate.probe.memory import MemoryGauge, MemoryRoom
 
 _LEAST_MARGIN_BYTES = 64 << 20
 _MOST_MARGIN_BYTES = 4 << 30
 _MARGIN = 0.1  # of the limit
 _FILL_MARGINS = 1.5
-# A look costs about 0.1 ms; two looks apart, all processes of a job together must take less than the margin.
+# A look costs about 0.2 ms; two looks apart, all processes of a job together must take less than the margin.
 _LOOK_EVERY_S = 0.02
 _LOOK_EVERY_MARGINS = 1 / 32
-WATCH_EVERY_S = 0.1
+_WATCH_EVERY_S = 0.1
+_WATCH_CLOSELY_EVERY_S = 0.02
+_NEAR_MARGINS = 3
 
 
 def margin_of(limit_bytes: int) -> int:
@@ -34,14 +36,15 @@ class MemoryWatch:
 
     def __init__(
         self,
-        measure: Callable[[], MemoryRoom] = measure_memory_room,
+        measure: Callable[[], MemoryRoom] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._measure, self._clock = measure, clock
+        self._measure, self._clock = measure or MemoryGauge().measure, clock
         self._lock = threading.Lock()
         self._room: MemoryRoom | None = None
         self._looked_at = 0.0
         self._taken_bytes = 0
+        self.is_near = False  # to the limit, when last looked at
 
     def renew(self) -> MemoryWatch:
         """Return the same watch for a fork, where the lock of this one may be held by nobody who lives."""
@@ -74,22 +77,23 @@ class MemoryWatch:
         """Return how much has to be given back now; 0: nothing."""
         room = self._measure()
         margin = margin_of(room.limit_bytes)
+        self.is_near = room.free_bytes < _NEAR_MARGINS * margin
         if room.free_bytes >= margin:
             return 0
         return int(margin * _FILL_MARGINS) - room.free_bytes
 
 
 class Watcher:
-    """A thread that calls `relieve` ten times a second until it is stopped."""
+    """A thread that calls `relieve` ten times a second, near the limit fifty times, until it is stopped."""
 
-    def __init__(self, relieve: Callable[[], object]) -> None:
-        self._relieve = relieve
+    def __init__(self, relieve: Callable[[], object], watch: MemoryWatch) -> None:
+        self._relieve, self._watch = relieve, watch
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feedrate-memory", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._ended.wait(WATCH_EVERY_S):
+        while not self._ended.wait(_WATCH_CLOSELY_EVERY_S if self._watch.is_near else _WATCH_EVERY_S):
             self._relieve()
 
     def stop(self) -> None:

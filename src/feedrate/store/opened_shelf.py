@@ -305,7 +305,7 @@ class OpenedShelf:
         if self._ram is not None and self._watcher is None:
             with self._lock:
                 if self._watcher is None:
-                    self._watcher = Watcher(self.relieve)
+                    self._watcher = Watcher(self.relieve, self._watch)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -381,5 +381,10 @@ def _write(descriptor: int, views: Sequence[memoryview], offset: int) -> None:
 def _punch_hole(descriptor: int, offset: int, size: int) -> None:
     """Give the pages of a range back to the system. Where that is unknown they stay until the file goes."""
     if sys.platform == "linux":
-        arguments = (ctypes.c_int(descriptor), ctypes.c_int(_PUNCH_HOLE), ctypes.c_int64(offset), ctypes.c_int64(size))
+        arguments = (
+            ctypes.c_int(descriptor),
+            ctypes.c_int(_PUNCH_HOLE),
+            ctypes.c_int64(offset),
+            ctypes.c_int64(size),
+        )
         ctypes.CDLL(None).fallocate(*arguments)

@@ -31,7 +31,7 @@ Descriptors = dict[str, int]
 
 
 def name_job(environ: Mapping[str, str] = os.environ) -> str:
-    """Return what tells this job from others on the node: the scheduler's number of it, else whose limit it is under.
+    """Return what tells this job from others on the node: its number, else whose limit it is under.
 
     Memory is charged to the group of the process that filled it, so it is shared inside a group only.
     """
@@ -68,9 +68,7 @@ class Meeting:
         self._entry: Path | None = None
         self._held: int | None = None
 
-    def join(
-        self, make: Callable[[], Descriptors], accept: Callable[[Descriptors], bool]
-    ) -> Descriptors:
+    def join(self, make: Callable[[], Descriptors], accept: Callable[[Descriptors], bool]) -> Descriptors:
         """Return descriptors of the shared files.
 
         Args:
@@ -122,11 +120,8 @@ class Meeting:
     def _live_entries(self) -> list[Path]:
         """Return the entries of this name whose processes live; remove those of any name whose do not."""
         assert self.folder is not None
-        live = []
-        for path in sorted(self.folder.iterdir()):
-            if path.name != _GATE and not _remove_if_stale(path) and path.name.startswith(f"{self.name}."):
-                live.append(path)
-        return live
+        live = [p for p in sorted(self.folder.iterdir()) if p.name != _GATE and not _remove_if_stale(p)]
+        return [path for path in live if path.name.startswith(f"{self.name}.")]
 
     def _enter(self, descriptors: Descriptors) -> None:
         assert self.folder is not None
@@ -185,17 +180,20 @@ def _remove_if_stale(path: Path) -> bool:
 def _open_entry(entry: Path) -> Descriptors | None:
     """Open the files of a living process; None: they cannot be reached from here."""
     opened: Descriptors = {}
+    is_same = True
     try:
         described: Any = json.loads(entry.read_bytes())
         for name, (number, *identity) in described["files"].items():
             opened[name] = reopen(int(number), process=int(described["pid"]))
-            if _identity(opened[name]) != identity:  # the number of a process that is gone was given out anew
-                raise OSError(f"{entry} names other files")
+            # The number of a process that is gone may have been given out anew.
+            is_same = is_same and _identity(opened[name]) == identity
     except (OSError, ValueError, KeyError, TypeError):
-        for descriptor in opened.values():
-            os.close(descriptor)
-        return None
-    return opened
+        is_same = False
+    if is_same:
+        return opened
+    for descriptor in opened.values():
+        os.close(descriptor)
+    return None
 
 
 def reopen(descriptor: int, process: int | None = None) -> int:

@@ -70,7 +70,7 @@ class Shelf:
             source_bytes: how many bytes it was made of, for `tier_stats`.
             mark: a number of the owner's.
         """
-        views = [memoryview(part).cast("B") for part in parts]
+        views = [memoryview(part).cast("B") for part in parts]  # type: ignore[arg-type]
         return self._open().put(self._check(number), views, source_bytes, mark)
 
     def get(self, number: int) -> memoryview | None:
@@ -79,9 +79,14 @@ class Shelf:
         located = opened.table.locate(np.array([self._check(number)], np.int64))
         if not located.found[0]:
             return None
-        data = opened.read(located.rows[0])
+        return self.read(located.rows[0])
+
+    def read(self, row: Rows) -> memoryview | None:
+        """Return the bytes of a located row as `get` does; None: they are not what was put there."""
+        opened = self._open()
+        data = opened.read(row)
         if data is None:
-            opened.discard(located.rows[0])
+            opened.discard(row)
         return data
 
     def has_room(self, size_bytes: int) -> bool:

@@ -30,7 +30,14 @@ _TOTALS = np.dtype(
      ("damaged", "<i8"), ("hits", "<i8"), ("misses", "<i8")]
 )  # fmt: skip
 _TIER = np.dtype(
-    [("next", "<i8"), ("reserved", "<i8"), ("held", "<i8"), ("bytes", "<i8"), ("source_bytes", "<i8"), ("is_full", "<i8")]
+    [
+        ("next", "<i8"),
+        ("reserved", "<i8"),
+        ("held", "<i8"),
+        ("bytes", "<i8"),
+        ("source_bytes", "<i8"),
+        ("is_full", "<i8"),
+    ]
 )
 _ROW = np.dtype(
     [("number", "<i8"), ("offset", "<i8"), ("length", "<i8"), ("source_bytes", "<i8"), ("tier", "<i4"),
@@ -99,7 +106,11 @@ class Table:
     def locate(self, numbers: I64) -> Located:
         rows = self._rows[numbers]
         # A row of zeros has no right checksum: that of zeros is not zero.
-        found = (rows["check"] == kernel.crc32c_rows(rows)) & (rows["number"] == numbers) & (rows["is_there"] == 1)
+        found = (
+            (rows["check"] == kernel.crc32c_rows(rows))
+            & (rows["number"] == numbers)
+            & (rows["is_there"] == 1)
+        )
         return Located(found, rows)
 
     def holds(self, number: int) -> bool:
@@ -140,7 +151,14 @@ class Table:
 
 
 def make_row(
-    number: int, tier: int, offset: int, lengths: tuple[int, int], *, source_bytes: int, mark: int, crc32c: int
+    number: int,
+    tier: int,
+    offset: int,
+    lengths: tuple[int, int],
+    *,
+    source_bytes: int,
+    mark: int,
+    crc32c: int,
 ) -> Rows:
     """Return a row for `Table.publish`; `lengths`: of the head, and of all."""
     row = np.zeros(1, _ROW)
