@@ -17,7 +17,7 @@ from feedrate.errors import PackError, UsageError
 from feedrate.format.containers import FILES
 from feedrate.format.pack import Pack
 from feedrate.probe.cgroup import PROC, ROOT
-from feedrate.probe.memory import measure_memory_room
+from feedrate.probe.memory import MemoryGauge
 from feedrate.probe.residency import measure_residency, open_quietly
 from feedrate.results import Tick, WarmResult
 from feedrate.store.place import is_url
@@ -150,7 +150,7 @@ def find_room(proc: Path = PROC, root: Path = ROOT) -> tuple[int, str]:
 
     Memory that is free counts, and that of other files, which give way; what processes hold does not.
     """
-    found = measure_memory_room(proc, root)
+    found = MemoryGauge(proc, root).measure()
     limit, room = format_bytes(found.limit_bytes), max(0, found.free_bytes)
     reason = f"memory is limited to {limit} here, and {format_bytes(room)} of it can hold files"
     return int(room * (1 - _SPARED_SHARE)), f"{reason}; an eighth of that stays free"
