@@ -274,7 +274,8 @@ class Odd(Squares):
         return (torch.ones(1), {"path": Path("x")}) if index == 3 else (torch.ones(1), {"path": "x"})
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+# After an error, torch takes five seconds to end a worker.
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_sample_that_has_no_encoding_is_named(workers: int) -> None:
     loader = DataLoader(feedrate.cached(Odd(5), ram="1MB"), num_workers=workers, collate_fn=len)
     with pytest.raises(
