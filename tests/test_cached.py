@@ -17,8 +17,8 @@ import pytest
 
 import feedrate
 from feedrate import UsageError
-from feedrate.load import cached as module
 from feedrate.load.fingerprint import name_dataset
+from feedrate.store.views import Views
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset  # noqa: E402
@@ -439,7 +439,7 @@ def test_memory_that_a_view_shows_is_not_given_back(monkeypatch: pytest.MonkeyPa
 
 
 def test_where_memory_cannot_be_mapped_samples_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.Views, "open", lambda *_: None)
+    monkeypatch.setattr(Views, "open", lambda *_: None)
     dataset = feedrate.cached(Squares(2, side=400), ram="100MB")
     _ = dataset[1]
     assert dataset[1]["image"].unique().tolist() == [1]

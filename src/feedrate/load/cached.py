@@ -13,26 +13,15 @@ import dataclasses
 import operator
 import os
 import secrets
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from feedrate.errors import UsageError
-from feedrate.kernel import U8
 from feedrate.load.fingerprint import name_dataset
-from feedrate.probe.process import read_file
+from feedrate.load.kept_samples import ABSENT, KeptSamples
 from feedrate.results import CachedReport
-from feedrate.store.codec import Damaged, Refused, decode, encode
 from feedrate.store.shelf import Shelf
 from feedrate.store.tiers import parse_tiers
-from feedrate.store.views import Views
-
-# Smaller samples are copied: that takes less time than to map them (benchmarks/cached.py).
-_MAPPED_BYTES = 128 << 10
-_ABSENT = object()
-_TAKEN = "tensors, arrays, numbers, text, bytes, Pillow's images, and dicts, lists and tuples of them"
 
 
 def cached(
@@ -79,7 +68,7 @@ class Cached:
         if key is not None:
             tiers = tuple(dataclasses.replace(t, keep=name) if t.kind == "disk" else t for t in tiers)
         self._shelf = Shelf(name, self._length, tiers)
-        self._mine: _Mine | None = None
+        self._mine: KeptSamples | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -92,7 +81,7 @@ class Cached:
         mine = self._open()
         numbers = [self._number(index) for index in indices]
         samples = mine.find(numbers)
-        missing = [place for place, sample in enumerate(samples) if sample is _ABSENT]
+        missing = [place for place, sample in enumerate(samples) if sample is ABSENT]
         self._shelf.count(hits=len(numbers) - len(missing), misses=len(missing))
         if missing:
             made = mine.make(self.dataset, [numbers[place] for place in missing])
@@ -131,9 +120,9 @@ class Cached:
             self._mine.close()
         self._shelf.close()
 
-    def _open(self) -> _Mine:
+    def _open(self) -> KeptSamples:
         if self._mine is None or self._mine.process != os.getpid():
-            self._mine = _Mine(self._shelf)
+            self._mine = KeptSamples(self._shelf)
         return self._mine
 
     def __getstate__(self) -> dict[str, Any]:
@@ -185,130 +174,3 @@ class Mapped:
 
     def __repr__(self) -> str:
         return f"{self.source!r}.map({self.function!r})"
-
-
-class _Mine:
-    """The part of a cached dataset that belongs to one process."""
-
-    def __init__(self, shelf: Shelf) -> None:
-        self.process = os.getpid()
-        self._shelf = shelf
-        # Of a disk, what is read must be checked as a whole: it is copied.
-        kinds = zip(shelf.paths, shelf.tiers, strict=True)
-        self._views = [Views(path) if tier.kind == "ram" else None for path, tier in kinds]
-        self._is_frozen = False
-        self._has_made = False
-
-    def close(self) -> None:
-        for views in self._views:
-            if views is not None and self.process == os.getpid():
-                views.close()
-
-    def find(self, numbers: list[int]) -> list[Any]:
-        located = self._shelf.locate(np.array(numbers, np.int64))
-        return [
-            self._read(number, row) if is_there else _ABSENT
-            for number, is_there, row in zip(numbers, located.found.tolist(), located.rows, strict=True)
-        ]
-
-    def _read(self, number: int, row: Any) -> Any:
-        memory = self._open_view(number, row)
-        if memory is None:
-            copy = self._shelf.read(row)
-            if copy is None:
-                return _ABSENT
-            memory = np.frombuffer(copy, np.uint8)
-        try:
-            return decode(memory)
-        except Damaged:
-            self._shelf.discard(row)
-            return _ABSENT
-
-    def _open_view(self, number: int, row: Any) -> U8 | None:
-        views, offset, length = self._views[row["tier"]], int(row["offset"]), int(row["length"])
-        if views is None or length < _MAPPED_BYTES:
-            return None
-
-        def is_still_there() -> bool:
-            again = self._shelf.locate(np.array([number], np.int64))
-            return bool(again.found[0]) and bool(again.rows[0].tobytes() == row.tobytes())
-
-        view: U8 | None = views.open(offset, length, is_still_there)
-        return view
-
-    def make(self, dataset: Any, numbers: list[int]) -> list[Any]:
-        """Let the dataset make samples, and keep those that there is room for."""
-        if self._is_frozen:
-            return _fetch(dataset, numbers)
-        before = _count_read_bytes(with_this=True)
-        samples = _fetch(dataset, numbers)
-        read_bytes = (_count_read_bytes() - before) // len(numbers)
-        for number, sample in zip(numbers, samples, strict=True):
-            data = _encode(dataset, number, sample)
-            if not self._has_made:
-                self._has_made = True
-                read_bytes = self._look_twice(dataset, number, data, read_bytes)
-            if not self._shelf.put(number, data, source_bytes=read_bytes):
-                self._freeze()
-                if self._is_frozen:
-                    break
-        return samples
-
-    def _look_twice(self, dataset: Any, number: int, data: U8, read_bytes: int) -> int:
-        """Make the first sample once more: is it the same? And what is read, when all is imported?"""
-        held = [(tier.samples, tier.size_bytes, tier.source_bytes) for tier in self._shelf.tier_stats()]
-        samples, size_bytes, source_bytes = (sum(column) for column in zip(*held, strict=True))
-        if samples:
-            return len(data) * source_bytes // size_bytes if size_bytes else 0
-        before = _count_read_bytes(with_this=True)
-        again = _encode(dataset, number, _fetch(dataset, [number])[0])
-        read_bytes = min(read_bytes, _count_read_bytes() - before)
-        if len(again) != len(data) or not np.array_equal(again, data):
-            warnings.warn(
-                f"sample {number} of {type(dataset).__name__} came out differently when it was made again, "
-                "and cached() keeps one of them for all epochs: put what is random behind it, "
-                "cached(...).map(augment)",
-                stacklevel=2,
-            )
-        return read_bytes
-
-    def _freeze(self) -> None:
-        """No room for a sample: go on if it was an unusually large one, else try no more."""
-        tiers = self._shelf.tier_stats()
-        samples = sum(tier.samples for tier in tiers)
-        usual_bytes = sum(tier.size_bytes for tier in tiers) // max(samples, 1)
-        self._is_frozen = bool(samples) and not self._shelf.has_room(usual_bytes)
-
-
-def _fetch(dataset: Any, numbers: list[int]) -> list[Any]:
-    if callable(getattr(dataset, "__getitems__", None)):
-        samples = list(dataset.__getitems__(numbers))
-        if len(samples) != len(numbers):
-            raise UsageError(
-                f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(numbers)}"
-            )
-        return samples
-    return [dataset[number] for number in numbers]
-
-
-def _encode(dataset: Any, number: int, sample: Any) -> U8:
-    try:
-        return encode(sample)
-    except Refused as refused:
-        where = f"holds {refused.what} at {refused.path}" if refused.path else f"is {refused.what}"
-        raise UsageError(
-            f"sample {number} of {type(dataset).__name__} {where}; cached() keeps {_TAKEN}",
-            hint="return one of these, and make the rest of it in .map(function)",
-        ) from None
-
-
-def _count_read_bytes(*, with_this: bool = False) -> int:
-    """Return the bytes that this thread has read from files so far, from memory or from a disk.
-
-    Args:
-        with_this: and those that it took to find out.
-    """
-    text = read_file("/proc/thread-self/io") or b""
-    first = text.partition(b"\n")[0]
-    count = int(first.split()[1]) if first.startswith(b"rchar: ") else 0
-    return count + len(text) if with_this else count

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from feedrate.kernel import U8
 from feedrate.store.codec import Damaged, Reader, Refused, Writer, encode, say_type
 
-_MOST_AXES = 64
+_IN_ORDER = bytes(range(64))  # more axes than numpy and torch have
 _PLAIN_DTYPE = re.compile(r"[<>|=][biufcmMSUV][0-9]+(\[[0-9A-Za-z]+\])?")
 # Bytes per pixel of the modes of Pillow that are taken, beside "1": eight pixels to a byte there.
 _PICTURE_BYTES = {
@@ -63,11 +64,10 @@ def _write_array(writer: Writer, array: Any, depth: int) -> None:
 def _read_array(reader: Reader, depth: int) -> Any:
     dtype = _find_dtype(reader.value(depth + 1))
     shape, order = _read_shape(reader)
-    stored = [shape[axis] for axis in order]
     raw = reader.buffer(math.prod(shape) * dtype.itemsize)
-    if not raw.size:
-        return np.empty(stored, dtype).transpose(_inverse(order))
-    return np.ndarray(stored, dtype, buffer=raw).transpose(_inverse(order))
+    stored = shape if order is None else [shape[axis] for axis in order]
+    array = np.ndarray(stored, dtype, buffer=raw) if raw.size else np.empty(stored, dtype)
+    return array if order is None else array.transpose(_inverse(order))
 
 
 def _write_scalar(writer: Writer, value: np.generic, depth: int) -> None:
@@ -154,6 +154,8 @@ def _read_tensor(reader: Reader, depth: int) -> Any:
     shape, order = _read_shape(reader)
     raw = reader.buffer(math.prod(shape) * dtype.itemsize)
     flat = torch.from_numpy(raw).view(dtype)
+    if order is None:
+        return flat.reshape(shape)
     return flat.reshape([shape[axis] for axis in order]).permute(_inverse(order))
 
 
@@ -211,12 +213,16 @@ def _write_shape(writer: Writer, shape: Sequence[int], order: Sequence[int]) -> 
         writer.add_number(side)
 
 
-def _read_shape(reader: Reader) -> tuple[list[int], tuple[int, ...]]:
+def _read_shape(reader: Reader) -> tuple[Sequence[int], bytes | None]:
+    """Return the shape, and the order of the axes in memory; None: as they are counted."""
     axes = reader.take(1)[0]
-    order = tuple(reader.take(axes))
-    if axes > _MOST_AXES or sorted(order) != list(range(axes)):
+    order = reader.take(axes)
+    shape: tuple[int, ...] = struct.unpack(f"<{axes}Q", reader.take(8 * axes))
+    if order == _IN_ORDER[:axes]:
+        return shape, None
+    if bytes(sorted(order)) != _IN_ORDER[:axes]:
         raise Damaged("it holds an array whose axes make no sense")
-    return [reader.number() for _ in range(axes)], order
+    return shape, order
 
 
 def _memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
