@@ -47,16 +47,21 @@ def test_warming_brings_a_pack_into_memory(pack: Path) -> None:
     assert (result.left_out, result.left_out_bytes) == ((), 0)
 
 
-def test_what_does_not_fit_is_left_out_whole_and_named(pack: Path) -> None:
+def test_loading_ends_where_the_room_ends_and_what_did_not_fit_is_named(pack: Path) -> None:
     files = make_cold(pack)
     shards = [path for path in files if path.suffix == ".tar"]
-    limit = sum(p.stat().st_size for p in files) - shards[-1].stat().st_size
+    size, last = (shard.stat().st_size for shard in shards[1:])
+    limit = sum(p.stat().st_size for p in files) - last - size // 2
     result = warm(pack, limit_bytes=limit)
-    assert result.left_out == (shards[-1].name,)
-    assert result.left_out_bytes == shards[-1].stat().st_size
-    assert measure_residency([shards[-1]]) == 0.0
-    assert measure_residency(shards[:-1]) == 1.0
-    assert f"1 file ({result.left_out_bytes / 1e3:.2f} KB) did not fit" in draw_warm(result)
+    assert result.loaded_bytes == limit
+    assert result.left_out == (shards[1].name, shards[2].name)
+    assert result.left_out_bytes == last + size // 2
+    assert result.loaded_files == 4
+    assert measure_residency([shards[2]]) == 0.0
+    assert measure_residency([shards[0]]) == 1.0
+    assert re.search(
+        r"^2 files \([\d.]+ K?B\) did not fit, to be read from the disk: ", draw_warm(result), re.M
+    )
 
 
 def test_the_room_is_what_the_limit_of_the_job_leaves_and_an_eighth_of_it_stays_free(tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ def test_warm_on_the_command_line(pack: Path, capsys: pytest.CaptureFixture[str]
 def test_warm_as_json(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["warm", str(pack), "--limit", "1B", "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["command"], document["loaded_bytes"], len(document["left_out"])) == ("warm", 0, 6)
+    assert (document["command"], document["loaded_bytes"], len(document["left_out"])) == ("warm", 1, 6)
 
 
 def test_ls_says_how_much_of_a_pack_lies_in_memory(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from feedrate.units import format_bytes
 
 # Several reads at once: one alone waits for every answer of a file server, and a flash disk likes a queue.
 _THREADS = 8
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 # Of what memory could hold, this share stays free: the training has not begun yet, and the memory that it
 # takes drives out what was loaded.
 _SPARED_SHARE = 0.125
@@ -45,7 +45,7 @@ def warm(
     limit_bytes: int | None = None,
     watch: Callable[[Tick], None] = lambda _: None,
 ) -> WarmResult:
-    """Read a pack's files, the index first, until all are in memory or the next one does not fit.
+    """Read a pack's files, the index first, until all are in memory or there is no room for more.
 
     Args:
         limit_bytes: load at most this; None: what the machine and the job's memory limit leave.
@@ -78,12 +78,13 @@ def warm(
         watch(Tick("loading", done, all_samples, done_bytes, total))
 
     loaded = _read_all(fitting, report)
-    left_out = files[len(fitting) :]
+    whole = sum(a == b for a, b in zip(files, fitting, strict=False))
+    left_out = files[whole:]
     return WarmResult(
         pack=str(pack),
         files=len(files),
         size_bytes=size_bytes,
-        loaded_files=len(fitting),
+        loaded_files=whole,
         loaded_bytes=loaded,
         limit_bytes=room,
         limit_reason=reason,
@@ -135,13 +136,13 @@ def _measure(path: Path, pack: Path) -> int:
 
 
 def _choose(files: list[_File], room: int) -> list[_File]:
-    """Return the first files that fit; what is behind them is not searched for smaller ones."""
+    """Return the first files, as far as there is room: of the last one, its beginning."""
     fitting = []
     for file in files:
-        room -= file.size_bytes
-        if room < 0:
+        if room <= 0:
             break
-        fitting.append(file)
+        fitting.append(_File(file.path, min(file.size_bytes, room)))
+        room -= file.size_bytes
     return fitting
 
 

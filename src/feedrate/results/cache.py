@@ -70,10 +70,10 @@ class WarmResult:
     """`feedrate warm`.
 
     Attributes:
-        files: of the pack; `loaded_files` of them were read.
+        files: of the pack; `loaded_files` of them were read as a whole.
         limit_bytes: how much of it may be loaded; `limit_reason` says in words why.
         resident_before, resident_after: share of the pack in the page cache; None: unknown.
-        left_out: files that did not fit, in the order of the pack.
+        left_out: files that did not fit, in the order of the pack; of the first, a part may have.
     """
 
     pack: str
