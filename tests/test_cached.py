@@ -191,6 +191,13 @@ def test_subsets_and_chains_of_cached_datasets_work() -> None:
     assert batch["label"].tolist() == [1, 0]
 
 
+def test_samples_that_no_batch_is_made_of_travel_from_a_worker_as_they_are() -> None:
+    dataset = feedrate.cached(Squares(3, side=300), ram="10MB")
+    loader = DataLoader(dataset, None, num_workers=1, multiprocessing_context="fork")
+    for _ in range(2):
+        assert [sample["image"].unique().tolist() for sample in loader] == [[0], [1], [2]]
+
+
 def test_no_torch_warning_comes_of_what_is_kept() -> None:
     # Warnings are errors in these tests: torch complains about memory that cannot be written to.
     dataset = feedrate.cached(Arrays(), ram="10MB")

@@ -154,15 +154,9 @@ def decode(memory: U8) -> Any:
     reader = Reader(memory[_HEAD.size : end].tobytes(), memory, align(end))
     try:
         value = reader.value()
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        RuntimeError,
-        ArithmeticError,
-        MemoryError,
-        struct.error,
-    ) as error:
+    except Damaged:
+        raise
+    except Exception as error:  # whatever numpy, torch and Pillow say of sizes and types that make no sense
         raise Damaged(f"it makes no sense: {error}") from error
     if not reader.is_at_end:
         raise Damaged("its structure goes on after its end")
