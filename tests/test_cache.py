@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
+import subprocess
+import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -82,7 +86,7 @@ def everything(tmp_path: Path) -> Path:
         Resize((7, 50)),
         Resize(99),
     ],
-    ids=repr,
+    ids=lambda image: f"{type(image).__name__}-{image.out_size}",
 )
 def test_pixels_masks_and_boxes_are_those_without_a_cache(
     everything: Path, tmp_path: Path, image: Any, tier: str
@@ -92,9 +96,9 @@ def test_pixels_masks_and_boxes_are_those_without_a_cache(
         "both": {"ram": 50_000, "disk": tmp_path}, "little": {"ram": 20_000},
     }  # fmt: skip
     wanted = {"image": image, "flip": True, "fields": EVERYTHING, "seed": 3}
-    plain = load(everything, 3, **wanted)
+    plain = load(everything, **wanted)
     with Cache(**options[tier]) as cache:
-        assert_same(load(everything, 3, **wanted, cache=cache), plain)
+        assert_same(load(everything, **wanted, cache=cache), plain)
 
 
 @pytest.mark.parametrize("is_old_pillow", [False, True])
@@ -147,7 +151,7 @@ def test_a_loader_goes_on_from_a_state_with_a_cache_or_without(tmp_path: Path) -
         assert_same(list(other), rest)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(limit=st.integers(0, 30), epochs=st.integers(2, 3), batch_size=st.integers(1, 9))
 def test_the_hit_rate_is_the_cached_share(tmp_path_factory, limit: int, epochs: int, batch_size: int) -> None:
     folder = write_images(tmp_path_factory.mktemp("packs") / "pack", count=25)
@@ -187,9 +191,9 @@ def test_a_split_counts_its_own_samples(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "pack")
     with Cache(ram="1GB") as cache:
         load(folder, 1, cache=cache, split=(0, 0.5))
-        with Loader(folder, cache=cache, split=(0.5, 1)) as other:
+        with Loader(folder, cache=cache, split=(0.5, 1), output="numpy") as other:
             assert other.stats().cache.cached_share == 0
-        with Loader(folder, cache=cache, split=(0, 0.5)) as same:
+        with Loader(folder, cache=cache, split=(0, 0.5), output="numpy") as same:
             assert same.stats().cache.cached_share == 1
 
 
@@ -197,21 +201,27 @@ def test_gray_images_take_a_third_of_the_room(tmp_path: Path) -> None:
     gray = make_image(1, 40, 30)[..., 0]
     files = [encode_image(gray), encode_image(np.stack([gray] * 3, axis=-1), "PNG")]
     folder = write_pack(tmp_path / "pack", (IMAGE, LABEL), [{"image": f, "label": 0} for f in files])
-    with Cache(ram="1GB") as cache, Loader(folder, cache=cache, image=RandomCrop(8)) as loader:
+    with (
+        Cache(ram="1GB") as cache,
+        Loader(folder, cache=cache, image=RandomCrop(8), output="numpy") as loader,
+    ):
         list(loader)
         assert loader.stats().cache.tiers[0].size_bytes == 2 * (40 * 30 + 28)
 
 
 def test_of_an_operation_that_is_not_random_the_result_is_kept(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "pack", side=None)
-    with Cache(ram="1GB") as cache, Loader(folder, cache=cache, image=Resize(8), flip=True) as loader:
+    with Cache(ram="1GB") as cache, Loader(folder, cache=cache, image=Resize(8), output="numpy") as loader:
         list(loader)
         assert loader.stats().cache.tiers[0].size_bytes == 20 * (8 * 8 * 3 + 28)
 
 
 def test_raw_pixels_are_left_where_they_are(jpeg_folder: Path, tmp_path: Path) -> None:
     pack(jpeg_folder, tmp_path / "p", PackOptions(workers=1, recode=Recode(raw=True)))
-    with Cache(ram="1GB") as cache, Loader(tmp_path / "p", cache=cache, image=Resize(8)) as loader:
+    with (
+        Cache(ram="1GB") as cache,
+        Loader(tmp_path / "p", cache=cache, image=Resize(8), output="numpy") as loader,
+    ):
         list(loader)
         assert loader.stats().cache.samples == 0
 
@@ -334,6 +344,26 @@ def test_a_cache_outlives_its_loaders(tmp_path: Path) -> None:
             assert loader.stats().cache.hit_rate == 1
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_nothing_of_a_cache_is_left_in_the_process(tmp_path: Path, is_closed: bool) -> None:
+    folder = write_images(tmp_path / "pack")
+
+    def use() -> None:
+        cache = Cache(ram="1MB", disk=tmp_path)
+        load(folder, cache=cache)
+        if is_closed:
+            cache.close()
+
+    def count() -> tuple[int, int]:
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    use()
+    before = count()
+    use()
+    assert count() == before
+
+
 def test_auto_takes_what_the_limit_leaves(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "pack")
     with Cache() as cache, Loader(folder, cache=cache, output="numpy") as loader:
@@ -363,8 +393,22 @@ def test_what_makes_no_sense_is_refused_in_words(options: dict[str, Any], words:
 def test_a_loader_wants_a_cache_that_is_one(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "pack")
     with pytest.raises(UsageError, match=r"cache must be a feedrate\.Cache, got 'auto'"):
-        Loader(folder, cache="auto")  # type: ignore[arg-type]
+        Loader(folder, cache="auto", output="numpy")  # type: ignore[arg-type]
     cache = Cache(ram="1MB")
     cache.close()
     with pytest.raises(UsageError, match="closed"):
-        Loader(folder, cache=cache)
+        Loader(folder, cache=cache, output="numpy")
+
+
+def test_a_loader_whose_cache_is_closed_says_so(tmp_path: Path) -> None:
+    cache = Cache(ram="1MB")
+    with Loader(write_images(tmp_path / "pack"), cache=cache, output="numpy") as loader:
+        list(loader)
+        cache.close()
+        with pytest.raises(UsageError, match="this cache is closed"):
+            list(loader)
+
+
+def test_without_a_cache_nothing_of_it_is_imported() -> None:
+    check = "import feedrate.load.loader, sys; sys.exit('feedrate.store.shelf' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

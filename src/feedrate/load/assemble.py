@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from feedrate.errors import BadSample, FeedrateError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
-from feedrate.load.cached_pixels import CachedPixels
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import Size
 from feedrate.load.meter import Meter
@@ -22,6 +21,9 @@ from feedrate.load.options import Output, Wanted
 from feedrate.load.ring import Ring
 from feedrate.load.tensors import to_torch
 from feedrate.load.values import Values, explain_status, move_boxes, read_field
+
+if TYPE_CHECKING:
+    from feedrate.load.cached_pixels import CachedPixels
 
 
 @dataclass(frozen=True, slots=True)

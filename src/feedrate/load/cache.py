@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import threading
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feedrate.errors import UsageError
-from feedrate.store.shelf import Shelf
 from feedrate.store.tiers import parse_tiers
+
+if TYPE_CHECKING:
+    from feedrate.store.shelf import Shelf
 
 
 class Cache:
@@ -34,6 +36,8 @@ class Cache:
 
     def open_shelf(self, key: str, samples: int, keep_bytes: int = 0) -> Shelf:
         """Return the shelf of a pack; one that is open already stays as it is."""
+        from feedrate.store.shelf import Shelf
+
         if self._is_closed:
             raise UsageError("this cache is closed; make a new one")
         with self._lock:

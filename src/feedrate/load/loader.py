@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -21,7 +21,6 @@ from feedrate.errors import UsageError
 from feedrate.format.pack import Pack
 from feedrate.load.assemble import Assembler, Batch
 from feedrate.load.cache import Cache
-from feedrate.load.cached_pixels import CachedPixels
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, View
 from feedrate.load.meter import Meter
@@ -46,6 +45,9 @@ from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.results import LoaderStats
+
+if TYPE_CHECKING:
+    from feedrate.load.cached_pixels import CachedPixels
 
 # One batch in the kernel, one queued there; with the one that the loop holds, three buffers are in use.
 DEFAULT_PREFETCH = 2
@@ -165,8 +167,7 @@ class Loader:
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
-        cached = None if self._cache is None else CachedPixels(pack, self._cache, self._wanted, self._artist)
-        self._resources = Resources(pack, owns_pack, cached)
+        self._resources = Resources(pack, owns_pack, self._open_cache(pack))
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._live: weakref.ref[LoaderIterator] | None = None
         self._meter = Meter()
@@ -178,6 +179,13 @@ class Loader:
             for w in self._wanted
             if w.field is not None and w.out_size is not None
         }
+
+    def _open_cache(self, pack: Pack) -> CachedPixels | None:
+        if self._cache is None:
+            return None
+        from feedrate.load.cached_pixels import CachedPixels
+
+        return CachedPixels(pack, self._cache, self._wanted, self._artist)
 
     def _choose_prefetch(self) -> int:
         # A transform runs in the makers, so there should be as many as threads.
