@@ -68,7 +68,11 @@ def main() -> int:
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from feedrate.probe.machine import describe_machine
 
-    options = {"images": arguments.images, "limit": arguments.limit, "epochs": arguments.epochs}
+    options = {
+        "images": arguments.images,
+        "limit": f"{arguments.limit // 10**6}MB",
+        "epochs": arguments.epochs,
+    }
     command = ["python", "benchmarks/super_resolution.py"]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     photos, pack, scratch = prepare(folder, arguments.images)

@@ -139,7 +139,8 @@ def main(argv=None):
     if arguments.feed == "cached":
         print(feed.dataset.report())
     elif arguments.feed == "loader":
-        print(feed.stats().cache)
+        cache = feed.stats().cache
+        print(f"{cache.cached_share:.0%} of the photographs kept, {cache.hit_rate:.0%} hits")
     return 0
 
 
