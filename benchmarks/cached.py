@@ -3,8 +3,8 @@
 
     python benchmarks/cached.py [--json OUT.json]
 
-For samples of several sizes, microseconds of CPU time per access: copied and read as a whole, mapped and read as a
-whole, both with a hundredth of the rows read (a crop), and what plain pickle from a file would take.
+For samples of several sizes, microseconds of CPU time per access: copied and read as a whole, mapped and read
+as a whole, both with a hundredth of the rows read (a crop), and what plain pickle from a file would take.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def measure(size_bytes: int, seconds: float) -> dict[str, Any]:
 
 
 def time_access(get: Callable[[int], Any], use: Callable[[Any], Any], seconds: float) -> float:
-    """Return the median CPU time of an access in microseconds: other work on the machine disturbs it little."""
+    """Return the median CPU time of an access in microseconds; other work on the machine disturbs it less."""
     times = []
     end = time.perf_counter() + seconds
     number = 0

@@ -106,7 +106,7 @@ def test_a_dataset_that_fetches_batches_is_asked_for_the_missing_ones_alone() ->
     assert Batches.asked == [[0, 1], [0], [3, 9]]
 
 
-@pytest.mark.parametrize("side", [4, 300])
+@pytest.mark.parametrize("side", [4, 400])
 def test_what_is_written_into_a_sample_does_not_come_back(side: int) -> None:
     dataset = feedrate.cached(Squares(3, side=side), ram="10MB").map(spoil)
     for _ in range(3):
@@ -192,7 +192,7 @@ def test_subsets_and_chains_of_cached_datasets_work() -> None:
 
 
 def test_samples_that_no_batch_is_made_of_travel_from_a_worker_as_they_are() -> None:
-    dataset = feedrate.cached(Squares(3, side=300), ram="10MB")
+    dataset = feedrate.cached(Squares(3, side=400), ram="10MB")
     loader = DataLoader(dataset, None, num_workers=1, multiprocessing_context="fork")
     for _ in range(2):
         assert [sample["image"].unique().tolist() for sample in loader] == [[0], [1], [2]]
@@ -395,7 +395,7 @@ def test_a_changed_line_of_the_class_changes_the_name_and_a_moved_one_does_not()
 
 
 def test_many_threads_get_the_right_samples() -> None:
-    dataset = feedrate.cached(Squares(40, side=200), ram="3MB")
+    dataset = feedrate.cached(Squares(40, side=400), ram="12MB")
     wrong: list[int] = []
 
     def read(seed: int) -> None:

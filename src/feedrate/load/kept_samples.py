@@ -17,7 +17,7 @@ from feedrate.store.shelf import Shelf
 from feedrate.store.views import Views
 
 # Smaller samples are copied: that takes less time than to map them (benchmarks/cached.py).
-MAPPED_BYTES = 128 << 10
+MAPPED_BYTES = 512 << 10
 ABSENT = object()
 _TAKEN = "tensors, arrays, numbers, text, bytes, Pillow's images, and dicts, lists and tuples of them"
 
