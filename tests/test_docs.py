@@ -70,6 +70,11 @@ def test_the_chart_is_drawn_from_the_committed_results() -> None:
     assert chart.CHART.read_text() == chart.render(json.loads(chart.RESULT.read_text()))
 
 
+def test_the_plot_of_the_super_resolution_example_is_drawn_from_the_committed_results() -> None:
+    plot = load_script("super_resolution")
+    assert plot.CHART.read_text() == plot.render(json.loads(plot.RESULT.read_text()))
+
+
 def test_the_figures_in_the_readme_are_those_of_the_committed_results() -> None:
     figures = load_script("figures")
     text = (ROOT / "README.md").read_text()

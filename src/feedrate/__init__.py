@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from feedrate.load.cache import Cache
+    from feedrate.load.cached import cached
     from feedrate.load.dataset import Dataset
     from feedrate.load.decode import decode
     from feedrate.load.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
@@ -50,6 +51,7 @@ __all__ = [
     "UsageError",
     "View",
     "__version__",
+    "cached",
     "decode",
     "stage",
 ]
@@ -67,6 +69,7 @@ _HOMES = {
         "UsageError",
     ),
     "feedrate.load.cache": ("Cache",),
+    "feedrate.load.cached": ("cached",),
     "feedrate.load.dataset": ("Dataset",),
     "feedrate.load.decode": ("decode",),
     "feedrate.load.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),

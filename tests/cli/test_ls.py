@@ -31,7 +31,8 @@ def test_ls_sums_a_pack_up(packed: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert lines[2] == "  field    label (number), int64, 128 B"
     assert lines[3] == "  classes  2: cat 8, dog 8"
     assert re.fullmatch(r"  shards   4, [\d.]+ KB, and [\d.]+ KB of index", lines[4])
-    assert lines[5] == "  rejected 1 input (named in rejected.jsonl)"
+    assert re.fullmatch(r"  memory   (\d+% of it lies in the page cache|unknown: .*)", lines[5])
+    assert lines[6] == "  rejected 1 input (named in rejected.jsonl)"
 
 
 def test_ls_lists_the_first_samples(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from feedrate.errors import FeedrateError
 
 COMMANDS = (
-    "doctor", "demo", "pack", "index", "unpack", "verify", "ls", "quality", "append", "split", "add-column",
-    "merge", "stage", "scratch", "fidelity", "bench",
+    "doctor", "demo", "pack", "index", "unpack", "verify", "ls", "warm", "quality", "append", "split",
+    "add-column", "merge", "stage", "scratch", "fidelity", "bench",
 )  # fmt: skip
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2

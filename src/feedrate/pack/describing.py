@@ -15,6 +15,8 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import Status
 from feedrate.pack.recode import say_pixels
 from feedrate.results.pack import FieldSummary, PackDescription, SampleLine
+from feedrate.pack.warming import measure_pack_residency
+from feedrate.results import FieldSummary, PackDescription, SampleLine
 
 
 def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescription:
@@ -48,6 +50,7 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
             settings=dict(opened.manifest.settings),
             pixels=say_pixels(opened.manifest.settings),
             first_samples=_list_samples(opened, min(samples, len(opened))),
+            resident_share=measure_pack_residency(opened),
         )
     finally:
         opened.close()

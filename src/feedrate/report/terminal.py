@@ -19,7 +19,7 @@ from feedrate.results.pack import (
     UnpackResult,
     VerifyResult,
 )
-from feedrate.units import format_bytes, format_count, format_rate, format_seconds
+from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
 _FEW = 5
 
@@ -122,6 +122,7 @@ def draw_description(description: PackDescription) -> str:
                 *(("parts", f"{name}: {most(c)}") for name, c in description.column_counts.items()),
                 ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
                            f"and {format_bytes(description.index_bytes)} of index"),
+                ("memory", say_resident(description.resident_share)),
                 ("rejected", _if(description.rejected, "input", "(named in rejected.jsonl)")),
             ]
         ),
@@ -135,6 +136,12 @@ def draw_description(description: PackDescription) -> str:
             *("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows),
         ]
     return "\n".join([*lines, ""])
+
+
+def say_resident(share: float | None) -> str:
+    if share is None:
+        return "unknown: this file system does not say what the page cache holds"
+    return f"{format_percent(share)} of it lies in the page cache"
 
 
 def _is_mapped(words: str) -> bool:

@@ -225,3 +225,4 @@ class PackDescription:
         default_factory=dict
     )  # of added columns of classes
     pixels: str = ""  # what packing did to them
+    resident_share: float | None = None  # of its bytes, in the page cache; None: unknown

@@ -24,9 +24,11 @@ from feedrate import kernel
 from feedrate.errors import StorageError, UsageError
 from feedrate.results.load import TierStats
 from feedrate.store.budget import MemoryWatch, Watcher
+from feedrate.store.kept import add_row, drop_oldest, load_rows, measure_others, open_kept
 from feedrate.store.sharing import Descriptors, Meeting, reopen
 from feedrate.store.shelf_table import Rows, Table, is_table, make_memory, make_row, make_table
 from feedrate.store.tiers import Tier
+from feedrate.store.views import nobody_looks
 
 _ALIGNMENT_BYTES = 64
 _DISK_LEFT_FREE = 0.02  # of the file system: the disk is not ours alone
@@ -67,6 +69,8 @@ class OpenedShelf:
             meeting.enter(self._descriptors)
         self.table = Table(self._descriptors["table"], shelf.samples)
         self._ram = next((number for number, tier in enumerate(tiers) if tier.kind == "ram"), None)
+        self._kept = _find_kept(tiers)
+        self._others_bytes: int | None = None
         top = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
         self.paths = tuple(f"{top}/{self._descriptors[str(tier)]}" for tier in range(len(tiers)))
 
@@ -74,15 +78,35 @@ class OpenedShelf:
         made = {"table": make_table(self._samples)}
         try:
             for number, tier in enumerate(self._tiers):
-                made[str(number)] = _make_file(tier)
+                if tier.keep is None:
+                    made[str(number)] = _make_file(tier)
+                else:
+                    self._open_kept(made, number, tier)
         except BaseException:
             for descriptor in made.values():
                 os.close(descriptor)
             raise
         return made
 
+    def _open_kept(self, made: Descriptors, number: int, tier: Tier) -> None:
+        assert tier.folder is not None
+        assert tier.keep is not None
+        files, is_mine = open_kept(tier.folder, tier.keep)
+        made |= {str(number): files["data"], "rows": files["rows"], "lock": files["lock"]}
+        table = Table(made["table"], self._samples)
+        rows = load_rows(files, self._samples, number)
+        if len(rows):
+            table.publish(rows)
+        counts, end = table.tiers[number], os.fstat(files["data"]).st_size
+        counts["next"] = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        counts["reserved"] = int(rows["length"].sum())
+        counts["is_full"] = 0 if is_mine else 1  # another job adds to it now
+        del counts
+        table.close()
+
     def _is_ours(self, found: Descriptors) -> bool:
         names = {"table", *(str(number) for number in range(len(self._tiers)))}
+        names |= set() if _find_kept(self._tiers) is None else {"rows", "lock"}
         return set(found) == names and is_table(found["table"], self._samples)
 
     def put(self, number: int, views: Sequence[memoryview], source_bytes: int, mark: int) -> bool:
@@ -90,12 +114,28 @@ class OpenedShelf:
             if self.table.holds(number):
                 return True
             self._start_watcher()
-            return any(self._put(tier, number, views, source_bytes, mark) for tier in range(len(self._tiers)))
-
-    def _put(self, tier: int, number: int, views: Sequence[memoryview], source_bytes: int, mark: int) -> bool:
-        size = sum(view.nbytes for view in views)
-        if not self.has_room(tier, size):
+            for tier in range(len(self._tiers)):
+                if self._put(tier, number, views, source_bytes, mark):
+                    if self._kept is not None and tier != self._kept:
+                        self._put(self._kept, number, views, source_bytes, mark, is_for_later=True)
+                    return True
             return False
+
+    def _put(
+        self,
+        tier: int,
+        number: int,
+        views: Sequence[memoryview],
+        source_bytes: int,
+        mark: int,
+        *,
+        is_for_later: bool = False,
+    ) -> bool:
+        """`is_for_later`: the sample lies nearer already; this is for the next job."""
+        size = sum(view.nbytes for view in views)
+        while not self.has_room(tier, size):
+            if not self._make_room(tier, size):
+                return False
         reserved = self._reserve(tier, size)
         if reserved is None:
             return False
@@ -119,16 +159,18 @@ class OpenedShelf:
         )
         with self._locked():
             is_late = tier == self._ram and int(self.table.totals["shrinks"][0]) != shrinks
-            is_new = not is_late and not self.table.holds(number)
-            if is_new:
+            is_new = is_for_later or (not is_late and not self.table.holds(number))
+            if is_new and not is_for_later:
                 self.table.publish(row)
+            if is_new and tier == self._kept:
+                add_row(self._descriptors["rows"], row)
         if not is_new:
             self._free(tier, offset, size)
         return not is_late
 
     def has_room(self, tier: int, size: int) -> bool:
         """Say whether a tier has room: a look, no promise."""
-        limit, counts = self._tiers[tier].limit_bytes, self.table.tiers[tier]
+        limit, counts = self._limit(tier), self.table.tiers[tier]
         if counts["is_full"] or (limit is not None and int(counts["reserved"]) + size > limit):
             return False
         if self._tiers[tier].kind == "ram":
@@ -138,10 +180,30 @@ class OpenedShelf:
         room = os.fstatvfs(self._descriptors[str(tier)])
         return room.f_bavail * room.f_frsize - size >= room.f_blocks * room.f_frsize * _DISK_LEFT_FREE
 
+    def _limit(self, tier: int) -> int | None:
+        """Return what a tier may hold; what is kept for later jobs shares it with other caches there."""
+        limit, folder, keep = self._tiers[tier].limit_bytes, self._tiers[tier].folder, self._tiers[tier].keep
+        if limit is None or folder is None or keep is None:
+            return limit
+        if self._others_bytes is None:
+            self._others_bytes = measure_others(folder, keep)
+        return limit - self._others_bytes
+
+    def _make_room(self, tier: int, size: int) -> bool:
+        """Delete a cache of an earlier job that nobody uses; False: there is none, or it would not help."""
+        limit, folder, keep = self._tiers[tier].limit_bytes, self._tiers[tier].folder, self._tiers[tier].keep
+        if folder is None or keep is None or self.table.tiers["is_full"][tier]:
+            return False
+        held = int(self.table.tiers["reserved"][tier])
+        if (limit is not None and held + size > limit) or not drop_oldest(folder, keep):
+            return False
+        self._others_bytes = None
+        return True
+
     def _reserve(self, tier: int, size: int) -> tuple[int, int] | None:
         """Return a place, and how often memory had been given back by then; None: the tier is full."""
         with self._locked():
-            limit, counts = self._tiers[tier].limit_bytes, self.table.tiers[tier]
+            limit, counts = self._limit(tier), self.table.tiers[tier]
             if limit is not None and int(counts["reserved"]) + size > limit:
                 return None
             offset = int(counts["next"])
@@ -196,13 +258,34 @@ class OpenedShelf:
         gone = rows[: int(np.searchsorted(sizes, wanted_bytes)) + 1]
         if not len(gone):
             return 0
-        freed, start = int(gone["length"].sum()), int(gone["offset"][-1])
-        self.table.clear(gone)
-        self.table.totals["shrinks"][0] += 1
-        self.table.totals["returned_bytes"][0] += freed
-        self.table.tiers["reserved"][tier] -= freed
-        _punch_hole(self._descriptors[str(tier)], start, int(self.table.tiers["next"][tier]) - start)
+        start = int(gone["offset"][-1])
+        freed = self._give_back(tier, gone, start, int(self.table.tiers["next"][tier]))
+        if not freed:  # somebody looks at some of them: one by one, then
+            for row in rows:
+                if freed >= wanted_bytes:
+                    break
+                start = int(row["offset"])
+                freed += self._give_back(tier, np.atleast_1d(row), start, start + int(row["length"]))
+        if freed:
+            self.table.totals["shrinks"][0] += 1  # who is just writing a sample must not publish it
+            self.table.totals["returned_bytes"][0] += freed
+            self.table.tiers["reserved"][tier] -= freed
         return freed
+
+    def _give_back(self, tier: int, rows: Rows, start: int, stop: int) -> int:
+        """Forget the samples in a stretch of a file and give it back; 0: a view shows some of it."""
+        descriptor = self._descriptors[str(tier)]
+        with nobody_looks(descriptor, start, stop - start) as is_free:
+            if not is_free:
+                return 0
+            self.table.clear(rows)
+            _punch_hole(descriptor, start, stop - start)
+        return int(rows["length"].sum())
+
+    def count(self, hits: int, misses: int) -> None:
+        with self._using(), self._locked():
+            self.table.totals["hits"][0] += hits
+            self.table.totals["misses"][0] += misses
 
     def tier_stats(self, numbers: kernel.I64 | None) -> tuple[TierStats, ...]:
         with self._using():
@@ -261,6 +344,10 @@ class OpenedShelf:
         self.table.close()
         for descriptor in self._descriptors.values():
             os.close(descriptor)
+
+
+def _find_kept(tiers: Sequence[Tier]) -> int | None:
+    return next((number for number, tier in enumerate(tiers) if tier.keep is not None), None)
 
 
 def _make_file(tier: Tier) -> int:

@@ -79,9 +79,14 @@ class Shelf:
         located = opened.table.locate(np.array([self._check(number)], np.int64))
         if not located.found[0]:
             return None
-        data = opened.read(located.rows[0])
+        return self.read(located.rows[0])
+
+    def read(self, row: Rows) -> memoryview | None:
+        """Return the bytes of a located row as `get` does; None: they are not what was put there."""
+        opened = self._open()
+        data = opened.read(row)
         if data is None:
-            opened.discard(located.rows[0])
+            opened.discard(row)
         return data
 
     def has_room(self, size_bytes: int) -> bool:
@@ -115,6 +120,16 @@ class Shelf:
     def returned_bytes(self) -> int:
         """How much memory was given back because the job ran short of it."""
         return int(self._open().table.totals["returned_bytes"][0])
+
+    def count(self, *, hits: int, misses: int) -> None:
+        """Add to what all processes count together."""
+        self._open().count(hits, misses)
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Hits and misses that were counted."""
+        totals = self._open().table.totals
+        return int(totals["hits"][0]), int(totals["misses"][0])
 
     def relieve(self) -> int:
         """Give memory back if the job runs short of it; returns how much. A thread does this by itself."""

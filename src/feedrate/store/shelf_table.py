@@ -27,7 +27,7 @@ _MAGIC = b"feedrate"
 _VERSION = 1
 _TOTALS = np.dtype(
     [("magic", "S8"), ("version", "<i8"), ("samples", "<i8"), ("shrinks", "<i8"), ("returned_bytes", "<i8"),
-     ("damaged", "<i8")]
+     ("damaged", "<i8"), ("hits", "<i8"), ("misses", "<i8")]
 )  # fmt: skip
 _TIER = np.dtype(
     [
@@ -43,6 +43,7 @@ _ROW = np.dtype(
     [("number", "<i8"), ("offset", "<i8"), ("length", "<i8"), ("source_bytes", "<i8"), ("tier", "<i4"),
      ("mark", "<i4"), ("head", "<i4"), ("crc32c", "<u4"), ("is_there", "<u4"), ("check", "<u4")]
 )  # fmt: skip
+ROW = _ROW
 _ROWS_AT = 4096
 
 

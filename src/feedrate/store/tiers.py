@@ -23,11 +23,13 @@ class Tier:
     Attributes:
         limit_bytes: None: as much as there is room for ("auto").
         folder: of a disk.
+        keep: a name under which what lies there is found again by later jobs (kept.py).
     """
 
     kind: TierKind
     limit_bytes: int | None = None
     folder: str | None = None
+    keep: str | None = None
 
 
 def parse_tiers(ram: int | str = "auto", disk: str | os.PathLike[str] | None = None) -> tuple[Tier, ...]:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of `feedrate warm` as plain lines."""
+
+from __future__ import annotations
+
+from feedrate.report.terminal import table_lines
+from feedrate.results import WarmResult
+from feedrate.units import format_bytes, format_count, format_percent, format_seconds
+
+
+def draw_warm(result: WarmResult) -> str:
+    files, size = format_count(result.files, "file"), format_bytes(result.size_bytes)
+    rate = format_bytes(result.loaded_bytes / max(result.seconds, 1e-9))
+    lines = [
+        f"{result.pack}: {files}, {size}",
+        *table_lines(
+            [
+                (
+                    "memory",
+                    f"{_say_share(result.resident_before)} before, {_say_share(result.resident_after)} now",
+                ),
+                (
+                    "loaded",
+                    f"{format_bytes(result.loaded_bytes)} in {format_seconds(result.seconds)}, {rate}/s",
+                ),
+                (
+                    "room",
+                    f"{format_bytes(result.limit_bytes)}: {result.limit_reason}" if result.left_out else "",
+                ),
+            ]
+        ),
+    ]
+    if result.left_out:
+        names = ", ".join(result.left_out[:3]) + (", ..." if len(result.left_out) > 3 else "")
+        count = format_count(len(result.left_out), "file")
+        lines += [
+            f"{count} ({format_bytes(result.left_out_bytes)}) did not fit, to be read from the disk: {names}",
+            "",
+            "next: ask for more memory, or put the pack on a local disk",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _say_share(share: float | None) -> str:
+    return "unknown (this file system does not tell)" if share is None else format_percent(share)
