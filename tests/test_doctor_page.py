@@ -71,6 +71,13 @@ def test_everything_that_was_found_is_on_the_page() -> None:
     assert [one for one in said if escape(one) not in text] == []
 
 
+def test_a_run_without_steps_has_no_share_of_its_time() -> None:
+    diagnosis = make_decode_bound()
+    assert "</code> 66% of the time: " in draw_doctor_page(diagnosis)
+    dead = replace(diagnosis, run=replace(diagnosis.run, steps=0), timeline=())
+    assert "of the time: " not in draw_doctor_page(dead)
+
+
 def test_real_steps_and_experiments_are_told_apart() -> None:
     text = draw_doctor_page(make_decode_bound())
     spans = re.findall(r'<span class="(real)?" style="flex: (\d+) 0 0" title="([^"]*)"', text)

@@ -24,6 +24,7 @@ from feedrate.results.doctor import (
     TimeShare,
 )
 from feedrate.results.machine import Machine
+from feedrate.units import format_count
 
 _TIMELINE_STEPS = 400
 _NOTHING = 1.03
@@ -135,7 +136,7 @@ def _experiments(m: Measured) -> list[str]:
     words = {
         layout.DRAIN: "took {n} batches without training: what the loader could give",
         layout.AGAIN: "took the same {n} batches again: what it would give from memory",
-        layout.TRIAL: "trained {n} steps with {workers} workers",
+        layout.TRIAL: "trained {n} steps with {workers}",
         layout.REPLAY: "trained {n} steps on batches kept in memory: what the device could take",
         layout.REPLAY_HALF_PRECISION: "the same in half precision, {n} steps",
         layout.REPLAY_HALF_BATCH: "the same on half batches, {n} steps",
@@ -144,14 +145,12 @@ def _experiments(m: Measured) -> list[str]:
     for fact in m.phases:
         text = words.get(int(fact.get("phase", -1)))
         if text is not None:
-            said.append(
-                text.format(
-                    n=fact.get("batches", 0), workers=(fact.get("detail") or {}).get("workers", "other")
-                )
-            )
+            workers = (fact.get("detail") or {}).get("workers")
+            named = "other workers" if workers is None else format_count(int(workers), "worker")
+            said.append(text.format(n=fact.get("batches", 0), workers=named))
     if m.blocked:
         said.append(
-            f"held back {len(m.blocked)} writes of the spoilt run: "
+            f"held back {format_count(len(m.blocked), 'write')} of the spoilt run: "
             + ", ".join(sorted({str(f.get("what")) for f in m.blocked})[:3])
         )
     return said
