@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers on loopback: S3 (rclone), HTTP (nginx), SFTP (OpenSSH); they can be killed, frozen, restarted."""
+"""Real servers on loopback: S3 (rclone), HTTP (nginx), SFTP (OpenSSH), to be killed, frozen and restarted."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from feedrate.store.homes import HOME
 from feedrate.store.marker import find_node
 from feedrate.store.registry import forget, recall
 from feedrate.store.scratch import Scratch, find_scratch
+from feedrate.store.sharing import sweep
 from feedrate.units import format_bytes, format_count
 
 
@@ -95,6 +96,8 @@ def collect_garbage(
         clearing.remove_idle()
         if limit_bytes is not None:
             clearing.remove_oldest(limit_bytes)
+    if not is_trial:
+        sweep()  # names that killed jobs left of their caches; the caches themselves go with their processes
     return _sum_up(clearings, limit_bytes=limit_bytes, is_trial=is_trial)
 
 

@@ -143,7 +143,11 @@ def shut_down(loader: Any, iterator: Any) -> None:
     close = getattr(iterator, "_shutdown_workers", None)
     if close is not None:
         close()
-    if getattr(loader, "_iterator", None) is iterator and not isinstance(loader, Remains):
+    if (
+        iterator is not None
+        and getattr(loader, "_iterator", None) is iterator
+        and not isinstance(loader, Remains)
+    ):
         iterator.feedrate_closed = True
 
 
