@@ -32,8 +32,14 @@ class RealServer:
     served: Path
     process: subprocess.Popen[bytes] | None = field(default=None)
     timers: list[threading.Timer] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
+        with self.lock:
+            if self.process is None:
+                self._start()
+
+    def _start(self) -> None:
         self.process = subprocess.Popen(
             self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -60,10 +66,11 @@ class RealServer:
         timer.start()
 
     def kill(self) -> None:
-        if self.process is not None:
-            self.signal(signal.SIGKILL)
-            self.process.wait()
-            self.process = None
+        with self.lock:
+            if self.process is not None:
+                self.signal(signal.SIGKILL)
+                self.process.wait()
+                self.process = None
 
 
 @contextmanager
