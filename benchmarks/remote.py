@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,7 @@ def main() -> int:
         document = {
             "question": (__doc__ or "").splitlines()[0], "images": arguments.images, "pack_bytes": size_bytes,
             "delay_ms": arguments.delay_ms, "rate": arguments.rate, "batch_size": BATCH, "rows": rows,
+            "load_average": os.getloadavg(),
             "machine": asdict(describe_machine(sys.argv)),
         }  # fmt: skip
         Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
@@ -77,7 +79,7 @@ def measure(
     opened: Any = source
     if in_flight:
         opened = ThroughPack(source, in_flight=in_flight)
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     with Loader(opened, BATCH, image=RandomResizedCrop(224), order=order, output="numpy") as loader:
         first_s = 0.0
         for _ in loader:
@@ -89,6 +91,7 @@ def measure(
     row = {
         "name": name, "in_flight_allowed": in_flight or None, "order": order or "shuffled",
         "first_batch_s": first_s, "epoch_s": seconds, "images_per_s": images / seconds,
+        "cpu_ms_per_image": 1e3 * (time.process_time() - cpu) / images,
         "fetch": None if fetch is None else asdict(fetch),
     }  # fmt: skip
     say(json.dumps(row))

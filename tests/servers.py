@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers on loopback: S3 (rclone), HTTP (nginx), SFTP (OpenSSH), to be killed, frozen and restarted."""
+"""Real servers on loopback, S3 (rclone), HTTP (nginx), SFTP (OpenSSH): can be killed, frozen, restarted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +31,15 @@ class RealServer:
     port: int
     served: Path
     process: subprocess.Popen[bytes] | None = field(default=None)
+    timers: list[threading.Timer] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
+        with self.lock:
+            if self.process is None:
+                self._start()
+
+    def _start(self) -> None:
         self.process = subprocess.Popen(
             self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -52,11 +60,17 @@ class RealServer:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
 
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, what)
+        self.timers.append(timer)
+        timer.start()
+
     def kill(self) -> None:
-        if self.process is not None:
-            self.signal(signal.SIGKILL)
-            self.process.wait()
-            self.process = None
+        with self.lock:
+            if self.process is not None:
+                self.signal(signal.SIGKILL)
+                self.process.wait()
+                self.process = None
 
 
 @contextmanager
@@ -68,6 +82,8 @@ def start_server(kind: str, folder: Path) -> Iterator[RealServer]:
     try:
         yield server
     finally:
+        for timer in server.timers:
+            timer.join()
         server.signal(signal.SIGCONT)
         server.kill()
 

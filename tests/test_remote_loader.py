@@ -170,7 +170,9 @@ def test_a_server_that_is_restarted_under_an_epoch_costs_no_sample(server: Range
             found.append(batch)
             if step == 2:
                 server.stop()
-                threading.Timer(0.3, server.start).start()
+                restart = threading.Timer(0.3, server.start)
+                restart.start()
+    restart.join()
     source.close()
     assert_same(found, expected)
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def test_a_server_that_is_killed_and_restarted_costs_no_sample(
                 found.append(batch)
                 if step in (3, 15):
                     server.kill()
-                    threading.Timer(1.0, server.start).start()
+                    server.later(1.0, server.start)
     assert_same(found, expected(server, 2, order="staged"))
     assert isinstance(pack, ThroughPack)
     if pack.landing is not None:
@@ -105,6 +104,6 @@ def test_a_server_that_freezes_is_asked_again(server: RealServer) -> None:
             found.append(batch)
             if step == 3:
                 server.signal(signal.SIGSTOP)
-                threading.Timer(4.0, server.signal, (signal.SIGCONT,)).start()
+                server.later(4.0, lambda: server.signal(signal.SIGCONT))
     assert_same(found, expected(server, 1))
     pack.close()

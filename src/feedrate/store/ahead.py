@@ -144,7 +144,7 @@ class Ahead:
             if self._stopped:
                 return self._steps
         may_wait = self._follows_flow and first > 0
-        delivery = self._pack.deliver([batch.pieces for batch in batches], may_wait=may_wait)
+        delivery = self._pack.deliver(batches, may_wait=may_wait)
         files = self._pack.files_with(delivery.parcel)
         group = _Group(first, batches, delivery, files, set(range(first, first + len(batches))))
         with self._changed:

@@ -35,11 +35,16 @@ from feedrate.store.patience import log
 from feedrate.store.ranges import Piece, RangeReader, coalesce
 from feedrate.store.staging import Staging, open_staging
 
-CHUNK_BYTES = 8 << 20
-STREAMS = 16
+# 48 MB on their way: enough for 1 GB/s at 50 ms; a slow line still lets something land every few seconds.
+CHUNK_BYTES = 4 << 20
+STREAMS = 12
 # What lies so little behind the end of a file on its way is waited for; else it is read from the source.
 SOON_BYTES = 64 << 20
-POLL_S, LOOK_S, TAKE_OVER_S, IDLE_S, IMPATIENT_S = 0.02, 0.5, 1.0, 5.0, 60.0
+# Groups of shards that are waited for: the one that flows, and what comes so soon behind it.
+FLOW_BYTES = 512 << 20
+POLL_S, LOOK_S, TAKE_OVER_S = 0.02, 0.5, 1.0
+# Who copies may do so in another order: when nothing comes for so long, it is not waited for, for a while.
+IDLE_S, IMPATIENT_S = 30.0, 600.0
 # A loader that is not iterated over lets its pack flow after so long.
 HOLD_BACK_S = 3.0
 
@@ -61,7 +66,6 @@ class _Waiting:
     request: Piece
     name: str
     future: Future[bytes]
-    seen_bytes: int = 0
     since: float = field(default_factory=time.monotonic)
 
 
@@ -81,7 +85,9 @@ class Landing:
         self._growing: dict[str, _Growing] = {}
         self._closing = threading.Event()
         self._stirred = threading.Event()
-        self._is_over = False
+        self._is_over = self._is_writing = False
+        self._written_bytes = 0
+        self._progress = (0, 0.0)  # what had flowed when it was seen to grow, and when that was
         self._may_flow = threading.Event()
         self._impatient_until = 0.0  # nothing came that was waited for: read from the source for a while
         order = order_shards(len(manifest.shards)).tolist()
@@ -134,8 +140,8 @@ class Landing:
                 self._landed[i] |= seen.get(name, False)
         return self._landed
 
-    def landed_names(self) -> set[str]:
-        return set(self._shard_names) - self._missing()
+    def _landed_files(self) -> set[bytes]:
+        return {self._origin(name) for name in set(self._shard_names) - self._missing()}
 
     def _missing(self) -> set[str]:
         return {name for name, there in zip(self._shard_names, self._landed, strict=True) if not there}
@@ -144,20 +150,35 @@ class Landing:
     def landed_bytes(self) -> int:
         self._looked = 0.0
         self.landed()
-        return sum(self.copy.files[name].size_bytes for name in self.landed_names())
+        names = set(self._shard_names) - self._missing()
+        return sum(self.copy.files[name].size_bytes for name in names)
 
-    def supply(self, *, may_wait: bool) -> ScratchSupply:
+    def supply(self, *, may_wait: bool, spoilt: frozenset[Piece]) -> ScratchSupply:
+        self.landed()
         may_wait = may_wait and not self._is_over and time.monotonic() >= self._impatient_until
-        return ScratchSupply(self, self._on_their_way() if may_wait else frozenset())
+        on_their_way = self._on_their_way() if may_wait else frozenset()
+        return ScratchSupply(self, on_their_way, spoilt, self._landed_files())
 
     def _on_their_way(self) -> frozenset[str]:
-        """Return the shards that flow now: the first group of which some have not landed."""
+        """Return the shards that flow now or soon: from the first group of which some have not landed."""
+        self.landed()
         missing = self._missing()
+        found: set[str] = set()
+        size_bytes = 0
         for group in self._groups:
-            names = frozenset(self._shard_names[i] for i in group)
+            names = {self._shard_names[i] for i in group}
             if names & missing:
-                return names
-        return frozenset()
+                found |= names
+                size_bytes += sum(self.copy.files[name].size_bytes for name in names)
+                if size_bytes > FLOW_BYTES:
+                    break
+        return frozenset(found)
+
+    def _measure_progress(self) -> int:
+        """Return how many bytes have flowed, by this process or another; only differences mean something."""
+        if self._is_writing:
+            return self._written_bytes
+        return sum(self.copy.find_available(name)[1] for name in self._on_their_way())
 
     def let_flow(self) -> None:
         """Begin to copy; before, the line is left to the first batch."""
@@ -197,7 +218,11 @@ class Landing:
         """Give those who wait what has come."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        still = []
+        if not waiting:
+            return
+        still, now, flowed_bytes = [], time.monotonic(), self._measure_progress()
+        if flowed_bytes != self._progress[0]:
+            self._progress = flowed_bytes, now
         for one in waiting:
             _, there_bytes = self.available_bytes(self._origin(one.name))
             if (
@@ -206,10 +231,7 @@ class Landing:
             ):
                 one.future.set_result(data)
                 continue
-            now = time.monotonic()
-            if there_bytes > one.seen_bytes:
-                one.seen_bytes, one.since = there_bytes, now
-            is_idle = now - one.since > IDLE_S
+            is_idle = now - max(one.since, self._progress[1]) > IDLE_S
             if is_idle:
                 self._impatient_until = now + IMPATIENT_S
             if self._is_over or is_idle or there_bytes >= one.request.stop:
@@ -257,6 +279,7 @@ class Landing:
                 if self.copy.is_complete():
                     return
                 if self.copy.is_ours and (lock := self.copy.take_writer()) is not None:
+                    self._is_writing = True
                     with lock:
                         self._copy()
                     return
@@ -329,6 +352,7 @@ class Landing:
             view = view[os.pwrite(growing.fd, view, offset + len(data) - len(view)) :]
         growing.crc32c = kernel.crc32c(data, growing.crc32c)
         growing.size_bytes += len(data)
+        self._written_bytes += len(data)
         if growing.size_bytes == self.copy.files[growing.name].size_bytes:
             self._finish(growing)
         self._serve()
@@ -352,20 +376,25 @@ class Landing:
 class ScratchSupply:
     """Bytes from the copy as far as it has come, else from the source. For one delivery."""
 
-    def __init__(self, landing: Landing, on_their_way: frozenset[str]) -> None:
+    def __init__(
+        self, landing: Landing, on_their_way: frozenset[str], spoilt: frozenset[Piece], landed: set[bytes]
+    ) -> None:
         self._landing, self._on_their_way = landing, on_their_way
+        self._spoilt, self._landed = spoilt, landed
         self._near: dict[Piece, str] = {}
         self._coming: dict[Piece, str] = {}
 
+    def is_needed(self, piece: Piece) -> bool:
+        """Return whether a piece must be fetched: files that have landed are read where they are."""
+        return piece in self._spoilt or piece.file not in self._landed
+
     def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
-        # What has landed is read as a file; a piece of it that is asked for here is spoilt there.
         files = {piece.file for piece in pieces}
         there = {file: self._landing.available_bytes(file) for file in files}
-        landed = self._landing.landed_names()
         near, coming, far = [], [], []
         for piece in pieces:
             name, there_bytes = there[piece.file]
-            if name is None or name in landed:
+            if name is None or piece in self._spoilt:
                 far.append(piece)
             elif piece.stop <= there_bytes:
                 near.append(piece)

@@ -27,7 +27,7 @@ from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results.load import FetchStats
 from feedrate.store.index_folder import IndexFolder, origin
-from feedrate.store.parcels import Delivery, Parcel, Supply
+from feedrate.store.parcels import Delivery, Parcel
 from feedrate.store.patience import Attempts, Patience, log
 from feedrate.store.place import Place, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
@@ -74,6 +74,7 @@ class BatchBytes:
     rows: Rows
     statuses: I32
     pieces: list[Piece]
+    spoilt: frozenset[Piece] = frozenset()  # those of which scratch has something else
 
     @property
     def size_bytes(self) -> int:
@@ -225,6 +226,7 @@ class ThroughPack(Pack):
         rows, statuses = self.rows(positions, fields)
         good = statuses == 0
         pieces: list[Piece] = []
+        spoilt: set[Piece] = set()
         for field in fields:
             found = self.manifest.field(field)
             if found is not None and found.kind is not Kind.NUMBER:
@@ -232,8 +234,12 @@ class ThroughPack(Pack):
                 far = self._is_far(values, positions[good])
                 if is_kept is not None:
                     far &= ~is_kept(field, positions[good])
-                pieces += self._pieces(field, values, positions[good], far)
-        return BatchBytes(positions, rows, statuses, pieces)
+                found_pieces = self._pieces(field, values, positions[good], far)
+                pieces += found_pieces
+                if self.landing is not None:
+                    has_landed = self.landing.landed()[self.locate(positions[good][far])[0]].tolist()
+                    spoilt |= {p for p, has in zip(found_pieces, has_landed, strict=True) if has}
+        return BatchBytes(positions, rows, statuses, pieces, frozenset(spoilt))
 
     def _is_far(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which values must come from the source."""
@@ -266,12 +272,14 @@ class ThroughPack(Pack):
         if self.landing is not None:
             self.landing.let_flow()
 
-    def deliver(self, wants: Sequence[Sequence[Piece]], *, may_wait: bool = False) -> Delivery:
-        """Ask for pieces, one list per batch. `may_wait`: for those that are about to land on scratch."""
-        supply: Supply = self._direct
-        if self.landing is not None:
-            supply = self.landing.supply(may_wait=may_wait)
-        return Delivery(supply, wants)
+    def deliver(self, batches: Sequence[BatchBytes], *, may_wait: bool = False) -> Delivery:
+        """Ask for what batches need. `may_wait`: for what is about to land on scratch."""
+        if self.landing is None:
+            return Delivery(self._direct, [batch.pieces for batch in batches])
+        spoilt = frozenset().union(*(batch.spoilt for batch in batches))
+        supply = self.landing.supply(may_wait=may_wait, spoilt=spoilt)
+        # Some may have landed since these batches were looked up.
+        return Delivery(supply, [[p for p in batch.pieces if supply.is_needed(p)] for batch in batches])
 
     def files_with(self, parcel: Parcel) -> kernel.Files:
         return _ParcelFiles([*self.files.paths, parcel.path], parcel)
