@@ -27,7 +27,7 @@ struct DecodeRequest {
     const uint8_t* flips;
     uint8_t* out;  // count x height x width x channels
     int height, width, channels;
-    bool raw;             // images are raw rows, and `entries` their tables (raw.h); else image files
+    const uint8_t* raw;   // per sample: the image is raw rows, and its entry their table (raw.h); 0: an image file
     int64_t* bytes_read;  // per sample, whatever its outcome
 };
 

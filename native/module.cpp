@@ -67,7 +67,7 @@ nb::tuple as_tuple(const Outcome& o) {
 }
 
 void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array<const int32_t> boxes, Array<const uint8_t> flips,
-                       Array<uint8_t> out, nb::tuple shape, bool raw, Pool* pool, Array<int64_t> bytes_read, Details details) {
+                       Array<uint8_t> out, nb::tuple shape, Array<const uint8_t> raw, Pool* pool, Array<int64_t> bytes_read, Details details) {
     const size_t count = flips.shape(0);
     const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]), channels = nb::cast<int>(shape[2]);
     const RangeArrays image_arrays = arrays_of(images);
@@ -86,8 +86,8 @@ void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array
     request.flips = flips.data();
     request.out = out.data();
     request.height = height, request.width = width, request.channels = channels;
-    need(bytes_read.shape(0) == count, "bytes_read needs one number per sample");
-    request.raw = raw;
+    need(bytes_read.shape(0) == count && raw.shape(0) == count, "bytes_read and raw need one number per sample");
+    request.raw = raw.data();
     request.bytes_read = bytes_read.data();
     std::vector<Outcome> outcomes(count);
     bool open;

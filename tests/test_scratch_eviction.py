@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,13 +172,34 @@ def test_a_source_that_vanishes_with_the_copy_brings_it_back(
     copy = stage(source, scratch)
     see = eviction.see_source
 
-    def see_by_server(marker: object) -> object:
+    def see_by_server(marker: Any) -> Any:
         if not copy.folder.exists():
             raise eviction.Doubt("404")
-        return see(marker)  # type: ignore[arg-type]
+        return see(marker)
 
     monkeypatch.setattr(eviction, "see_source", see_by_server)
     assert_kept(copy, "404")
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError(5, "Input/output error")], ids=["Ctrl-C", "EIO"]
+)
+def test_whatever_ends_the_second_look_brings_the_copy_back(
+    source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    copy = stage(source, scratch)
+    see = eviction.see_source
+
+    def fail_then(marker: Any) -> Any:
+        if not copy.folder.exists():
+            raise error
+        return see(marker)
+
+    monkeypatch.setattr(eviction, "see_source", fail_then)
+    with pytest.raises((KeyboardInterrupt, Kept)):
+        evict_copy(copy)
+    assert names_in(scratch) == [copy.folder.name]
+    assert copy.is_complete()
 
 
 def test_a_pack_of_files_in_several_folders_stays_when_one_folder_is_gone(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate import Loader, RandomResizedCrop
+from feedrate import Cache, Loader, RandomResizedCrop
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.load.order import Shuffled, Staged, measure_shuffle
 from feedrate.store.copies import Copy
@@ -180,7 +180,7 @@ def test_a_copy_that_is_damaged_under_a_job_is_noticed_and_read_from_the_source(
     scratch: Path, server: RangeServer, what: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with make(f"{server.url}/pack", None, order="staged") as plain:
-        expected = [read(plain) for _ in range(3)]
+        expected = [read(plain) for _ in range(5)]
     with make(f"{server.url}/pack", scratch) as loader:
         wait_for_copy(loader)
         assert_same(read(loader), expected[0])
@@ -247,6 +247,30 @@ def test_scratch_that_was_named_and_is_not_there_is_an_error(source: Path, tmp_p
         Loader(source, scratch=tmp_path / "no" / "such")
     with Loader(source, 4, output="numpy") as loader, pytest.raises(UsageError, match="not an opened pack"):
         Loader(loader._resources.pack, scratch=tmp_path)
+
+
+def test_with_a_cache_too_a_damaged_copy_is_read_from_the_source(scratch: Path, server: RangeServer) -> None:
+    with make(f"{server.url}/pack", None, order="staged") as plain:
+        expected = [read(plain) for _ in range(3)]
+    cache = Cache(ram="25KB")  # a part of them
+    with make(f"{server.url}/pack", scratch, cache=cache) as loader:
+        copy = wait_for_copy(loader)
+        for path in sorted(copy.data.glob("*.tar")):
+            flip(path)
+        for wanted in expected:
+            assert_same(read(loader), wanted)
+        stats = loader.stats()
+    assert stats.fetch is not None
+    assert stats.cache is not None
+    assert (stats.bad_samples, stats.fetch.spoilt_on_scratch >= 5) == (0, True)
+
+
+def test_what_the_cache_keeps_is_not_fetched_again(server: RangeServer) -> None:
+    with make(f"{server.url}/pack", None, cache=Cache(ram="10MB")) as loader:
+        read(loader)
+        asked = len(server.asked)
+        read(loader)
+    assert len(server.asked) == asked
 
 
 # The order while a pack flows to scratch.

@@ -12,7 +12,7 @@ import feedrate
 
 
 def test_the_public_names_are_these() -> None:
-    names = "Dataset Loader View decode stage CenterCrop RandomCrop RandomResizedCrop Resize __version__"
+    names = "Cache Dataset Loader View decode stage CenterCrop RandomCrop RandomResizedCrop Resize __version__"
     errors = "AlreadyExists BadSample FeedrateError MissingExtra NotFound PackError SourceError StorageError"
     assert sorted(feedrate.__all__) == sorted([*names.split(), *errors.split(), "UsageError"])
     assert all(getattr(feedrate, name) is not None for name in feedrate.__all__)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         StorageError,
         UsageError,
     )
+    from feedrate.load.cache import Cache
     from feedrate.load.dataset import Dataset
     from feedrate.load.decode import decode
     from feedrate.load.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AlreadyExists",
     "BadSample",
+    "Cache",
     "CenterCrop",
     "Dataset",
     "FeedrateError",
@@ -64,6 +66,7 @@ _HOMES = {
         "StorageError",
         "UsageError",
     ),
+    "feedrate.load.cache": ("Cache",),
     "feedrate.load.dataset": ("Dataset",),
     "feedrate.load.decode": ("decode",),
     "feedrate.load.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),

@@ -53,7 +53,7 @@ def decode_batch(
     flips: _U8,
     out: _U8,
     shape: tuple[int, int, int],
-    raw: bool,
+    raw: _U8,
     pool: Pool | None,
     bytes_read: _I64,
     details: _I64,

@@ -35,6 +35,7 @@ I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 
 MAX_CROP_PIXELS = 512 << 20  # as in native/jpeg.h
+DAMAGED_BUT_DECODED = "damaged, decoded by Pillow"  # one of `DecodeReport.pillow_reasons`
 _NONE = np.empty(0, np.uint8)
 
 
@@ -128,8 +129,8 @@ class Pool:
         if executor and executor[0] == os.getpid():
             executor[1].shutdown()
 
-    def _map(self, work: Callable[[int], None], samples: Sequence[int]) -> None:
-        """Call `work` for every sample in Python threads: for what goes through Pillow."""
+    def map(self, work: Callable[[int], None], samples: Sequence[int]) -> None:
+        """Call `work` for every sample in Python threads: for what goes through Pillow, for whole images."""
         # The executor's threads do not survive a fork; the process number tells. Two callers at once may make
         # two executors: the one that is not kept ends with its work.
         executor = self._executor
@@ -241,7 +242,7 @@ def decode_batch(
     flips: npt.NDArray[np.bool_],
     entries: Ranges | None = None,
     nearest: bool = False,
-    raw: bool = False,
+    raw: bool | npt.NDArray[np.bool_] = False,
     pool: Pool | None = None,
 ) -> DecodeReport:
     """Read, check, decode, crop, resize and flip images into `out`.
@@ -255,7 +256,8 @@ def decode_batch(
         flips: mirror left to right, after the resize.
         entries: where the entry points lie (length 0: none); None: decode from the top.
         nearest: nearest neighbour and stored values as they are (palette indices, 8-bit), for masks.
-        raw: the images are stored as rows of pixels, and `entries` are their tables (native/raw.h).
+        raw: the images are stored as rows of pixels, and `entries` are their tables (native/raw.h); an array
+            says it of each.
         pool: threads to use; None: the calling thread.
 
     Pixels are those of Pillow: `convert(mode).crop(box).resize((W, H), BILINEAR)`. A sample whose status is
@@ -269,8 +271,9 @@ def decode_batch(
         raise ValueError("the pool is closed")
     boxes = _checked(boxes, np.int32, (n, 4), "boxes")
     flips = _checked(flips, np.bool_, (n,), "flips")
+    is_raw = np.full(n, raw) if isinstance(raw, bool) else _checked(raw, np.bool_, (n,), "raw")
     details, bytes_read = np.zeros((n, 4), np.int64), np.zeros(n, np.int64)
-    if raw and (nearest or entries is None):
+    if is_raw.any() and (nearest or entries is None):
         raise ValueError("raw images need entries, and are not masks")
     if nearest:
         by_pillow = dict.fromkeys(range(n), "mask")
@@ -283,13 +286,13 @@ def decode_batch(
             flips=flips.view(np.uint8),
             out=out.reshape(-1),
             shape=(height, width, channels),
-            raw=raw,
+            raw=is_raw.view(np.uint8),
             pool=None if pool is None else pool._native,
             bytes_read=bytes_read,
             details=details.reshape(-1),
         )
         # Pillow is asked about damage too: what it decodes without complaint is what users get today.
-        left_over = np.flatnonzero(np.isin(details[:, 0], (Status.NOT_TAKEN, Status.CORRUPT)) & (not raw))
+        left_over = np.flatnonzero(np.isin(details[:, 0], (Status.NOT_TAKEN, Status.CORRUPT)) & ~is_raw)
         by_pillow = {int(i): _native.words(*map(int, details[i])) for i in left_over}
     statuses = details[:, 0].astype(np.int32)
     reasons = {
@@ -312,7 +315,7 @@ def decode_batch(
         box: Box = tuple(boxes[i].tolist())
         statuses[i], words = _fill_by_pillow(data, out[i], box, bool(flips[i]), nearest)
         if statuses[i] == Status.OK:
-            decoded.append("damaged, decoded by Pillow" if damaged else counted)
+            decoded.append(DAMAGED_BUT_DECODED if damaged else counted)
         else:
             reasons[i] = counted if damaged else words
 
@@ -320,7 +323,7 @@ def decode_batch(
         for i in by_pillow:
             decode(i)
     else:
-        pool._map(decode, list(by_pillow))
+        pool.map(decode, list(by_pillow))
     counts = dict(Counter(decoded))
     return DecodeReport(statuses, dict(sorted(reasons.items())), len(decoded), counts, int(bytes_read.sum()))
 

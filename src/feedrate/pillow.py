@@ -82,6 +82,25 @@ def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
     return values
 
 
+def crop_rows(pixels: U8, box: Box, shape: tuple[int, ...], *, is_mask: bool) -> U8:
+    """Return of decoded rows (H x W or H x W x 3) what `decode` or `decode_mask` return of their file."""
+    from PIL import Image
+
+    height, width, channels = shape
+    image = Image.fromarray(pixels)
+    if not is_mask:
+        image = image.convert("RGB" if channels == 3 else "L")
+    filter_ = Image.Resampling.NEAREST if is_mask else Image.Resampling.BILINEAR
+    return np.asarray(image.crop(box).resize((width, height), filter_)).reshape(shape)
+
+
+def resizes_as_kernel() -> bool:
+    """Say whether Pillow resizes bit for bit as the kernel does: before 13, the last bit may differ."""
+    import PIL
+
+    return int(PIL.__version__.split(".")[0]) >= 13
+
+
 def open_image(data: bytes) -> Image.Image:
     """Return an image that has not been decoded yet; it is when its pixels are first asked for."""
     return _open(data)

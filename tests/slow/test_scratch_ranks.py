@@ -44,10 +44,10 @@ def server(source: Path) -> Iterator[RangeServer]:
 PROGRAM = """
 import sys, numpy as np
 from feedrate import Loader
-loader = Loader(sys.argv[1], 4, fields=("number",), output="numpy", scratch=sys.argv[2],
+loader = Loader(sys.argv[1], 4, fields=("number", "image"), output="numpy", scratch=sys.argv[2],
                 rank=int(sys.argv[3]), world_size=int(sys.argv[4]))
 for epoch in range(2):
-    print(*(n for (numbers,) in loader for n in numbers.tolist()), flush=True)
+    print(*(n for numbers, _ in loader for n in numbers.tolist()), flush=True)
 loader.close()
 """
 

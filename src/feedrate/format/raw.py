@@ -61,9 +61,9 @@ def dump_table(data: bytes, block_rows: int | None = None) -> bytes:
     return _dump_table(*parse_raw(data), block_rows)
 
 
-def dump_bare_table(pixels: U8) -> bytes:
+def dump_bare_table(pixels: U8, block_bytes: int = BLOCK_BYTES) -> bytes:
     """Return the table of an image whose rows lie in a file without a header: H x W or H x W x 3."""
-    return _dump_table(pixels, 0, None)
+    return _dump_table(pixels, 0, None, block_bytes)
 
 
 def bare_table(table: bytes) -> bytes:
@@ -96,11 +96,11 @@ def table_fits(data: bytes, table: bytes) -> bool:
     return 1 <= block_rows <= len(pixels) and _dump_table(pixels, start, block_rows) == table
 
 
-def _dump_table(pixels: U8, start: int, block_rows: int | None) -> bytes:
+def _dump_table(pixels: U8, start: int, block_rows: int | None, block_bytes: int = BLOCK_BYTES) -> bytes:
     height, width = pixels.shape[:2]
     channels = 1 if pixels.ndim == 2 else 3
     row_bytes = width * channels
-    block_rows = block_rows or min(max(1, BLOCK_BYTES // row_bytes), height)
+    block_rows = block_rows or min(max(1, block_bytes // row_bytes), height)
     head = _HEAD.pack(ord("R"), 1, channels, 0, block_rows, width, height, start)
     rows, step = np.ascontiguousarray(pixels).reshape(-1), block_rows * row_bytes
     crcs = [kernel.crc32c(rows[at : at + step]) for at in range(0, len(rows), step)]

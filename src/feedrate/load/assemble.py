@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from feedrate.load.options import Output, Wanted
 from feedrate.load.ring import Ring
 from feedrate.load.tensors import to_torch
 from feedrate.load.values import Values, explain_status, move_boxes, read_field
+
+if TYPE_CHECKING:
+    from feedrate.load.cached_pixels import CachedPixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Assembler:
     raises: bool
     meter: Meter
     pool: kernel.Pool | None = None
+    cached: CachedPixels | None = None
 
     def make(self, epoch: int, positions: I64, slots: I64 | None) -> Batch:
         """Make the batch of these samples.
@@ -116,7 +120,8 @@ class Assembler:
         out = self.rings[wanted.name].lend(len(draft.places.positions))
         if not len(out):
             return out
-        report = decode_pixels(draft.places, wanted.field, draft.geometry, out, self.pool)
+        decode = decode_pixels if self.cached is None else self.cached.decode
+        report = decode(draft.places, wanted.field, draft.geometry, out, self.pool)
         self.meter.add_report(report)
         self.meter.count(bytes_read=report.bytes_read)
         if report.statuses.any():

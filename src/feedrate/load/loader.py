@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -22,6 +22,7 @@ from feedrate.errors import UsageError
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.load.assemble import Assembler, Batch
+from feedrate.load.cache import Cache
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, View
 from feedrate.load.meter import Meter
@@ -41,13 +42,16 @@ from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares, find_rank
 from feedrate.load.ring import Ring
 from feedrate.load.sampling import choose_order
-from feedrate.load.splits import find_split
+from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.results import LoaderStats
 from feedrate.store.ahead import Ahead
 from feedrate.store.through import ThroughPack, open_pack
+
+if TYPE_CHECKING:
+    from feedrate.load.cached_pixels import CachedPixels
 
 # One batch in the kernel, one queued there; with the one that the loop holds, three buffers are in use.
 DEFAULT_PREFETCH = 2
@@ -69,6 +73,7 @@ class Resources:
 
     pack: Pack
     owns_pack: bool
+    cached: CachedPixels | None = None
     process: int = field(default_factory=os.getpid)
     feed: Feed[Batch] | None = None
 
@@ -78,6 +83,8 @@ class Resources:
         if self.feed is not None:
             self.feed.stop()
             self.feed = None
+        if self.cached is not None:
+            self.cached.close()
         if self.owns_pack:
             self.pack.close()
 
@@ -107,6 +114,7 @@ class Loader:
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
         scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
             it is read, once for all processes of the machine.
+        cache: a `Cache` that keeps decoded samples near, so that further epochs decode less.
         threads: for reading and decoding; None: the cores that this process may use.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
@@ -131,6 +139,7 @@ class Loader:
         world_size: int | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        cache: Cache | None = None,
         threads: int | None = None,
         prefetch: int | None = None,
         on_bad_sample: BadSamplePolicy = "raise",
@@ -144,7 +153,11 @@ class Loader:
             on_bad_sample=on_bad_sample, output=output,
             scratch=None if scratch is None else os.fspath(scratch),
         )  # fmt: skip
-        self._options = options
+        if cache is not None and not isinstance(cache, Cache):
+            raise UsageError(
+                f"cache must be a feedrate.Cache, got {cache!r}", hint='cache=feedrate.Cache(ram="auto")'
+            )
+        self._options, self._cache = options, cache
         owns_pack = not isinstance(pack, Pack)
         if not owns_pack and scratch is not None:
             raise UsageError("scratch needs the pack's path or address, not an opened pack")
@@ -176,7 +189,7 @@ class Loader:
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
-        self._resources = Resources(pack, owns_pack)
+        self._resources = Resources(pack, owns_pack, self._open_cache(pack))
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._live: weakref.ref[LoaderIterator] | None = None
         self._meter = Meter()
@@ -188,6 +201,13 @@ class Loader:
             for w in self._wanted
             if w.field is not None and w.out_size is not None
         }
+
+    def _open_cache(self, pack: Pack) -> CachedPixels | None:
+        if self._cache is None:
+            return None
+        from feedrate.load.cached_pixels import CachedPixels
+
+        return CachedPixels(pack, self._cache, self._wanted, self._artist)
 
     def _choose_prefetch(self) -> int:
         # A transform runs in the makers, so there should be as many as threads.
@@ -221,6 +241,8 @@ class Loader:
         self._cursor = cursor = self._upcoming()
         order = self._order.at(cursor.epoch)
         shares = self._shares(order, cursor.samples)
+        if self._resources.cached is not None:
+            self._resources.cached.begin_epoch()
         feed = self._make_feed(order, shares, cursor.epoch)
         self._resources.feed = feed
         iterator = LoaderIterator(self, feed, shares, cursor)
@@ -236,6 +258,7 @@ class Loader:
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
             output=self._output, transform=options.transform, collate=collate,
             raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
+            cached=self._resources.cached,
         )  # fmt: skip
 
         def positions_of(step: int) -> I64:
@@ -256,7 +279,11 @@ class Loader:
         if isinstance(self._resources.pack, ThroughPack):
             names = list(dict.fromkeys(w.field.name for w in self._wanted if w.field is not None))
             follows_flow = self._order.kind == Staged.kind and epoch == 0
-            ahead = Ahead(self._resources.pack, len(shares), positions_of, names, follows_flow=follows_flow)
+            cached = self._resources.cached
+            ahead = Ahead(
+                self._resources.pack, len(shares), positions_of, names, follows_flow=follows_flow,
+                is_kept=None if cached is None else cached.has,
+            )  # fmt: skip
             ahead.start()
 
         # Two makers: while one is in the kernel, the other prepares its batch and queues it there.
@@ -327,8 +354,12 @@ class Loader:
     def stats(self) -> LoaderStats:
         """Return what each stage did since the loader was made, and which one is the slowest."""
         self._adopt()
-        stats, pack = self._meter.read(), self._resources.pack
-        return replace(stats, fetch=pack.fetch_stats()) if isinstance(pack, ThroughPack) else stats
+        stats, pack, cached = self._meter.read(), self._resources.pack, self._resources.cached
+        if isinstance(pack, ThroughPack):
+            stats = replace(stats, fetch=pack.fetch_stats())
+        if cached is not None:
+            stats = replace(stats, cache=cached.stats(members(self._subset), self._wanted))
+        return stats
 
     def close(self) -> None:
         """End a living iteration and close the files; batches stay valid. May be called twice."""

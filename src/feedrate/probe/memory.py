@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from feedrate.probe.cgroup import PROC, ROOT, find_memory_group
+from feedrate.probe.cgroup import PROC, ROOT, MemoryGroup, find_limited_groups, find_memory_group
 
 
 def count_usable_memory_bytes() -> int:
@@ -72,3 +74,62 @@ def _read_rss(pid: int) -> int | None:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRoom:
+    """What this process and those beside it may still take.
+
+    Attributes:
+        free_bytes: until the limit that is nearest now; page cache that can be dropped counts as free.
+        unwritten_bytes: how much of that page cache must be written to a disk before it can be dropped.
+        limit_bytes: that limit: of a control group, or the machine's memory.
+    """
+
+    free_bytes: int
+    unwritten_bytes: int
+    limit_bytes: int
+
+
+class MemoryGauge:
+    """Measures the least room that the control groups above this process, and the machine, leave.
+
+    Quick enough to be asked many times a second: which groups have a limit is looked up once in a second.
+    """
+
+    def __init__(
+        self, proc: Path = PROC, root: Path = ROOT, meminfo: Path = Path("/proc/meminfo"), keep_s: float = 1.0
+    ) -> None:
+        self._proc, self._root, self._meminfo, self._keep_s = proc, root, meminfo, keep_s
+        self._groups: tuple[float, list[MemoryGroup]] | None = None
+
+    def measure(self) -> MemoryRoom:
+        rooms = [_measure_machine(self._meminfo)]
+        for group in self._find_groups():
+            used = group.read_used()
+            if used is not None:
+                droppable, unwritten = group.read_file_pages()
+                rooms.append(MemoryRoom(group.limit_bytes - used + droppable, unwritten, group.limit_bytes))
+        return min(rooms, key=lambda room: room.free_bytes)
+
+    def _find_groups(self) -> list[MemoryGroup]:
+        groups, now = self._groups, time.monotonic()
+        if groups is None or now - groups[0] >= self._keep_s:
+            groups = self._groups = now, find_limited_groups(self._proc, self._root)
+        return groups[1]
+
+
+def _measure_machine(meminfo: Path) -> MemoryRoom:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        import psutil
+
+        memory = psutil.virtual_memory()
+        return MemoryRoom(int(memory.available), 0, int(memory.total))
+    found = dict(line.split(":", 1) for line in lines)
+    total, free, *unwritten = (
+        int(found.get(name, "0 kB").split()[0]) * 1024
+        for name in ("MemTotal", "MemAvailable", "Dirty", "Writeback")
+    )
+    return MemoryRoom(free, sum(unwritten), total)

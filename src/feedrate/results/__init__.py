@@ -30,7 +30,7 @@ from feedrate.results.doctor import (
     Verification,
 )
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Picture, Pictures
-from feedrate.results.load import FetchStats, LoaderStats, StageStats
+from feedrate.results.load import CacheStats, FetchStats, LoaderStats, StageStats, TierStats
 from feedrate.results.machine import Gpu, GpuProcess, Machine, ScratchRate, Storage
 from feedrate.results.pack import (
     FieldSummary,
@@ -74,6 +74,7 @@ __all__ = [
     "AppendResult",
     "BenchResult",
     "BenchRun",
+    "CacheStats",
     "ClassSize",
     "ClearResult",
     "ColumnResult",
@@ -138,6 +139,7 @@ __all__ = [
     "StepRow",
     "Storage",
     "Tick",
+    "TierStats",
     "TimeShare",
     "UnpackResult",
     "Verdict",

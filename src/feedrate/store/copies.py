@@ -371,7 +371,8 @@ def _read_marker(folder: Path) -> Marker:
             hint="move it away, or name another folder",
         ) from None
     except FeedrateError as error:
-        raise StorageError(f"{path} {error}", hint=f"delete the copy: feedrate scratch rm {folder}") from None
+        hint = f"if you know that nothing of it is needed, delete it by hand: rm -r {folder}"
+        raise StorageError(f"{path} {error}", hint=hint) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
 

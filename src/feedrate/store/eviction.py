@@ -72,7 +72,7 @@ def evict(
     """Delete the copy of that name in a user's folder on scratch.
 
     Args:
-        home_fd: that folder (`homes.opened_home`).
+        home_fd: that folder (`clearing.opened_home`).
         sources: what known copies were made of: none of that is ever deleted.
         even_if_the_source_is_gone: it may be the only copy, and the user has said so. All else still holds.
         is_trial: look only, and delete nothing.
@@ -118,10 +118,11 @@ def _evict(
             raise Kept("it was just taken into use")
         doomed = name if is_doomed(name) else _doom(home_fd, name)
         try:
-            if _look(folder, fd, marker, is_blind=is_blind) != seen and not is_out:
-                raise SourceUnseen("its source changed while it was looked at")
-        except Kept as kept:
-            kept.is_back = _restore(home_fd, doomed) and is_doomed(name)
+            _refuse_change(seen, _look(folder, fd, marker, is_blind=is_blind))
+        except BaseException as error:
+            is_back = _restore(home_fd, doomed) and is_doomed(name)
+            if isinstance(error, Kept):
+                error.is_back = is_back
             raise
         _delete_data(fd, marker)
         _delete_rest(home_fd, doomed, fd)
@@ -175,6 +176,11 @@ def _look(folder: Path, fd: int, marker: Marker, *, is_blind: bool) -> Sight:
     except Doubt as doubt:
         raise SourceUnseen(str(doubt)) from None
     return seen
+
+
+def _refuse_change(before: Sight | None, now: Sight) -> None:
+    if before is not None and before != now:
+        raise SourceUnseen("its source changed while it was looked at")
 
 
 def _refuse_strangers(folder: Path, fd: int, marker: Marker) -> set[tuple[int, int]]:

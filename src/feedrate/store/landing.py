@@ -134,6 +134,9 @@ class Landing:
                 self._landed[i] |= seen.get(name, False)
         return self._landed
 
+    def landed_names(self) -> set[str]:
+        return set(self._shard_names) - self._missing()
+
     def _missing(self) -> set[str]:
         return {name for name, there in zip(self._shard_names, self._landed, strict=True) if not there}
 
@@ -141,8 +144,7 @@ class Landing:
     def landed_bytes(self) -> int:
         self._looked = 0.0
         self.landed()
-        names = set(self._shard_names) - self._missing()
-        return sum(self.copy.files[name].size_bytes for name in names)
+        return sum(self.copy.files[name].size_bytes for name in self.landed_names())
 
     def supply(self, *, may_wait: bool) -> ScratchSupply:
         may_wait = may_wait and not self._is_over and time.monotonic() >= self._impatient_until
@@ -356,11 +358,16 @@ class ScratchSupply:
         self._coming: dict[Piece, str] = {}
 
     def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
-        there = {file: self._landing.available_bytes(file) for file in {piece.file for piece in pieces}}
+        # What has landed is read as a file; a piece of it that is asked for here is spoilt there.
+        files = {piece.file for piece in pieces}
+        there = {file: self._landing.available_bytes(file) for file in files}
+        landed = self._landing.landed_names()
         near, coming, far = [], [], []
         for piece in pieces:
             name, there_bytes = there[piece.file]
-            if name is not None and piece.stop <= there_bytes:
+            if name is None or name in landed:
+                far.append(piece)
+            elif piece.stop <= there_bytes:
                 near.append(piece)
             elif name in self._on_their_way and piece.stop - there_bytes <= SOON_BYTES:
                 coming.append(piece)

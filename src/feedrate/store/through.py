@@ -105,7 +105,6 @@ class ThroughPack(Pack):
         self._local = threading.local()
         self._doubts = threading.Lock()
         self._distrusted: set[int] = set()  # samples whose bytes on scratch are spoilt
-        self._asked_twice: set[int] = set()
         self._renewed: set[str] = set()  # parts of the index that were brought twice
         self._counts = {"from_scratch": 0, "from_source": 0, "spoilt": 0}
         self.reader = RangeReader(Place(source), in_flight=in_flight, patience=patience)
@@ -315,6 +314,7 @@ class ThroughPack(Pack):
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
         """After a read: whether to read again, since what failed can come from the source instead."""
         if not np.isin(statuses, _SPOILT).any():
+            self._local.asked_again = set()
             return False
         bad = np.flatnonzero(np.isin(statuses, _SPOILT))
         if (statuses == Status.BAD_ENTRIES).any():
@@ -325,9 +325,10 @@ class ThroughPack(Pack):
             if near.size and self.landing is not None:
                 self._distrust(positions[near], statuses[near])
                 return True
-            # A second time from the source: a proxy or a memory may have spoilt the first.
-            fresh = set(positions[bad].tolist()) - self._asked_twice
-            self._asked_twice |= fresh
+        # A second time from the source: a proxy or a memory may have spoilt the first.
+        asked: set[int] = getattr(self._local, "asked_again", set())
+        fresh = set(positions[bad].tolist()) - asked
+        self._local.asked_again = asked | fresh if fresh else set()
         self._local.held = None
         return bool(fresh)
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes on a cache's shelf: whole images or, where an operation is not random, what it makes of them.
+
+Either way rows of pixels, with the table of checksums that `pack --raw` stores too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.format.raw import dump_bare_table
+from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8
+from feedrate.load.geometry import Geometry, Places, Sides, decode_pixels, read_sides
+from feedrate.load.image import CenterCrop, ImageOp, Resize, whole
+from feedrate.load.samples import choose, pick, take_ranges
+from feedrate.load.tally import Tally
+from feedrate.store.shelf import Shelf
+
+# A checksum each: memory is read fast, so blocks are larger than on a disk.
+BLOCK_BYTES = 32768
+LARGEST_BYTES = 256 << 20  # a larger image would take too much memory on its way to the shelf
+BY_PILLOW = 1  # a mark: the kernel does not decode this kind of file
+_SAMPLED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Samples to decode; `numbers`: theirs on the shelf; `sides` and `cuts`: of what is kept there."""
+
+    places: Places
+    pixels: Field
+    geometry: Geometry
+    out: U8
+    pool: kernel.Pool | None
+    numbers: I64
+    sides: Sides
+    cuts: I32
+
+    @property
+    def is_mask(self) -> bool:
+        return self.pixels.kind is Kind.MASK
+
+    def part(self, at: I64) -> Places:
+        return Places(self.places.pack, self.places.rows[at], self.places.positions[at])
+
+    def for_each(self, work: Callable[[int], None], at: Sequence[int]) -> None:
+        if self.pool is None or len(at) == 1:
+            for i in at:
+                work(i)
+        else:
+            self.pool.map(work, at)
+
+
+def make_job(
+    places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None, *, numbers: I64,
+    keeps_results: bool,
+) -> Job:  # fmt: skip
+    if keeps_results:
+        sides = np.full(len(numbers), out.shape[2]), np.full(len(numbers), out.shape[1])
+        return Job(places, pixels, geometry, out, pool, numbers, sides, whole(*sides))
+    sides, cuts = read_sides(pixels, places.rows), geometry.boxes_on(pixels, places.rows)
+    return Job(places, pixels, geometry, out, pool, numbers, sides, cuts)
+
+
+def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp | None) -> bool:
+    """Say whether an operation always makes the same of an image, and something smaller.
+
+    Looks at some images of the pack, the same ones in every process.
+    """
+    if reference is None or not isinstance(image, (CenterCrop, Resize)) or not len(pack):
+        return False
+    rows, statuses = pack.rows(pick(len(pack), _SAMPLED, 0), [reference.name])
+    widths, heights = read_sides(reference, rows[statuses == 0])
+    height, width = image.out_size
+    return bool(len(widths)) and height * width < float((widths * heights).mean())
+
+
+def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
+    """Decode whole images and put them on the shelf, while it has room; returns what must not go there."""
+    part = job.part(at)
+    files, images, _ = part.pack.find_values(job.pixels.name, part.rows, part.positions)
+    widths, heights = (side[at] for side in job.sides)
+    boxes, channels = whole(widths, heights), job.out.shape[3]
+    refused: list[int] = []
+
+    def keep(i: int) -> None:
+        if not shelf.has_room(int(widths[i] * heights[i]) * channels):
+            return
+        pixels = np.empty((1, int(heights[i]), int(widths[i]), channels), np.uint8)
+        report = kernel.decode_batch(
+            files, take_ranges(images, np.array([i])), pixels, boxes=boxes[i : i + 1],
+            flips=np.zeros(1, np.bool_), nearest=job.is_mask,
+        )  # fmt: skip
+        number = int(job.numbers[at[i]])
+        # Damage that Pillow decodes: of crops that do not show it, the kernel's pixels count.
+        if report.statuses[0] or DAMAGED_BUT_DECODED in (report.pillow_reasons or {}):
+            refused.append(number)
+        elif _put(shelf, number, pixels[0], int(images.length[i]), BY_PILLOW if report.by_pillow else 0):
+            tally.count(report)
+
+    job.for_each(keep, range(len(at)))
+    return refused
+
+
+def keep_results(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
+    """Make what the operation makes of images, not yet mirrored, and put it on the shelf."""
+    pixels = np.empty((len(at), *job.out.shape[1:]), np.uint8)
+    geometry = replace(choose(job.geometry, at), flips=np.zeros(len(at), np.bool_))
+    part = job.part(at)
+    report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
+    tally.count(report)
+    lengths = part.rows[f"{job.pixels.name}.length"]
+    refused = []
+    for i, number in enumerate(job.numbers[at].tolist()):
+        if report.statuses[i]:
+            refused.append(number)
+        elif not _put(shelf, number, pixels[i], int(lengths[i]), 0):
+            break
+    return refused
+
+
+def _put(shelf: Shelf, number: int, pixels: U8, source_bytes: int, mark: int) -> bool:
+    rows = _without_colour(pixels)
+    table = dump_bare_table(rows, BLOCK_BYTES)
+    return shelf.put(number, table, rows.reshape(-1), source_bytes=source_bytes, mark=mark)
+
+
+def _without_colour(pixels: U8) -> U8:
+    """Return H x W of an image that holds no colours, and of a mask: a third of the room; else all of it."""
+    if pixels.shape[2] == 1:
+        return pixels[..., 0]
+    for part in (pixels[::16, ::16], pixels):  # of almost every photograph the first look is enough
+        if (part[..., 0] != part[..., 1]).any() or (part[..., 0] != part[..., 2]).any():
+            return pixels
+    return np.ascontiguousarray(pixels[..., 0])

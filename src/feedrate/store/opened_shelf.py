@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a shelf that belongs to one process: its descriptors, its lock, its watch over memory.
+
+Bytes are written without the lock: a place that was reserved is the writer's own, and no place is ever given
+out twice. If memory was given back meanwhile, the row is not published and the writer frees its place itself.
+Descriptors are closed only when no call uses them: a number that is used again may be anybody's file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import StorageError, UsageError
+from feedrate.results import TierStats
+from feedrate.store.budget import MemoryWatch, Watcher
+from feedrate.store.sharing import Descriptors, Meeting, reopen
+from feedrate.store.shelf_table import Rows, Table, is_table, make_memory, make_row, make_table
+from feedrate.store.tiers import Tier
+
+_ALIGNMENT_BYTES = 64
+_DISK_LEFT_FREE = 0.02  # of the file system: the disk is not ours alone
+_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+class Settings(Protocol):
+    """What a shelf was asked to be."""
+
+    samples: int
+    tiers: tuple[Tier, ...]
+    keep_bytes: int
+    watch: MemoryWatch
+
+
+class OpenedShelf:
+    """A shelf's files, open in this process; `parent`: what a fork inherited."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        shelf: Settings,
+        parent: OpenedShelf | None = None,
+    ) -> None:
+        self.process = os.getpid()
+        self._meeting, self._samples, self._keep_bytes = meeting, shelf.samples, shelf.keep_bytes
+        self._tiers = tiers = tuple(shelf.tiers)
+        self._watch = shelf.watch
+        self._lock = threading.Lock()
+        self._idle = threading.Condition()
+        self._users = 0
+        self.is_closed = False
+        self._watcher: Watcher | None = None
+        if parent is None:
+            self._descriptors = meeting.join(self._make_files, self._is_ours)
+        else:
+            self._descriptors = {name: _take_over(number) for name, number in parent._descriptors.items()}
+            meeting.enter(self._descriptors)
+        self.table = Table(self._descriptors["table"], shelf.samples)
+        self._ram = next((number for number, tier in enumerate(tiers) if tier.kind == "ram"), None)
+        top = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+        self.paths = tuple(f"{top}/{self._descriptors[str(tier)]}" for tier in range(len(tiers)))
+
+    def _make_files(self) -> Descriptors:
+        made = {"table": make_table(self._samples)}
+        try:
+            for number, tier in enumerate(self._tiers):
+                made[str(number)] = _make_file(tier)
+        except BaseException:
+            for descriptor in made.values():
+                os.close(descriptor)
+            raise
+        return made
+
+    def _is_ours(self, found: Descriptors) -> bool:
+        names = {"table", *(str(number) for number in range(len(self._tiers)))}
+        return set(found) == names and is_table(found["table"], self._samples)
+
+    def put(self, number: int, views: Sequence[memoryview], source_bytes: int, mark: int) -> bool:
+        with self._using():
+            if self.table.holds(number):
+                return True
+            self._start_watcher()
+            return any(self._put(tier, number, views, source_bytes, mark) for tier in range(len(self._tiers)))
+
+    def _put(self, tier: int, number: int, views: Sequence[memoryview], source_bytes: int, mark: int) -> bool:
+        size = sum(view.nbytes for view in views)
+        if not self.has_room(tier, size):
+            return False
+        reserved = self._reserve(tier, size)
+        if reserved is None:
+            return False
+        offset, shrinks = reserved
+        try:
+            _write(self._descriptors[str(tier)], views, offset)
+        except OSError:  # the disk is full, or broken: it takes nothing more
+            with self._locked():
+                self.table.tiers["is_full"][tier] = 1
+            self._free(tier, offset, size)
+            return False
+        if self._tiers[tier].kind == "disk" and hasattr(os, "posix_fadvise"):
+            # Begin to write at once: pages that wait for it count as the job's memory and cannot be dropped.
+            os.posix_fadvise(self._descriptors[str(tier)], offset, size, os.POSIX_FADV_DONTNEED)
+        crc32c = 0
+        for view in views:
+            crc32c = kernel.crc32c(view, crc32c)
+        head = views[0].nbytes if len(views) > 1 else 0
+        row = make_row(
+            number, tier, offset, (head, size), source_bytes=source_bytes, mark=mark, crc32c=crc32c
+        )
+        with self._locked():
+            is_late = tier == self._ram and int(self.table.totals["shrinks"][0]) != shrinks
+            is_new = not is_late and not self.table.holds(number)
+            if is_new:
+                self.table.publish(row)
+        if not is_new:
+            self._free(tier, offset, size)
+        return not is_late
+
+    def has_room(self, tier: int, size: int) -> bool:
+        """Say whether a tier has room: a look, no promise."""
+        limit, counts = self._tiers[tier].limit_bytes, self.table.tiers[tier]
+        if counts["is_full"] or (limit is not None and int(counts["reserved"]) + size > limit):
+            return False
+        if self._tiers[tier].kind == "ram":
+            cached = int(self.table.tiers["source_bytes"].sum())
+            keep = 0 if limit is not None else max(0, self._keep_bytes - cached)
+            return self._watch.may_take(size, keep)
+        room = os.fstatvfs(self._descriptors[str(tier)])
+        return room.f_bavail * room.f_frsize - size >= room.f_blocks * room.f_frsize * _DISK_LEFT_FREE
+
+    def _reserve(self, tier: int, size: int) -> tuple[int, int] | None:
+        """Return a place, and how often memory had been given back by then; None: the tier is full."""
+        with self._locked():
+            limit, counts = self._tiers[tier].limit_bytes, self.table.tiers[tier]
+            if limit is not None and int(counts["reserved"]) + size > limit:
+                return None
+            offset = int(counts["next"])
+            counts["next"] = offset + -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            counts["reserved"] += size
+            if tier == self._ram:
+                self._watch.take(size)
+            return offset, int(self.table.totals["shrinks"][0])
+
+    def _free(self, tier: int, offset: int, size: int) -> None:
+        """Give a place back to the system; nobody is given it again."""
+        with self._locked():
+            self.table.tiers["reserved"][tier] -= size
+        _punch_hole(self._descriptors[str(tier)], offset, size)
+
+    def read(self, row: Rows) -> memoryview | None:
+        """Return the bytes of a located row; None: they are not what was put there."""
+        with self._using():
+            data, offset, done = memoryview(bytearray(int(row["length"]))), int(row["offset"]), 0
+            try:
+                while done < len(data):
+                    got = os.preadv(self._descriptors[str(row["tier"])], [data[done:]], offset + done)
+                    if not got:
+                        return None
+                    done += got
+            except OSError:
+                return None
+            return data if kernel.crc32c(data) == int(row["crc32c"]) else None
+
+    def discard(self, row: Rows) -> bool:
+        """Forget a sample that is not what its row says; False: it was forgotten already."""
+        with self._using(), self._locked():
+            if not self.table.is_same(row):
+                return False
+            self.table.clear(np.atleast_1d(row))
+            self.table.totals["damaged"][0] += 1
+            return True
+
+    def relieve(self) -> int:
+        """Give memory back if the job runs short of it; returns how much."""
+        with self._using():
+            if self._ram is None or not self.table.tiers["held"][self._ram] or not self._watch.must_return():
+                return 0
+            with self._locked():
+                # Another process may just have done it.
+                wanted = self._watch.must_return()
+                return self._shrink(self._ram, wanted) if wanted else 0
+
+    def _shrink(self, tier: int, wanted_bytes: int) -> int:
+        rows = self.table.select(tier)[::-1]
+        sizes = np.cumsum(rows["length"])
+        gone = rows[: int(np.searchsorted(sizes, wanted_bytes)) + 1]
+        if not len(gone):
+            return 0
+        freed, start = int(gone["length"].sum()), int(gone["offset"][-1])
+        self.table.clear(gone)
+        self.table.totals["shrinks"][0] += 1
+        self.table.totals["returned_bytes"][0] += freed
+        self.table.tiers["reserved"][tier] -= freed
+        _punch_hole(self._descriptors[str(tier)], start, int(self.table.tiers["next"][tier]) - start)
+        return freed
+
+    def tier_stats(self, numbers: kernel.I64 | None) -> tuple[TierStats, ...]:
+        with self._using():
+            located = None if numbers is None else self.table.locate(numbers)
+            found = []
+            for number, tier in enumerate(self._tiers):
+                counts = self.table.tiers[number]
+                samples, size, source = (int(counts[name]) for name in ("held", "bytes", "source_bytes"))
+                if located is not None:
+                    rows = located.rows[located.found & (located.rows["tier"] == number)]
+                    samples, size = len(rows), int(rows["length"].sum())
+                    source = int(rows["source_bytes"].sum())
+                found.append(TierStats(tier.kind, samples, size, source, tier.limit_bytes))
+            return tuple(found)
+
+    def _start_watcher(self) -> None:
+        if self._ram is not None and self._watcher is None:
+            with self._lock:
+                if self._watcher is None:
+                    self._watcher = Watcher(self.relieve, self._watch)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock:
+            table = self._descriptors["table"]
+            fcntl.flock(table, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(table, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._idle:
+            if self.is_closed:
+                raise UsageError("this cache is closed; make a new one")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
+
+    def close(self) -> None:
+        """Leave; the files go when no process has them open. May be called twice; a fork's does nothing."""
+        if os.getpid() != self.process or self.is_closed:
+            return
+        if self._watcher is not None:
+            self._watcher.stop()
+        with self._idle:
+            self.is_closed = True
+            while self._users:
+                self._idle.wait()
+        self._meeting.leave()
+        self.table.close()
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+
+
+def _make_file(tier: Tier) -> int:
+    if tier.kind == "ram":
+        return make_memory("feedrate-cache")
+    try:
+        with tempfile.TemporaryFile(dir=tier.folder, buffering=0) as file:
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise StorageError(f"cannot write to the cache's disk {tier.folder}: {error.strerror}") from error
+
+
+def _take_over(inherited: int) -> int:
+    """Return a descriptor of a fork's own: locks on the inherited one would be its parent's too."""
+    try:
+        own = reopen(inherited)
+    except OSError:  # no /proc
+        return inherited
+    os.close(inherited)
+    return own
+
+
+def _write(descriptor: int, views: Sequence[memoryview], offset: int) -> None:
+    for view in views:
+        done = 0
+        while done < view.nbytes:
+            done += os.pwrite(descriptor, view[done:], offset + done)
+        offset += view.nbytes
+
+
+def _punch_hole(descriptor: int, offset: int, size: int) -> None:
+    """Give the pages of a range back to the system. Where that is unknown they stay until the file goes."""
+    if sys.platform == "linux":
+        arguments = (
+            ctypes.c_int(descriptor),
+            ctypes.c_int(_PUNCH_HOLE),
+            ctypes.c_int64(offset),
+            ctypes.c_int64(size),
+        )
+        ctypes.CDLL(None).fallocate(*arguments)
