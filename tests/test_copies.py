@@ -23,6 +23,9 @@ from feedrate.store.copies import Copy, CopyGone, hold, list_copies
 from feedrate.store.marker import CopiedFile, Marker, dump_marker, load_marker
 from scratches import NOT_ROOT, STRANGER, as_stranger, make_marker, process, wait_for
 
+# Python 3.12 warns of every fork beside threads; the children here do nothing with them.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
 FILES = {"a.tar": b"all of a", "below/b.tar": b"b"}
 
 HOLD = """
