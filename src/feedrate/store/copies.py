@@ -25,8 +25,6 @@ from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.results.scratch import CopyInfo
-from feedrate.store.files import appear, explain_write_error, sync_file_system, temporary_name
-from feedrate.results import CopyInfo
 from feedrate.store.files import appear, sync_file_system
 from feedrate.store.homes import HOME, ROOT, check_trust, list_folders, make_home
 from feedrate.store.layout import (
