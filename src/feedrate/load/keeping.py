@@ -84,7 +84,9 @@ def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp
 def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     """Decode whole images and put them on the shelf, while it has room; returns what must not go there."""
     part = job.part(at)
-    files, images, _ = part.pack.find_values(job.pixels.name, part.rows, part.positions)
+    files, images, entries = part.pack.find_values(
+        job.pixels.name, part.rows, part.positions, with_entries=not job.is_mask
+    )
     widths, heights = (side[at] for side in job.sides)
     boxes, channels = whole(widths, heights), job.out.shape[3]
     refused: list[int] = []
@@ -93,9 +95,10 @@ def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
         if not shelf.has_room(int(widths[i] * heights[i]) * channels):
             return
         pixels = np.empty((1, int(heights[i]), int(widths[i]), channels), np.uint8)
+        one = np.array([i])
         report = kernel.decode_batch(
-            files, take_ranges(images, np.array([i])), pixels, boxes=boxes[i : i + 1],
-            flips=np.zeros(1, np.bool_), nearest=job.is_mask,
+            files, take_ranges(images, one), pixels, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
+            entries=None if entries is None else take_ranges(entries, one), nearest=job.is_mask,
         )  # fmt: skip
         number = int(job.numbers[at[i]])
         # Damage that Pillow decodes: of crops that do not show it, the kernel's pixels count.
