@@ -14,7 +14,7 @@ import numpy as np
 from feedrate import kernel
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from feedrate.format.raw import dump_bare_table
+from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8
 from feedrate.load.geometry import Geometry, Places, Sides, decode_pixels, read_sides
 from feedrate.load.image import CenterCrop, ImageOp, Resize, whole
@@ -45,6 +45,11 @@ class Job:
     @property
     def is_mask(self) -> bool:
         return self.pixels.kind is Kind.MASK
+
+    def measure(self, i: int) -> int:
+        """Return how many bytes a sample takes on the shelf, if it has colours."""
+        width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), self.out.shape[3]
+        return width * height * channels + measure_table(width, height, channels, BLOCK_BYTES)
 
     def part(self, at: I64) -> Places:
         return Places(self.places.pack, self.places.rows[at], self.places.positions[at])
@@ -92,7 +97,7 @@ def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     refused: list[int] = []
 
     def keep(i: int) -> None:
-        if not shelf.has_room(int(widths[i] * heights[i]) * channels):
+        if not shelf.has_room(job.measure(int(at[i]))):
             return
         pixels = np.empty((1, int(heights[i]), int(widths[i]), channels), np.uint8)
         one = np.array([i])
