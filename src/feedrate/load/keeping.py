@@ -128,10 +128,11 @@ def keep_results(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
     tally.count(report)
     lengths = part.rows[f"{job.pixels.name}.length"]
-    refused = []
+    refused: list[int] = []
     for i, number in enumerate(job.numbers[at].tolist()):
         if report.statuses[i]:
-            refused += [number] if report.statuses[i] not in _MAY_BE_BETTER_LATER else []
+            if report.statuses[i] not in _MAY_BE_BETTER_LATER:
+                refused.append(number)
         elif not _put(shelf, number, pixels[i], int(lengths[i]), 0):
             break
     return refused
