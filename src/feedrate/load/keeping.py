@@ -50,7 +50,7 @@ class Job:
 
     def measure(self, i: int) -> int:
         """Return how many bytes a sample takes on the shelf, if it has colours."""
-        width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), self.out.shape[3]
+        width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), int(self.out.shape[3])
         return width * height * channels + measure_table(width, height, channels, BLOCK_BYTES)
 
     def part(self, at: I64) -> Places:
