@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -283,6 +284,33 @@ def test_damage_on_the_disk_never_reaches_a_batch(tmp_path: Path, damage: str) -
         assert loader.stats().cache.damaged > 0
         epochs.append(list(loader))
     assert_same(epochs, plain)
+
+
+def test_a_disk_folder_that_is_deleted_under_the_job_takes_nothing_away(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "pack")
+    (tmp_path / "scratch").mkdir()
+    with (
+        Cache(ram=0, disk=tmp_path / "scratch") as cache,
+        Loader(folder, output="numpy", cache=cache) as loader,
+    ):
+        epochs = [list(loader)]
+        (tmp_path / "scratch").rmdir()
+        epochs.append(list(loader))
+        assert loader.stats().cache.hit_rate == 1
+    assert_same(epochs, load(folder, batch_size=256))
+
+
+def test_a_small_disk_that_fills_up_ends_the_filling_alone(
+    small_disk: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("feedrate.store.tiers.describe_storage", lambda _: SimpleNamespace(is_memory=False))
+    folder = write_images(tmp_path / "pack", count=120)
+    with Cache(ram=0, disk=small_disk) as cache, Loader(folder, 8, output="numpy", cache=cache) as loader:
+        epochs = [list(loader) for _ in range(2)]
+        stats = loader.stats().cache
+    assert 0.2 < stats.cached_share < 0.8
+    assert stats.hit_rate == stats.cached_share
+    assert_same(epochs, load(folder, batch_size=8))
 
 
 def spoil(path: str, damage: str) -> None:
