@@ -22,6 +22,7 @@ from PIL import Image
 from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View
 from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
+from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.load import cached_pixels
 from feedrate.pack import PackOptions, Recode, pack
 from packs import IMAGE, LABEL, encode_image, make_image, write_everything, write_images, write_pack
@@ -412,3 +413,9 @@ def test_a_loader_whose_cache_is_closed_says_so(tmp_path: Path) -> None:
 def test_without_a_cache_nothing_of_it_is_imported() -> None:
     check = "import feedrate.load.loader, sys; sys.exit('feedrate.store.shelf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@given(st.integers(1, 5000), st.integers(1, 90), st.sampled_from([1, 3]), st.sampled_from([64, 8192, 32768]))
+def test_the_size_of_a_table_is_known_beforehand(width: int, height: int, channels: int, block: int) -> None:
+    pixels = np.zeros((height, width) if channels == 1 else (height, width, channels), np.uint8)
+    assert len(dump_bare_table(pixels, block)) == measure_table(width, height, channels, block)
