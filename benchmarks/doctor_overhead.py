@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does watching cost: `feedrate doctor --passive`, torch.profiler and TraceML against the bare script?
 
-All run the same scripts, in turn, round after round. Step times are taken from outside, from the moments at
-which the script's lines of progress arrive. torch.profiler is used as its documentation has it for training
-loops: a schedule (wait 1, warm-up 1, active 3, repeat 2), `prof.step()` at each step, a trace handler; and
-once more with all steps active. TraceML runs with the three lines that it asks for.
+All run the same scripts, in turn, round after round. Times of a step are taken from outside, from the moments
+at which the script's lines of progress arrive, and so is the CPU time that all processes of the run took in
+between, the doctor's own among them: on a machine that others use too, the wall clock says little.
+torch.profiler is used as its documentation has it for training loops: a schedule (wait 1, warm-up 1,
+active 3, repeat 2), `prof.step()` at each step, a trace handler; and once more with all steps active. TraceML
+runs with the three lines that it asks for.
 
     python benchmarks/doctor_overhead.py --env traceml=envs/traceml/bin/python --json OUT.json
 """
@@ -18,6 +20,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -32,6 +35,7 @@ from traceml_run import find_step_loop, make_traceml_command  # noqa: E402
 from doctor_corpus.cases import Case  # noqa: E402
 from doctor_corpus.run_case import (  # noqa: E402
     HERE,
+    PROGRESS,
     Place,
     die_with_parent,
     end,
@@ -39,8 +43,7 @@ from doctor_corpus.run_case import (  # noqa: E402
     make_command,
     make_environ,
     prepare,
-    rate,
-    watch,
+    tree_cpu_s,
 )
 from feedrate.probe.machine import describe_machine  # noqa: E402
 
@@ -59,38 +62,68 @@ def main() -> int:
     rows = []
     for case in map(find_case, arguments.cases or DEFAULT_CASES):
         step_ms: dict[str, list[float]] = {tool: [] for tool in tools}
+        cpu_ms: dict[str, list[float]] = {tool: [] for tool in tools}
         for number in range(arguments.rounds):
             say(f"{case.name}, round {number + 1} of {arguments.rounds}")
             for tool in tools:
                 with tempfile.TemporaryDirectory(prefix="feedrate-overhead-") as scratch:
                     place = Place(Path(arguments.data), Path(scratch))
-                    step_ms[tool].append(1e3 / measure_under(tool, case, place, arguments.seconds, traceml))
-        rows.append({"case": case.name, "step_ms": step_ms, "ratios": compare(step_ms)})
+                    wall_s, cpu_s = measure_under(tool, case, place, arguments.seconds, traceml)
+                step_ms[tool].append(1e3 * wall_s)
+                cpu_ms[tool].append(1e3 * cpu_s)
+        ratios, cpu_ratios = compare(step_ms), compare(cpu_ms)
+        rows.append(
+            {
+                "case": case.name,
+                "step_ms": step_ms,
+                "cpu_ms": cpu_ms,
+                "ratios": ratios,
+                "cpu_ratios": cpu_ratios,
+            }
+        )
+        if arguments.json:
+            write(rows, arguments)
     print(draw(rows, tools))
-    if arguments.json:
-        document = {
-            "question": (__doc__ or "").splitlines()[0],
-            "rows": rows,
-            "settings": {"rounds": arguments.rounds, "seconds": arguments.seconds},
-            "machine": asdict(describe_machine(["benchmarks/doctor_overhead.py"])),
-        }
-        Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
-def measure_under(tool: str, case: Case, place: Place, seconds: float, traceml: str | None) -> float:
-    """Return the script's steps per second under a tool."""
+def write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    document = {
+        "question": (__doc__ or "").splitlines()[0],
+        "rows": rows,
+        "settings": {"rounds": arguments.rounds, "seconds": arguments.seconds},
+        "machine": asdict(describe_machine(["benchmarks/doctor_overhead.py"])),
+    }
+    Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def measure_under(
+    tool: str, case: Case, place: Place, seconds: float, traceml: str | None
+) -> tuple[float, float]:
+    """Return what a step of the script takes under a tool: seconds, and CPU seconds of all its processes."""
     prepare(case, case.before, place)
     process = subprocess.Popen(
         make_tool_command(tool, case, place, traceml),
         env=make_environ(case.before, place), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
-    moments, _ = watch(process, case, seconds)
+    first: tuple[int, float, float] | None = None
+    step, moment = 0, 0.0
+    for line in process.stdout or ():
+        found = PROGRESS.search(line)
+        if not found or int(found[1]) < case.warm_up:
+            continue
+        step, moment = int(found[1]), time.perf_counter()
+        if first is None:
+            first = step, moment, tree_cpu_s(process.pid)
+        elif moment - first[1] >= seconds and (step - first[0]) % case.period == 0:
+            break
+    cpu_s = tree_cpu_s(process.pid)
     end(process)
-    if len(moments) < 2:
+    if first is None or step == first[0]:
         raise RuntimeError(f"{case.name} under {tool} printed no progress")
-    return rate(moments, case.period)
+    steps = step - first[0]
+    return (moment - first[1]) / steps, (cpu_s - first[2]) / steps
 
 
 def make_tool_command(tool: str, case: Case, place: Place, traceml: str | None) -> list[str]:
@@ -145,10 +178,17 @@ def compare(step_ms: dict[str, list[float]]) -> dict[str, float]:
 
 
 def draw(rows: list[dict[str, Any]], tools: list[str]) -> str:
-    lines = [f"| script | {' | '.join(tools)} |", "|---" * (len(tools) + 1) + "|"]
+    lines = [
+        "CPU time of a step (wall clock): of the bare script, and how much more under each tool.",
+        "",
+        f"| script | {' | '.join(tools)} |",
+        "|---" * (len(tools) + 1) + "|",
+    ]
     for row in rows:
-        bare = f"{median(row['step_ms'][BARE]):.1f} ms"
-        others = [f"{row['ratios'][tool] - 1:+.1%}" for tool in tools[1:]]
+        bare = f"{median(row['cpu_ms'][BARE]):.1f} ms ({median(row['step_ms'][BARE]):.1f} ms)"
+        others = [
+            f"{row['cpu_ratios'][tool] - 1:+.1%} ({row['ratios'][tool] - 1:+.1%})" for tool in tools[1:]
+        ]
         lines.append(f"| {row['case']} | {bare} | {' | '.join(others)} |")
     return "\n".join(lines)
 

@@ -31,7 +31,7 @@ from feedrate.bench.process import RunFailed, run_in_process
 from feedrate.pack import PackOptions, Recode, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
-from feedrate.results import BenchRun
+from feedrate.results.bench import BenchRun
 from feedrate.units import format_bytes, format_rate, format_seconds
 
 ORIGINALS, RECODED = "feedrate", "feedrate, --quality 90"

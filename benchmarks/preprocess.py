@@ -24,7 +24,7 @@ from feedrate.bench.harness import Contestant, run_rounds, sum_up
 from feedrate.pack import PackOptions, Recode, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
-from feedrate.results import PackResult
+from feedrate.results.pack import PackResult
 from feedrate.stats import median_ratio
 from feedrate.units import format_bytes, format_seconds
 

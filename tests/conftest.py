@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import signal
 import subprocess
@@ -37,10 +38,14 @@ if importlib.util.find_spec("torch") is None:
             raise
 
 
+_homes = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def clean_environ() -> Iterator[None]:
-    """Undo what a test does to the environment."""
+def clean_environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Undo what a test does to the environment; what it notes in its user's home is for itself alone."""
     before = dict(os.environ)
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.getbasetemp() / f"state-{next(_homes)}")
     yield
     os.environ.clear()
     os.environ.update(before)
@@ -59,6 +64,12 @@ def jpeg_folder(tmp_path: Path) -> Path:
     save_image(root / "dog" / "picture.png", 23)
     (root / "dog" / "notes.txt").write_text("not an image")
     return root
+
+
+@pytest.fixture
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk, in tests that are not about what survives a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture

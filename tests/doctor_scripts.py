@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.records import read_run
 
 HOOK = Path(__file__).parent.parent / "src" / "feedrate" / "doctor" / "hook"
 LIBRARIES = ("torchinductor", "torchelastic")  # their folders stay without us, too
@@ -130,6 +131,7 @@ class Run:
     errors: str
     facts: tuple[dict[str, Any], ...]
     leftovers: tuple[str, ...]
+    recorded: dict[int, int]
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [fact for fact in self.facts if fact["kind"] == kind]
@@ -140,6 +142,10 @@ class Run:
     def detail(self, phase: int) -> dict[str, Any]:
         found: dict[str, Any] = next(f["detail"] for f in self.of("phase") if f["phase"] == phase)
         return found
+
+    def waits(self, phase: int) -> int:
+        """How many waits for a batch the training process recorded in a phase."""
+        return self.recorded.get(phase, 0)
 
     def blocked(self) -> str:
         return "\n".join(fact["what"] for fact in self.of("blocked"))
@@ -161,6 +167,7 @@ def run_script(
     prelude: str = PRELUDE,
     settings: dict[str, Any] | None = None,
     timeout_s: float = 120.0,
+    python: str = sys.executable,
 ) -> Run:
     """Run prelude and body in `folder`. Every experiment takes a twentieth of a second."""
     script = folder / "train.py"
@@ -183,7 +190,7 @@ def run_script(
         }
         shared_before = set(os.listdir("/dev/shm"))
         process = subprocess.Popen(
-            [sys.executable, *launcher, str(script)],
+            [python, *launcher, str(script)],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -203,10 +210,22 @@ def run_script(
             for line in path.read_text().splitlines()
         ]
         facts.sort(key=lambda fact: int(fact["t_ns"]))
+        recorded = count_waits(Path(run))
         leftovers = [name for name in os.listdir(temporary) if not name.startswith(LIBRARIES)]
         leftovers += processes_with(run)
         leftovers += [name for name in set(os.listdir("/dev/shm")) - shared_before if "torch_" in name]
-    return Run(folder, process.returncode, output, errors, tuple(facts), tuple(leftovers))
+    return Run(folder, process.returncode, output, errors, tuple(facts), tuple(leftovers), recorded)
+
+
+def count_waits(run: Path) -> dict[int, int]:
+    """Batches that were waited for, by phase."""
+    phases = [
+        int(record["phase"])
+        for process in read_run(run).processes
+        for record in process.of(layout.WAIT)
+        if record["a"] >= 0
+    ]
+    return {phase: phases.count(phase) for phase in set(phases)}
 
 
 def processes_with(run: str) -> list[str]:

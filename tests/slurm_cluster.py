@@ -51,6 +51,12 @@ PartitionName=main Nodes=n[1-2] Default=YES MaxTime=10 State=UP
 """
 
 
+PRIVATE_TMP = """\
+JobContainerType=job_container/tmpfs
+PrologFlags=Contain
+"""
+
+
 class ClusterFailed(Exception):
     """It does not start on this machine."""
 
@@ -64,22 +70,26 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def cluster_or_skip() -> Iterator[dict[str, str]]:
-    """Start a cluster in a folder of its own; skip the test, with the reason, where that cannot be done."""
+def cluster_or_skip(*, private_tmp: bool = False) -> Iterator[dict[str, str]]:
+    """Start a cluster in a folder of its own; skip the test, with the reason, where that cannot be done.
+
+    `private_tmp`: every job has a /tmp of its own on every node.
+    """
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
     # Not under pytest's folder: the path of a socket may have no more than 107 letters.
-    with tempfile.TemporaryDirectory(prefix="slurm-") as base:
+    # What jobs must see cannot lie in /tmp when each has its own.
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/var/tmp" if private_tmp else None) as base:
         try:
-            with slurm_cluster(Path(base)) as environment:
+            with slurm_cluster(Path(base), private_tmp=private_tmp) as environment:
                 yield environment
         except ClusterFailed as error:
             pytest.skip(str(error))
 
 
 @contextmanager
-def slurm_cluster(base: Path) -> Iterator[dict[str, str]]:
+def slurm_cluster(base: Path, *, private_tmp: bool = False) -> Iterator[dict[str, str]]:
     """Start a cluster in `base`, a folder whose path is short; yield the environment of its users."""
     (base / "munge").mkdir(parents=True)
     for name in ("state", *(f"spool-n{number}" for number in range(1, NODES + 1))):
@@ -89,6 +99,9 @@ def slurm_cluster(base: Path) -> Iterator[dict[str, str]]:
     text = CONFIGURATION.format(
         host=socket.gethostname().split(".")[0], base=base, control=control, first=first, second=second
     )
+    if private_tmp:
+        text += PRIVATE_TMP
+        (base / "job_container.conf").write_text(f"AutoBasePath=true\nBasePath={base}/tmp\n")
     (base / "slurm.conf").write_text(text)
     is_version_1 = Path("/sys/fs/cgroup/memory").is_dir()
     (base / "cgroup.conf").write_text(
@@ -106,6 +119,7 @@ def slurm_cluster(base: Path) -> Iterator[dict[str, str]]:
         subprocess.run(["scancel", "-p", "main"], env=environment, check=False, capture_output=True)
     finally:
         stop_daemons(base)
+        unmount_below(base)
 
 
 def find_ports() -> list[int]:
@@ -173,6 +187,13 @@ def stop_daemons(base: Path) -> None:
         deadline = time.monotonic() + 5
         while any(is_daemon(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.05)
+
+
+def unmount_below(base: Path) -> None:
+    """Unmount what jobs that were killed left: each of them had a /tmp of its own."""
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for point in sorted((p for p in mounted if p.startswith(f"{base}/")), reverse=True):
+        subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
 
 
 def is_daemon(pid: int) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from feedrate.format.containers.records import masked_crc32c
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.source.tfrecord import masked_crc32c
 from packs import encode_image, make_image
 
 

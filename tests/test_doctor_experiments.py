@@ -82,6 +82,49 @@ def test_a_stream_is_replayed_but_not_tried_with_other_workers(tmp_path: Path) -
     assert [fact["phase"] for fact in run.of("skipped")] == [layout.TRIAL, layout.REPLAY_HALF_PRECISION]
 
 
+def test_a_derived_iterator_that_asks_torchs_own_gives_one_record_a_batch(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+        class Counting(_MultiProcessingDataLoaderIter):
+            def __next__(self):
+                return super().__next__()
+
+        class Loader(DataLoader):
+            def _get_iterator(self):
+                return Counting(self)
+
+        for x, y in Loader(Numbers(), batch_size=BATCH, num_workers=1):
+            train(x, y)
+        """,
+    )
+    assert run.phases() == ALL
+    drained = next(fact for fact in run.of("phase") if fact["phase"] == layout.DRAIN)
+    assert run.waits(layout.DRAIN) == drained["batches"]
+
+
+def test_experiments_that_a_loop_leaves_no_room_for_have_a_reason(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        loader = make()
+        for epoch in range(9):
+            batches = iter(loader)
+            for step in range(10):
+                train(*next(batches))
+            with torch.no_grad():
+                for x, y in DataLoader(Numbers(), batch_size=100):
+                    model(x)
+        """,
+    )
+    assert run.phases()[:2] == ALL[:2]
+    reasons = {fact["phase"]: fact["why"] for fact in run.of("skipped")}
+    assert "no CUDA device is used" in reasons[layout.REPLAY_HALF_PRECISION]
+    assert reasons[layout.REPLAY_HALF_BATCH].endswith("another loader was asked")
+
+
 def test_a_script_that_ends_earlier_is_drained_at_its_end_and_keeps_its_exit_code(tmp_path: Path) -> None:
     run = run_script(
         tmp_path,

@@ -40,6 +40,31 @@ def test_the_report_can_say_what_was_held_back_and_where(saving_run: Run, what: 
     assert any(what in fact["what"] and "train.py:" in fact["what"] for fact in saving_run.of("blocked"))
 
 
+def test_a_folder_that_was_not_made_is_empty_for_the_one_who_made_it(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import pathlib
+        for step, (x, y) in enumerate(make()):
+            train(x, y)
+            folder = pathlib.Path(f"out/{step}")
+            folder.mkdir()
+            os.makedirs(name=f"out/more/{step}")
+            found = [*os.listdir(folder), *folder.iterdir(), *os.scandir(f"out/more/{step}")]
+            assert not found
+            if step >= STEPS:
+                try:
+                    os.listdir("nowhere")
+                except FileNotFoundError:
+                    continue
+                raise AssertionError("nobody made this one")
+        """,
+    )
+    assert run.of("end")[-1]["error"] is None
+    assert run.tree("before") == run.tree("out")
+    assert "out/more/20" not in {str(path) for path in run.folder.rglob("*")}
+
+
 def test_no_code_after_the_loop_can_write(tmp_path: Path) -> None:
     run = run_script(
         tmp_path,

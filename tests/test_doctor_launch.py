@@ -220,8 +220,8 @@ def test_what_the_caller_had_started_before_is_left_alone() -> None:
 
 def test_workers_worth_a_trial_go_up_to_twice_the_cores() -> None:
     assert launch.list_workers_to_try(0.5) == [1, 2]
-    assert launch.list_workers_to_try(2) == [1, 2, 4]
-    assert launch.list_workers_to_try(12) == [1, 2, 4, 8, 12, 24]
+    assert launch.list_workers_to_try(2) == [2, 1, 4]
+    assert launch.list_workers_to_try(12) == [12, 6, 24]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

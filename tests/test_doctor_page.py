@@ -22,7 +22,7 @@ from diagnoses import (
     make_timeline,
 )
 from feedrate.report.doctor_page import draw_doctor_page
-from feedrate.results import Curve, Remedy
+from feedrate.results.doctor import Curve, Remedy
 from test_page import BROWSER, Reader
 
 EXPOSED, GOOD_DARK = (216, 72, 59), (74, 194, 107)
@@ -69,6 +69,13 @@ def test_everything_that_was_found_is_on_the_page() -> None:
         *diagnosis.run.experiments,
     ]
     assert [one for one in said if escape(one) not in text] == []
+
+
+def test_a_run_without_steps_has_no_share_of_its_time() -> None:
+    diagnosis = make_decode_bound()
+    assert "</code> 66% of the time: " in draw_doctor_page(diagnosis)
+    dead = replace(diagnosis, run=replace(diagnosis.run, steps=0), timeline=())
+    assert "of the time: " not in draw_doctor_page(dead)
 
 
 def test_real_steps_and_experiments_are_told_apart() -> None:

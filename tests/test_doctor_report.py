@@ -29,7 +29,7 @@ from feedrate.report.doctor_trace import draw_trace
 from feedrate.report.doctor_verify import draw_check
 from feedrate.report.doctor_words import describe_gain
 from feedrate.report.document import dump_document
-from feedrate.results import Remedy
+from feedrate.results.doctor import Remedy
 
 GOLDEN = Path(__file__).parent / "data" / "doctor"
 

@@ -29,7 +29,7 @@ from feedrate.report.doctor_verify import (
     passes_gate,
 )
 from feedrate.report.document import dump_document
-from feedrate.results import Diagnosis, Fact, Rate, Remedy, SamplePart, TimeShare
+from feedrate.results.doctor import Diagnosis, Fact, Rate, Remedy, SamplePart, TimeShare
 
 
 def write(diagnosis: Diagnosis) -> dict[str, Any]:

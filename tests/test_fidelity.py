@@ -19,7 +19,7 @@ from feedrate.fidelity.pictures import Pair, choose_gain, draw_pictures
 from feedrate.kernel import U8
 from feedrate.load.samples import Samples
 from feedrate.pack import PackOptions, Recode, pack
-from feedrate.results import Fidelity, ImageDifference
+from feedrate.results.fidelity import Fidelity, ImageDifference
 from images import save_image
 
 SMALL = FidelityOptions(side=32)

@@ -23,7 +23,7 @@ from feedrate import Dataset, Loader, Resize
 from feedrate.errors import AlreadyExists, BadSample, PackError, SourceError, StorageError, UsageError
 from feedrate.format.manifest import read_manifest
 from feedrate.pack import PackOptions, describe, files, index, indexing, pack, unpack, verify
-from feedrate.results import Tick
+from feedrate.results.pack import Tick
 from images import read_tree, save_image
 
 IMAGES = 24

@@ -20,7 +20,7 @@ from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
 from feedrate.pack import PackOptions, bulk, pack, shard, verify
 from feedrate.pack.values import inspect_image
-from feedrate.results import PackResult
+from feedrate.results.pack import PackResult
 from images import read_tree, save_image
 
 SMALL = PackOptions(shard_bytes=100_000, workers=1)

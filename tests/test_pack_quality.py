@@ -21,7 +21,7 @@ from feedrate.format.pack import Pack
 from feedrate.pack import FieldSpec, PackOptions, Recode, duplicates, pack, read_quality, verify
 from feedrate.pack.quality import QualityTally, classify, merge
 from feedrate.pack.values import ImageFacts
-from feedrate.results import Duplicates, Quality
+from feedrate.results.quality import Duplicates, Quality
 from images import read_tree, save_image
 
 ONE = PackOptions(workers=1)

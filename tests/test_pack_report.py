@@ -17,7 +17,7 @@ from feedrate.pack.workers import run_tasks
 from feedrate.report.document import dump_document
 from feedrate.report.progress import ProgressBar
 from feedrate.report.terminal import draw_description, draw_pack
-from feedrate.results import PackResult, Rejection, Tick
+from feedrate.results.pack import PackResult, Rejection, Tick
 from images import save_image
 
 

@@ -18,7 +18,7 @@ from elsewhere import die_on_one
 from feedrate.errors import AlreadyExists, FeedrateError, NotFound, StorageError
 from feedrate.pack import PackOptions, files, pack, packing, verify
 from feedrate.pack.workers import run_tasks
-from feedrate.results import Tick
+from feedrate.results.pack import Tick
 from images import read_tree, save_image
 
 SMALL = PackOptions(shard_bytes=10_000, workers=1)

@@ -10,7 +10,7 @@ import pytest
 
 from feedrate.report.quality import draw_quality
 from feedrate.report.quality_page import draw_quality_page
-from feedrate.results import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
+from feedrate.results.quality import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
 
 EVIL = "</code><script>alert(1)</script>\x1b[31m\n.jpg"
 

@@ -15,7 +15,7 @@ import pytest
 
 from feedrate.errors import NotFound, SourceError, StorageError, UsageError
 from feedrate.pack import FieldSpec, PackOptions, pack, unpack, verify
-from feedrate.results import PackResult
+from feedrate.results.pack import PackResult
 from images import read_tree
 from sources import (
     dump_example,

@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feedrate.errors import FeedrateError
+from feedrate.format.containers.wire import BadMessage
 from feedrate.source import recordio, tar, tfrecord
 from feedrate.source import zip as zips
 from feedrate.source.bytes import Bytes
-from feedrate.source.example import BadExample, BytesFeature, parse_example
+from feedrate.source.example import BytesFeature, parse_example
 from feedrate.source.opening import open_reader
 from feedrate.source.record import Held, Record, Stored
 from feedrate.source.values import UnusableValue
@@ -118,7 +119,7 @@ def test_what_tensorflow_wrote_is_read() -> None:
 @quick
 @given(st.binary(max_size=300))
 def test_any_bytes_are_an_example_or_a_sentence(data: bytes) -> None:
-    with contextlib.suppress(BadExample):
+    with contextlib.suppress(BadMessage):
         parse_example(data)
 
 

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_addresses_that_lead_nowhere_get_a_sentence(tmp_path: Path) -> None:
     for url, error, words in (
         ("memory://nothing/x.zip", NotFound, "no dataset at memory://nothing/x.zip"),
         ("gopher://x/y.zip", SourceError, "'gopher://x/y.zip' is not an address that fsspec knows"),
-        ("sftp://x/y.zip", MissingExtra, "pip install|paramiko"),
+        *([] if find_spec("paramiko") else [("sftp://x/y.zip", MissingExtra, "pip install|paramiko")]),
     ):
         with pytest.raises(error, match=words):
             pack(url, tmp_path / "p")

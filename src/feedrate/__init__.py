@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from feedrate.load.decode import decode
     from feedrate.load.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
     from feedrate.load.loader import Loader
+    from feedrate.stage.staging import stage
 
     __version__: str
 
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "cached",
     "decode",
+    "stage",
 ]
 
 _HOMES = {
@@ -80,6 +82,8 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("feedrate")
+    if name == "stage":
+        return importlib.import_module("feedrate.stage")  # a package that can be called
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)

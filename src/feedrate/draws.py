@@ -40,6 +40,7 @@ class Purpose(enum.IntEnum):
     CROP = 7
     FLIP = 8
     PACK = 9
+    STAGE = 10
 
 
 def mix(value: int) -> int:

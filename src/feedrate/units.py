@@ -29,6 +29,39 @@ def parse_bytes(text: str) -> int:
     return size_bytes
 
 
+_TIME_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def parse_seconds(text: str) -> float:
+    """Return the number of seconds in `7d`, `12h`, `90min` or `30`.
+
+    Raises:
+        UsageError: the text is not a time.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or (match.group(2) or "s") not in _TIME_UNITS:
+        raise UsageError(f"'{text}' is not a time", hint="write it like 7d, 12h, 90min or 30s")
+    return float(match.group(1)) * _TIME_UNITS[match.group(2) or "s"]
+
+
+def parse_keep(text: str) -> float | None:
+    """Return the seconds in `7d`; None for `forever`.
+
+    Raises:
+        UsageError: the text is not a time.
+    """
+    return None if text.strip().lower() == "forever" else parse_seconds(text)
+
+
+def parse_rate(text: str) -> int:
+    """Return the bytes per second in `100MB` or `1.5 GB/s`.
+
+    Raises:
+        UsageError: the text is not a rate, or not above zero.
+    """
+    return parse_bytes(text.strip().removesuffix("/s"))
+
+
 def format_bytes(size_bytes: float) -> str:
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         # 999.5 KB would print as '1000 KB': step up a unit just before.
@@ -47,6 +80,15 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def format_age(seconds: float) -> str:
+    """Return `40 s`, `5 min`, `3 h`, `6 days`: how long something has been so, as people say it."""
+    for unit, size_s in (("day", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size_s:
+            count = int(seconds // size_s)
+            return format_count(count, unit) if unit == "day" else f"{count} {unit}"
+    return f"{max(int(seconds), 0)} s"
 
 
 def format_rate(per_second: float, unit: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from bench_results import make_bench_result
 from feedrate.cli import main
 from feedrate.demo.dataset import write_photographs
-from feedrate.results import BenchResult
+from feedrate.results.bench import BenchResult
 
 pytest.importorskip("torch", reason="torch is not installed")
 

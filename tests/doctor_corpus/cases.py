@@ -164,12 +164,6 @@ CASES = (
         remedies=("fewer-workers",), period=192, model="net",
     ),
     Case(
-        "workers-with-threads", "workers-oversubscribed",
-        "eight workers per core, each with eight or more torch threads",
-        "train_dense.py", Run("{volume} --workers {many}"), Run("{volume} --workers {advised}"),
-        remedies=("fewer-workers",), model="net",
-    ),
-    Case(
         "pinned-workers", "workers-pinned", "worker_init_fn puts all workers on the first core",
         "train_numa.py", numa, changed(numa, "--no-pinning"), remedies=("unpin-workers",), tier="slow",
     ),

@@ -218,15 +218,22 @@ def foreign_cpu_s(pid: int = os.getpid()) -> float:
     """Return the CPU time of all processes of the machine less those below `pid` and this one."""
     times = psutil.cpu_times()
     busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
-    own = 0.0
+    return float(
+        busy - tree_cpu_s(pid) - (sum(psutil.Process().cpu_times()[:4]) if pid != os.getpid() else 0)
+    )
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Return the CPU time of a process, of those below it, and of their children that have ended."""
     try:
-        tree = {psutil.Process(), psutil.Process(pid), *psutil.Process(pid).children(recursive=True)}
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
-        tree = {psutil.Process()}
+        return 0.0
+    used = 0.0
     for process in tree:
         with suppress(psutil.NoSuchProcess):
-            own += sum(process.cpu_times()[:4])  # with those of its children that have ended
-    return float(busy - own)
+            used += sum(process.cpu_times()[:4])
+    return used
 
 
 def rate(moments: Sequence[tuple[int, float]], period: int) -> float:

@@ -25,7 +25,7 @@ from feedrate.kernel import I64, U8
 from feedrate.load.pixels import compare_pixels
 from feedrate.load.samples import Samples, open_files, open_pack, pick
 from feedrate.probe.machine import describe_machine
-from feedrate.results import KernelResult, KernelSet, KernelStanding
+from feedrate.results.bench import KernelResult, KernelSet, KernelStanding
 from feedrate.stats import median, median_ratio, spread
 
 _JPEG = b"\xff\xd8"

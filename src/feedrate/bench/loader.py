@@ -14,7 +14,7 @@ from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
 from feedrate.load.pixels import check_pixels
 from feedrate.probe.machine import describe_machine
-from feedrate.results import BenchResult
+from feedrate.results.bench import BenchResult
 
 # Below this an epoch takes so little time that the change from one to the next is what one measures.
 SHORTEST_EPOCH_IMAGES = 2000

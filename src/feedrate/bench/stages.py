@@ -13,7 +13,7 @@ from feedrate import kernel
 from feedrate.bench.decoders import Task
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.load.samples import choose, take_ranges
-from feedrate.results import KernelStage
+from feedrate.results.bench import KernelStage
 from feedrate.stats import median
 
 Clock = Callable[[], float]

@@ -19,7 +19,7 @@ from feedrate.errors import FeedrateError
 
 COMMANDS = (
     "doctor", "demo", "pack", "index", "unpack", "verify", "ls", "warm", "quality", "append", "split",
-    "add-column", "merge", "fidelity", "bench",
+    "add-column", "merge", "stage", "scratch", "fidelity", "bench",
 )  # fmt: skip
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2

@@ -20,7 +20,7 @@ from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.pack import PackOptions, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
-from feedrate.results import BenchRun, DemoResult
+from feedrate.results.bench import BenchRun, DemoResult
 from feedrate.units import format_bytes, format_count, format_seconds
 
 BATCH_SIZE = 64  # small, so that a few epochs on a thousand images are steps enough to learn something

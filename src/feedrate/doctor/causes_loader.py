@@ -35,11 +35,10 @@ _SMALL_FILE_BYTES = 1e6
 def find_starved_workers(m: Measured) -> Evidence | None:
     if not waits_for_data(m):
         return None
-    tried = {
-        n: m.step_s / (t.seconds + m.between_s)
-        for n, t in m.trials.items()
-        if m.workers < n <= m.most_workers
-    }
+    # Several loaders rarely work all at once: what was tried, with no more workers in each than there are
+    # cores, tells more than the rule of a core for each.
+    most = int(m.around.cores)
+    tried = {n: m.step_s / (t.seconds + m.between_s) for n, t in m.trials.items() if m.workers < n <= most}
     if tried:
         # More than `never to wait` is the machine's mood; the share is capped below.
         number = max(tried, key=lambda n: tried[n])

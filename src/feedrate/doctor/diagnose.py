@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from statistics import variance
 
 from feedrate.doctor.evidence import WORTH_A_VERDICT
 from feedrate.doctor.findings import find_causes
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import Measured, Timing
+from feedrate.doctor.overhead import measure_overhead
 from feedrate.doctor.remedies import remedies_of
-from feedrate.doctor.timeline import Loop
 from feedrate.doctor.what_if import other_s
 from feedrate.results.doctor import (
     Diagnosis,
     Finding,
     HotLine,
-    Overhead,
     Rate,
     Remedy,
     RunFacts,
@@ -27,7 +24,7 @@ from feedrate.results.doctor import (
     TimeShare,
 )
 from feedrate.results.machine import Machine
-from feedrate.stats import median
+from feedrate.units import format_count
 
 _TIMELINE_STEPS = 400
 _NOTHING = 1.03
@@ -93,21 +90,6 @@ def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tu
     return tuple(sorted(remedies, key=key))
 
 
-def measure_overhead(loop: Loop) -> Overhead | None:
-    """Compare probed steps with those left alone; medians, since a checkpoint may fall on either."""
-    usual = [step for step in loop.steps if not step.is_first]
-    probed = [step.own_s - step.wait_s for step in usual if step.is_probed]
-    bare = [step.own_s - step.wait_s for step in usual if not step.is_probed]
-    if len(probed) < 5 or len(bare) < 5:
-        return None
-    cost = median(probed) - median(bare)
-    # A difference within twice its error is none that can be seen.
-    error = 1.25 * math.sqrt(variance(probed) / len(probed) + variance(bare) / len(bare))
-    cost = cost if cost > 2 * error else 0.0
-    step_s = loop.seconds / len(loop.steps)
-    return Overhead(cost, cost / step_s, len(probed), len(bare))
-
-
 def _run_facts(m: Measured, mode: str, exit_code: int | None, seconds: float) -> RunFacts:
     return RunFacts(
         mode=mode,
@@ -154,7 +136,7 @@ def _experiments(m: Measured) -> list[str]:
     words = {
         layout.DRAIN: "took {n} batches without training: what the loader could give",
         layout.AGAIN: "took the same {n} batches again: what it would give from memory",
-        layout.TRIAL: "trained {n} steps with {workers} workers",
+        layout.TRIAL: "trained {n} steps with {workers}",
         layout.REPLAY: "trained {n} steps on batches kept in memory: what the device could take",
         layout.REPLAY_HALF_PRECISION: "the same in half precision, {n} steps",
         layout.REPLAY_HALF_BATCH: "the same on half batches, {n} steps",
@@ -163,14 +145,12 @@ def _experiments(m: Measured) -> list[str]:
     for fact in m.phases:
         text = words.get(int(fact.get("phase", -1)))
         if text is not None:
-            said.append(
-                text.format(
-                    n=fact.get("batches", 0), workers=(fact.get("detail") or {}).get("workers", "other")
-                )
-            )
+            workers = (fact.get("detail") or {}).get("workers")
+            named = "other workers" if workers is None else format_count(int(workers), "worker")
+            said.append(text.format(n=fact.get("batches", 0), workers=named))
     if m.blocked:
         said.append(
-            f"held back {len(m.blocked)} writes of the spoilt run: "
+            f"held back {format_count(len(m.blocked), 'write')} of the spoilt run: "
             + ", ".join(sorted({str(f.get("what")) for f in m.blocked})[:3])
         )
     return said

@@ -179,13 +179,12 @@ def write_settings(run: Path, options: DoctorOptions) -> None:
 
 
 def list_workers_to_try(cores: float) -> list[int]:
-    """Return numbers of workers worth a trial: powers of two up to the cores, the cores, and twice as many.
+    """Return numbers of workers worth a trial, the most telling first: one per core, half, twice as many.
 
     Twice as many only help where workers wait for a disk or a network.
     """
     whole = max(1, int(cores))
-    powers = {1 << n for n in range(whole.bit_length())}
-    return sorted(powers | {whole, 2 * whole})
+    return [n for n in (whole, whole // 2, 2 * whole) if n > 0]
 
 
 def make_environment(run: Path, is_shared: bool, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.overhead import measure_overhead
 from feedrate.doctor.records import Fact, Process, Recording
 from feedrate.doctor.sample import SampleCost, makers, measure_sample
 from feedrate.doctor.stacks import Looks, count_looks
@@ -181,6 +182,15 @@ class Measured:
         return max(int(self.around.cores) // len(self.loop.loaders), 1)
 
     @property
+    def watching_s(self) -> float:
+        """Return what the doctor's own probes take of a step, where that can be seen."""
+        overhead = measure_overhead(self.loop)
+        if overhead is None:
+            return 0.0
+        probed, bare = overhead.probed_steps, overhead.unprobed_steps
+        return overhead.seconds_per_step * probed / (probed + bare)
+
+    @property
     def unseen_s(self) -> float:
         """Return what a drained batch takes beyond its making: pipes, locks, pinning."""
         if self.drain is None or self.sample is None or self.workers == 0 or len(self.loop.loaders) > 1:
@@ -209,8 +219,8 @@ class Measured:
             blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
         received = 0.0 if self.workers == 0 else self.receive_cpu_s + self.unseen_s
         # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
-        # comes with the making of batches, and goes with it.
-        slower = self.own_s - self.exposed_s - self.device_s - received
+        # comes with the making of batches, and goes with it; what watching costs is neither.
+        slower = self.own_s - self.exposed_s - self.device_s - received - self.watching_s
         return Pipeline(
             device_s=self.device_s,
             device_cpu_s=self.device_cpu_s,

@@ -43,7 +43,8 @@ def change_workers(m: Measured) -> Remedy | None:
     good = {n: p for n, p in tried.items() if p.speedup > NOTHING}
     pinned = m.pipeline
     if good:
-        n = max(good, key=lambda n: good[n].speedup)
+        best = max(prediction.speedup for prediction in good.values())
+        n = min(n for n in good if good[n].speedup * NOTHING >= best)
         prediction, then, basis = good[n], pinned.with_(workers=n * m.each_worker), "measured"
     else:
         n = best_workers(pinned, m.most_workers, m.each_worker)

@@ -22,7 +22,8 @@ from feedrate.model.predict import COUNTED, TRIED, WIDEST, around, without
 from feedrate.results.doctor import Remedy
 
 RARELY = 0.05  # of what is done too often, what stays
-_ON_DEVICE = 0.15  # of the time that goes with waiting for a value, what the device's own counting takes
+# Of the time that goes with waiting for values, what counting on the device takes; a few calls at most.
+_ON_DEVICE, _ON_DEVICE_S = 0.15, 0.5e-3
 
 
 def evaluate_less(m: Measured) -> Remedy | None:
@@ -81,7 +82,7 @@ def remove_syncs(m: Measured) -> Remedy | None:
     idle = idle_share(m)
     if not m.is_on_gpu or sync < 0.02 * m.step_s or idle is None:
         return None
-    saved = min(idle * m.step_s, sync * (1 - _ON_DEVICE))
+    saved = min(idle * m.step_s, sync - min(sync * _ON_DEVICE, _ON_DEVICE_S))
     prediction, then = change(m, device_s=shortened(m, saved))
     return make_remedy(
         m, "remove-sync", f"do not wait for the device in {m.place_of('sync')}", prediction, then

@@ -106,6 +106,10 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
     # At least three steps stay, and at most a quarter of a short run is given to the warm-up.
     skipped = min(warmup, len(ours) // 4)
     starts = ours["start"][skipped:]
+    watched_ns = max((int(fact["t_ns"]) for fact in process.facts_of("watched")), default=0)
+    if phase == layout.REAL and watched_ns > starts[-1]:
+        # The last step is whole where the experiments begin; often it has an epoch's validation in it.
+        starts = np.append(starts, np.int64(watched_ns))
     usual_wait = median((ours["wall"][ours["b"] > 0] if (ours["b"] > 0).any() else ours["wall"]).tolist())
     between = {
         "validation": _passes_of_others(process, waits[~is_ours & ~is_beside], phase),

@@ -47,6 +47,10 @@ def next_bottleneck(m: Measured, then: Pipeline) -> str:
 def change(m: Measured, *, width: float = MODELLED, **changes: float) -> tuple[Prediction, Pipeline]:
     """Predict the run with some of its pipeline's times changed (never below zero)."""
     now = m.pipeline
+    if "device_s" in changes and now.device_s > 0:
+        # The training process works for as long as its step lasts.
+        shrunk = max(changes["device_s"], 0.0) / now.device_s
+        changes.setdefault("device_cpu_s", now.device_cpu_s * min(shrunk, 1.0))
     then = now.with_(**{name: max(value, 0.0) for name, value in changes.items()})
     if then.fetch_s < now.fetch_s:
         # An epoch begins with a batch that nobody made in advance.

@@ -26,7 +26,8 @@ from feedrate.load.pixels import (
     decode_part,
 )
 from feedrate.probe.machine import describe_machine
-from feedrate.results import Comparison, Fidelity, ImageDifference, Pictures, Rejection, Tick
+from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Pictures
+from feedrate.results.pack import Rejection, Tick
 
 _WORST = 6  # named in the result and shown on the page
 

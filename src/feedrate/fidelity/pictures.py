@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feedrate.kernel import I32, U8
-from feedrate.results import ImageDifference, Picture
+from feedrate.results.fidelity import ImageDifference, Picture
 
 _LARGEST_GAIN = 64
 

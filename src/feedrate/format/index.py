@@ -49,10 +49,15 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
     """Return an Arrow file with one record batch: uncompressed, no nulls, equal input -> equal bytes."""
     import pyarrow as pa
 
-    columns = {"key": pa.array(part.variable["key"], pa.large_binary()).cast(pa.large_utf8())}
+    # From buffers: `cast`, and arrays of numpy's, would load parts of both libraries that are not needed here
+    # and take as long as packing 10,000 small files.
+    keys = pa.array(part.variable["key"], pa.large_binary())
+    columns = {"key": pa.Array.from_buffers(pa.large_utf8(), len(keys), keys.buffers())}
     for name in row_dtype(fields).names or ():
         if not name.endswith(".entries"):
-            columns[name] = pa.array(part.rows[name])
+            values = np.ascontiguousarray(part.rows[name])
+            kind = pa.from_numpy_dtype(values.dtype)
+            columns[name] = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
     for field in fields:
         for name in field.variable_columns():
             columns[name] = pa.array(part.variable[name], pa.large_binary())

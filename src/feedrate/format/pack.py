@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,10 +21,24 @@ from feedrate.errors import BadSample, PackError
 from feedrate.format.added import part_dtype
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype
-from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Shard, file_path, read_manifest
+from feedrate.format.manifest import (
+    FILE_NAME,
+    ColumnPart,
+    IndexPart,
+    Manifest,
+    Shard,
+    file_path,
+    read_manifest,
+)
 from feedrate.kernel import I32, I64, Ranges, Status
 
 Rows = np.ndarray[Any, np.dtype[Any]]
+
+
+class Lease(Protocol):
+    """What keeps a pack on scratch from being deleted while it is used."""
+
+    def release(self) -> None: ...
 
 
 class Pack:
@@ -33,9 +47,11 @@ class Pack:
     Safe to use from any thread. Pickles as its path: workers open it anew.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
         self.path = Path(path)
-        self.manifest = read_manifest(path)
+        self.name = os.fspath(path)  # what the user calls it
+        self.lease: Lease | None = None
+        self.manifest = manifest or read_manifest(path)
         self.fields = self.manifest.all_fields
         self.dtype = row_dtype(self.fields)
         self._stored = row_dtype(self.manifest.fields)
@@ -62,7 +78,7 @@ class Pack:
             self._parts = [self._open_part(i, part) for i, part in enumerate(self.manifest.parts)]
         except (KeyError, IndexError) as error:
             raise PackError(
-                f"{self.path}: the index lacks column {error}", hint="pack the source again"
+                f"{self.name}: the index lacks column {error}", hint="pack the source again"
             ) from None
         self._bases = np.array(bases, np.int64).reshape(len(shards), len(names))
         # Of variable-width columns: where their offsets and their data begin.
@@ -90,7 +106,7 @@ class Pack:
                 size_bytes = 0 if shard.container == FILES else os.stat(path).st_size
             except OSError as error:
                 raise PackError(
-                    f"{self.path} is an index of {path}, which cannot be read: {error.strerror}"
+                    f"{self.name} is an index of {path}, which cannot be read: {error.strerror}"
                 ) from error
             if shard.container == RANGES and size_bytes != shard.size_bytes:
                 raise PackError(
@@ -109,18 +125,34 @@ class Pack:
             for shard in self.manifest.shards:
                 if shard.index.folder == folder and there.get(shard.index.name) != shard.index.crc32c:
                     raise PackError(
-                        f"{self.path} refers to {folder}/{shard.name}, and that is another pack now",
+                        f"{self.name} refers to {folder}/{shard.name}, and that is another pack now",
                         hint="merge the packs again: feedrate merge",
                     )
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    @property
+    def edges(self) -> I64:
+        """The positions at which shards begin, and the number of samples."""
+        return self._starts
+
     def __reduce__(self) -> tuple[type[Pack], tuple[Path]]:
         return Pack, (self.path,)
 
     def close(self) -> None:
         self.files.close()
+        if self.lease is not None:
+            self.lease.release()
+
+    def reopen(self) -> Pack:
+        """Open the same pack once more, for another process."""
+        return Pack(self.path)
+
+    def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
+        """After a read: whether to read again, since what failed can come from elsewhere; see `store`."""
+        del field, rows, positions, statuses
+        return False
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """Return (shard, row in that shard) of each position."""
@@ -172,7 +204,7 @@ class Pack:
         paths: list[str | os.PathLike[str]] = [self.files.paths[number] for number in known.tolist()]
         for shard, path in zip(shards[at], self._stored_texts(f"{field}.path", positions[at]), strict=True):
             if path.startswith(b"/") or b".." in path.split(b"/"):
-                raise PackError(f"{self.path}: the index names a file outside of the folder: {path!r}")
+                raise PackError(f"{self.name}: the index names a file outside of the folder: {path!r}")
             paths.append(os.path.join(self.files.paths[2 * shard], os.fsdecode(path)))
         file = np.searchsorted(known, values.file).astype(np.int32)
         file[at] = len(known) + np.arange(len(at))
@@ -240,7 +272,7 @@ class Pack:
                     whole = values.tobytes()
                     return [whole[a:b] for a, b in itertools.pairwise(starts)]
         raise PackError(
-            f"{self.path}: the index is damaged in column '{column}'", hint=f"feedrate verify {self.path}"
+            f"{self.name}: the index is damaged in column '{column}'", hint=f"feedrate verify {self.name}"
         )
 
     def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
@@ -285,7 +317,7 @@ class Pack:
             return np.frombuffer(data, dtype, count) if count else np.zeros(0, dtype)
         except (OSError, ValueError) as error:
             raise PackError(
-                f"{self.path}: {path.name} cannot be read", hint=f"feedrate verify {self.path}"
+                f"{self.name}: {path.name} cannot be read", hint=f"feedrate verify {self.name}"
             ) from error
 
     def checked_classes(self, name: str) -> I64:
@@ -303,8 +335,8 @@ class Pack:
                     is_good = False
                 if not is_good:
                     raise PackError(
-                        f"{self.path}: {path.name}, which holds '{name}' of its samples, is damaged or gone",
-                        hint=f"feedrate verify {self.path}",
+                        f"{self.name}: {path.name}, which holds '{name}' of its samples, is damaged or gone",
+                        hint=f"feedrate verify {self.name}",
                     )
         values: I64 = self.column(name)
         return values
@@ -330,8 +362,8 @@ class Pack:
                 size_bytes = int(bounds[-1] - bounds[0])
                 if bounds[0] < 0 or (np.diff(bounds) < 0).any() or size_bytes > shard.index.size_bytes:
                     raise PackError(
-                        f"{self.path}: the index is damaged in column '{column}'",
-                        hint=f"feedrate verify {self.path}",
+                        f"{self.name}: the index is damaged in column '{column}'",
+                        hint=f"feedrate verify {self.name}",
                     )
                 data = self._read_column(path, data_at + int(bounds[0]), np.dtype("u1"), size_bytes).tobytes()
                 for begin, end in itertools.pairwise((bounds - bounds[0]).tolist()):

@@ -19,7 +19,7 @@ from typing import Any
 from feedrate.errors import UsageError
 from feedrate.load.fingerprint import name_dataset
 from feedrate.load.kept_samples import ABSENT, KeptSamples
-from feedrate.results import CachedReport
+from feedrate.results.cache import CachedReport
 from feedrate.store.shelf import Shelf
 from feedrate.store.tiers import parse_tiers
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from feedrate import kernel, pillow
 from feedrate.format.fields import Coding, Field
@@ -35,7 +36,7 @@ from feedrate.load.samples import choose
 from feedrate.load.state import fingerprint
 from feedrate.load.tally import Tally
 from feedrate.probe.memory import MemoryGauge
-from feedrate.results import CacheStats
+from feedrate.results.load import CacheStats
 from feedrate.store.budget import margin_of
 from feedrate.store.shelf import Located, Shelf
 from feedrate.store.shelf_table import Rows
@@ -96,6 +97,14 @@ class CachedPixels:
             self._decode_from_pack(job, again, tally)
         return tally.report()
 
+    def has(self, field: str, positions: I64) -> npt.NDArray[np.bool_]:
+        """Return which samples of a field are on the shelf, so that their bytes are not needed."""
+        slots = [number for (name, _), number in self._slots.items() if name == field]
+        there = np.full(len(positions), bool(slots))
+        for slot in slots:
+            there &= self._shelf.locate(slot * len(self._pack) + positions).found
+        return there
+
     def _count(self, located: Located) -> None:
         tiers = located.rows["tier"][located.found]
         with self._lock:
@@ -143,6 +152,8 @@ class CachedPixels:
         for i in failed.tolist():
             if report.statuses[i] in _BAD_BYTES:
                 self._discard(rows[i])
+        if left.size and part.pack.turn_to_source(name, part.rows, part.positions, report.statuses[left]):
+            failed = np.union1d(failed, left[report.statuses[left] != 0])
         tally.add(report, failed)
         if not pillow.resizes_as_kernel():
             by_pillow = found & (rows["mark"] == BY_PILLOW)

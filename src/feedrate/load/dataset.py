@@ -31,6 +31,7 @@ from feedrate.load.options import (
 from feedrate.load.splits import find_split, members
 from feedrate.load.tensors import choose_output
 from feedrate.load.values import explain_status, move_boxes, read_field
+from feedrate.store.through import open_pack
 
 Output = Literal["pil", "numpy", "torch"]
 
@@ -43,7 +44,7 @@ class Dataset:
     spawn both work.
 
     Args:
-        pack: the pack's folder.
+        pack: the pack's folder, or its address ("s3://...").
         transform: called with the image, as ImageFolder does.
         target_transform: called with the label.
         fields: what a sample is made of, in this order; None: image and label.
@@ -68,7 +69,7 @@ class Dataset:
         split: str | tuple[float, float] | None = None,
     ) -> None:
         if isinstance(pack, Pack):
-            pack = pack.path
+            pack = pack.name
         check_image(image, flip)
         check_whole("seed", seed, least=0, optional=True)
         for name, function in (("transform", transform), ("target_transform", target_transform)):
@@ -190,7 +191,7 @@ class _Opened:
         split: str | tuple[float, float] | None,
     ) -> None:
         self.process = os.getpid()
-        self.pack = Pack(path)
+        self.pack = open_pack(path)
         self.subset = find_split(self.pack, split)
         for name in fields or ():
             if isinstance(name, View):

@@ -82,8 +82,12 @@ def decode_pixels(
     """Decode an image or mask field into `out`."""
     pack, rows, positions = places.pack, places.rows, places.positions
     is_image = pixels.kind is Kind.IMAGE
-    files, images, entries = pack.find_values(pixels.name, rows, positions, with_entries=is_image)
-    return kernel.decode_batch(
-        files, images, out, boxes=geometry.boxes_on(pixels, rows), flips=geometry.flips, entries=entries,
-        nearest=pixels.kind is Kind.MASK, raw=pixels.coding is Coding.RAW, pool=pool,
-    )  # fmt: skip
+    boxes = geometry.boxes_on(pixels, rows)
+    while True:
+        files, images, entries = pack.find_values(pixels.name, rows, positions, with_entries=is_image)
+        report = kernel.decode_batch(
+            files, images, out, boxes=boxes, flips=geometry.flips, entries=entries,
+            nearest=pixels.kind is Kind.MASK, raw=pixels.coding is Coding.RAW, pool=pool,
+        )  # fmt: skip
+        if not pack.turn_to_source(pixels.name, rows, positions, report.statuses):
+            return report

@@ -7,6 +7,7 @@ it on, what is only prefetched does not. One iteration lives at a time: a new `i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from feedrate import kernel
 from feedrate.errors import UsageError
 from feedrate.format.pack import Pack
+from feedrate.kernel import I64
 from feedrate.load.assemble import Assembler, Batch
 from feedrate.load.cache import Cache
 from feedrate.load.geometry import Artist
@@ -35,7 +37,7 @@ from feedrate.load.options import (
     flip_probability,
     resolve_fields,
 )
-from feedrate.load.order import EpochOrder
+from feedrate.load.order import EpochOrder, Staged
 from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares, find_rank
 from feedrate.load.ring import Ring
@@ -44,7 +46,9 @@ from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.probe.cpu import count_usable_cores
-from feedrate.results import LoaderStats
+from feedrate.results.load import LoaderStats
+from feedrate.store.ahead import Ahead
+from feedrate.store.through import ThroughPack, open_pack
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
@@ -89,7 +93,7 @@ class Loader:
     """Feeds batches from a pack.
 
     Args:
-        pack: the pack's folder, or an opened `Pack`.
+        pack: the pack's folder, its address ("s3://...", "https://...", "sftp://..."), or an opened `Pack`.
         batch_size: samples per batch and rank.
         shuffle: a fresh permutation of all samples in every epoch; else the stored order.
         seed: every random choice follows from it, the epoch and the sample's number.
@@ -97,7 +101,8 @@ class Loader:
             image and label, where the pack has them.
         image: where to cut and how large; None: whole images, which must then share one size.
         flip: mirror left to right; True: half of the samples; a number: that share.
-        order: "windowed" (large sequential reads), positions, or a function from epoch to positions.
+        order: "windowed" (large sequential reads), "staged" (so in the first epoch alone: the default with
+            `scratch`), "shuffled", positions, or a function from epoch to positions.
         weights: draw with replacement: one weight per sample, or "balanced" for equal shares of the classes.
         split: a part of the samples that 'feedrate split' made: "train", "train+validation", "fold:2"; or a
             fixed share of them, (0, 0.9) and (0.9, 1), which does not depend on the seed.
@@ -107,6 +112,8 @@ class Loader:
         rank, world_size: this process among all; None: as torch.distributed says, once it is initialised.
         transform: called with a dict of one sample's fields, in threads.
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
+        scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
+            it is read, once for all processes of the machine.
         cache: a `Cache` that keeps decoded samples near, so that further epochs decode less.
         threads: for reading and decoding; None: the cores that this process may use.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
@@ -137,12 +144,14 @@ class Loader:
         prefetch: int | None = None,
         on_bad_sample: BadSamplePolicy = "raise",
         output: Output | None = None,
+        scratch: str | os.PathLike[str] | None = None,
     ) -> None:
         options = Options(
             batch_size=batch_size, shuffle=shuffle, seed=seed, fields=fields, image=image, flip=flip,
             order=order, weights=weights, split=split, drop_last=drop_last, pad=pad, rank=rank,
             world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
             on_bad_sample=on_bad_sample, output=output,
+            scratch=None if scratch is None else os.fspath(scratch),
         )  # fmt: skip
         if cache is not None and not isinstance(cache, Cache):
             raise UsageError(
@@ -150,19 +159,32 @@ class Loader:
             )
         self._options, self._cache = options, cache
         owns_pack = not isinstance(pack, Pack)
-        opened = pack if isinstance(pack, Pack) else Pack(pack)
+        if not owns_pack and scratch is not None:
+            raise UsageError("scratch needs the pack's path or address, not an opened pack")
+        opened = pack if isinstance(pack, Pack) else open_pack(pack, options.scratch)
+        try:
+            self._prepare(opened)
+        except BaseException:
+            if owns_pack:
+                opened.close()
+            raise
+        self._acquire(opened, owns_pack)
+
+    def _prepare(self, opened: Pack) -> None:
+        """Check what was asked for against the pack."""
+        options = self._options
+        fields, image, flip, seed = options.fields, options.image, options.flip, options.seed
         self._wanted = resolve_fields(opened, fields, image)
         reference = find_reference(opened, image, flip)
         self._artist = Artist(reference, image, flip_probability(flip), seed) if reference else None
-        self._subset = find_split(opened, split)
+        self._subset = find_split(opened, options.split)
         self._order = choose_order(opened, options, self._subset)
         self._fingerprint = fingerprint(opened.manifest)
-        self._output = choose_output(output)
-        self._threads = threads or count_usable_cores()
-        self._prefetch = prefetch or self._choose_prefetch()
+        self._output = choose_output(options.output)
+        self._threads = options.threads or count_usable_cores()
+        self._prefetch = options.prefetch or self._choose_prefetch()
         self._cursor = Cursor()
         self._closed = False
-        self._acquire(opened, owns_pack)
         self._shares(self._order.at(0), 0).check_not_empty()
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
@@ -239,11 +261,30 @@ class Loader:
             cached=self._resources.cached,
         )  # fmt: skip
 
+        def positions_of(step: int) -> I64:
+            return subset.positions(order.indices(shares.slots(step)))
+
         def make(step: int) -> Batch:
             with meter.stage("order"):
                 slots = shares.slots(step)
                 positions = subset.positions(order.indices(slots))
-            return assembler.make(epoch, positions, slots if repeats else None)
+            if ahead is None:
+                return assembler.make(epoch, positions, slots if repeats else None)
+            with contextlib.ExitStack() as held:
+                with meter.stage("fetch"):
+                    held.enter_context(ahead.batch(step))
+                return assembler.make(epoch, positions, slots if repeats else None)
+
+        ahead = None
+        if isinstance(self._resources.pack, ThroughPack):
+            names = list(dict.fromkeys(w.field.name for w in self._wanted if w.field is not None))
+            follows_flow = self._order.kind == Staged.kind and epoch == 0
+            cached = self._resources.cached
+            ahead = Ahead(
+                self._resources.pack, len(shares), positions_of, names, follows_flow=follows_flow,
+                is_kept=None if cached is None else cached.has,
+            )  # fmt: skip
+            ahead.start()
 
         # Two makers: while one is in the kernel, the other prepares its batch and queues it there.
         makers = self._threads if options.transform or options.collate else 2
@@ -254,6 +295,7 @@ class Loader:
             makers=max(2, makers),
             meter=meter,
             on_stop=pool.close,
+            interrupt=None if ahead is None else ahead.stop,
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -312,10 +354,12 @@ class Loader:
     def stats(self) -> LoaderStats:
         """Return what each stage did since the loader was made, and which one is the slowest."""
         self._adopt()
-        stats, cached = self._meter.read(), self._resources.cached
-        if cached is None:
-            return stats
-        return replace(stats, cache=cached.stats(members(self._subset), self._wanted))
+        stats, pack, cached = self._meter.read(), self._resources.pack, self._resources.cached
+        if isinstance(pack, ThroughPack):
+            stats = replace(stats, fetch=pack.fetch_stats())
+        if cached is not None:
+            stats = replace(stats, cache=cached.stats(members(self._subset), self._wanted))
+        return stats
 
     def close(self) -> None:
         """End a living iteration and close the files; batches stay valid. May be called twice."""
@@ -345,7 +389,7 @@ class Loader:
         """In a forked child, begin anew and share nothing: threads are gone, and may have held locks."""
         if os.getpid() != self._resources.process and not self._closed:
             self._finalizer.detach()
-            self._acquire(Pack(self._resources.pack.path), owns_pack=True)
+            self._acquire(self._resources.pack.reopen(), owns_pack=True)
 
     def _end_live(self) -> None:
         if self._resources.feed is not None:

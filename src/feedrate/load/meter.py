@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from feedrate.kernel import DecodeReport
-from feedrate.results import LoaderStats, StageStats
+from feedrate.results.load import LoaderStats, StageStats
 
-STAGES = ("order", "index", "read and decode", "other fields", "transform", "collate")
+STAGES = ("order", "fetch", "index", "read and decode", "other fields", "transform", "collate")
 
 
 class Meter:

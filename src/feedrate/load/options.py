@@ -44,6 +44,7 @@ class Options:
     prefetch: int | None
     on_bad_sample: BadSamplePolicy
     output: Output | None
+    scratch: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "threads", "prefetch", "world_size"):
@@ -78,9 +79,10 @@ class Options:
             raise UsageError("drop_last drops the last incomplete batch and pad fills it up: choose one")
 
     def _check_order(self) -> None:
-        if isinstance(self.order, str) and self.order != "windowed":
+        if isinstance(self.order, str) and self.order not in ("windowed", "staged", "shuffled"):
             raise UsageError(
-                f'order must be "windowed", positions or a function of the epoch, got {self.order!r}',
+                'order must be "windowed", "staged", "shuffled", positions or a function of the epoch, '
+                f"got {self.order!r}",
                 hint="without order, shuffle=True gives a full shuffle and shuffle=False the stored order",
             )
         if self.order is not None and self.weights is not None:
@@ -88,7 +90,7 @@ class Options:
         if self.split is not None:
             if not isinstance(self.split, str):
                 check_split(self.split)
-            if self.order is not None:
+            if self.order is not None and not (isinstance(self.order, str) and self.order != "windowed"):
                 raise UsageError(
                     "order and split cannot be combined: a split is scattered over the whole pack",
                     hint="leave split out and give the positions you want as order",

@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from feedrate.draws import F64, I64, Purpose, draw_uniforms, make_key, mix_array, permute
 from feedrate.errors import UsageError
+from feedrate.store.flow import GROUP, order_shards
 
 # 256 samples of 110 KB are one sequential read of 28 MB; 16 of them mix 4096 samples.
 BLOCK = 256
-WINDOW_BLOCKS = 16
+WINDOW_BLOCKS = GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +92,8 @@ class Windowed:
 
     def _indices(self, epoch: int, slots: I64) -> I64:
         whole_blocks = self.n // self.block
-        window, inside = np.divmod(slots, self.window)
-        keys = mix_array(window.astype(np.uint64) + np.uint64(make_key(self.seed, epoch, Purpose.WINDOW)))
-        last = window == self.n // self.window
-        mixed = np.empty_like(slots)
-        for members, size in ((~last, self.window), (last, self.n % self.window)):
-            mixed[members] = permute(inside[members], size, keys[members])
-        block, rest = np.divmod(window * self.window + mixed, self.block)
+        mixed = _mix_windows(slots, self.n, self.window, make_key(self.seed, epoch, Purpose.WINDOW))
+        block, rest = np.divmod(mixed, self.block)
         is_whole = block < whole_blocks
         block[is_whole] = permute(block[is_whole], whole_blocks, make_key(self.seed, epoch, Purpose.BLOCKS))
         offset = make_key(self.seed, epoch, Purpose.OFFSET) % max(self.n, 1)
@@ -106,6 +102,63 @@ class Windowed:
 
     def identity(self) -> str:
         return f"{self.block}x{self.window // self.block}"
+
+
+class Staged:
+    """While a pack flows to scratch: the first epoch follows the flow, later ones are shuffled.
+
+    Shards flow in groups, side by side (see `store.flow`), so a window of the first epoch takes the next
+    block of each shard of a group, and mixes them. Groups and blocks are the same for all seeds: all jobs of
+    a node ask for the same shards at about the same time. What has landed, and when, changes nothing.
+
+    Args:
+        edges: where shards begin among the samples, in stored order; one more than there are shards.
+        by_position: the samples in stored order; None: they are.
+    """
+
+    kind, repeats = "staged", False
+
+    def __init__(
+        self, n: int, seed: int, edges: I64, by_position: I64 | None = None, *,
+        block: int = BLOCK, window_blocks: int = WINDOW_BLOCKS,
+    ) -> None:  # fmt: skip
+        self.n, self.seed, self.block, self.window = n, seed, block, block * window_blocks
+        self._by_position = by_position
+        self._later = Shuffled(n, seed)
+        counts = -(-np.diff(edges) // block)
+        shards = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(shards)) - np.repeat(np.cumsum(counts) - counts, counts)
+        turn = np.argsort(order_shards(len(counts)))  # when each shard has its turn
+        flow = np.lexsort((turn[shards], number, turn[shards] // window_blocks))
+        starts = edges[shards] + number * block
+        lengths = np.minimum(block, edges[shards + 1] - starts)
+        self._starts = starts[flow]
+        self._before = np.cumsum(lengths[flow]) - lengths[flow]
+
+    def at(self, epoch: int) -> EpochOrder:
+        if epoch:
+            return self._later.at(epoch)
+        return EpochOrder(self.n, self._indices)
+
+    def _indices(self, slots: I64) -> I64:
+        mixed = _mix_windows(slots, self.n, self.window, make_key(self.seed, 0, Purpose.WINDOW))
+        block = np.searchsorted(self._before, mixed, side="right") - 1
+        found: I64 = self._starts[block] + mixed - self._before[block]
+        return found if self._by_position is None else self._by_position[found]
+
+    def identity(self) -> str:
+        return f"{self.block}x{self.window // self.block}"
+
+
+def _mix_windows(slots: I64, n: int, window: int, key: int) -> I64:
+    """Return a permutation that moves no slot out of its window."""
+    number, inside = np.divmod(slots, window)
+    keys = mix_array(number.astype(np.uint64) + np.uint64(key))
+    last = number == n // window
+    mixed = np.empty_like(slots)
+    for members, size in ((~last, window), (last, n % window)):
+        mixed[members] = permute(inside[members], size, keys[members])
+    return number * window + mixed
 
 
 class Given:

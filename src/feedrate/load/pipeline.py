@@ -44,7 +44,7 @@ class Feed(Generic[T]):
 
     def __init__(
         self, make: Callable[[int], T], steps: int, *, prefetch: int, makers: int, meter: Meter,
-        on_stop: Callable[[], None] | None = None,
+        on_stop: Callable[[], None] | None = None, interrupt: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.process = os.getpid()
         self.steps = steps
@@ -52,6 +52,7 @@ class Feed(Generic[T]):
         self._prefetch = prefetch
         self._meter = meter
         self._on_stop = on_stop
+        self._interrupt = interrupt  # wakes makers that wait for something else than this feed
         self._changed = threading.Condition()
         self._next = 0
         self._taken = 0
@@ -97,6 +98,8 @@ class Feed(Generic[T]):
             self._stopped = True
             self._ready.clear()
             self._changed.notify_all()
+        if self._interrupt is not None:
+            self._interrupt()
         if threading.current_thread() in self._makers:
             # A garbage collection inside a maker ended the iterator. Joining could wait for a lock held here.
             return

@@ -15,7 +15,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import U8
 from feedrate.load.samples import open_pack
 from feedrate.pillow import Box
-from feedrate.results import PixelCheck
+from feedrate.results.bench import PixelCheck
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -22,7 +22,7 @@ from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I64, U8, DecodeReport, Ranges
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import RandomResizedCrop
-from feedrate.results import Rejection
+from feedrate.results.pack import Rejection
 
 IMAGE = Field("image", Kind.IMAGE)
 _ROW = np.dtype([("number", "<i8"), ("image.width", "<u4"), ("image.height", "<u4")])
@@ -153,7 +153,7 @@ def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
     stored = pack.manifest.field(IMAGE.name)
     if stored is None or stored.kind is not Kind.IMAGE:
         have = ", ".join(f.name for f in pack.fields)
-        raise PackError(f"{pack.path} has no field 'image' to decode; it has: {have}")
+        raise PackError(f"{pack.name} has no field 'image' to decode; it has: {have}")
     rows, statuses = pack.rows(positions)
     if statuses.any():
         bad = int(np.flatnonzero(statuses)[0])

@@ -12,7 +12,7 @@ from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.load.options import Options, find_field
-from feedrate.load.order import Given, Order, Sequential, Shuffled, Weighted, Windowed
+from feedrate.load.order import Given, Order, Sequential, Shuffled, Staged, Weighted, Windowed
 from feedrate.load.splits import Split, members
 
 
@@ -21,11 +21,25 @@ def choose_order(pack: Pack, options: Options, subset: Split) -> Order:
     n = len(subset)
     if options.weights is not None:
         return Weighted(_weigh(pack, options.weights, subset), options.seed)
-    if options.order == "windowed" if isinstance(options.order, str) else False:
-        return Windowed(n, options.seed)
-    if options.order is not None:
-        return Given(options.order, n)
-    return Shuffled(n, options.seed) if options.shuffle else Sequential(n)
+    order = options.order
+    if order is None and options.shuffle:
+        # Not whether there is a copy, or how much of it: ranks on several nodes would not agree.
+        order = "shuffled" if options.scratch is None else "staged"
+    if order is None:
+        return Sequential(n)
+    if not isinstance(order, str):
+        return Given(order, n)
+    if order == "staged":
+        return _stage(pack, options.seed, subset)
+    return Windowed(n, options.seed) if order == "windowed" else Shuffled(n, options.seed)
+
+
+def _stage(pack: Pack, seed: int, subset: Split) -> Staged:
+    if len(subset) == len(pack):
+        return Staged(len(pack), seed, pack.edges)
+    positions = members(subset)
+    by_position = np.argsort(positions)
+    return Staged(len(subset), seed, np.searchsorted(positions[by_position], pack.edges), by_position)
 
 
 def _weigh(pack: Pack, weights: Any, subset: Split) -> F64:

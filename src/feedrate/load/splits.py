@@ -49,10 +49,10 @@ def _find_column(pack: Pack, name: str) -> Field:
     field = pack.manifest.field(name)
     if field is None or field.classes is None:
         known = [f.name for f in pack.fields if f.classes is not None]
-        hint = f"make one: feedrate split {pack.path} train=0.9 validation=0.1"
+        hint = f"make one: feedrate split {pack.name} train=0.9 validation=0.1"
         if name != DEFAULT_COLUMN:
             hint = f"columns of classes: {', '.join(known) or 'none'}"
-        raise UsageError(f"{pack.path} has no split: it has no column '{name}' of classes", hint=hint)
+        raise UsageError(f"{pack.name} has no split: it has no column '{name}' of classes", hint=hint)
     return field
 
 

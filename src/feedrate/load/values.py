@@ -45,8 +45,11 @@ def read_field(pack: Pack, wanted: Field, rows: Rows, positions: I64, pool: kern
     """Read a field that is not pixels."""
     if wanted.kind is Kind.NUMBER:
         return Values(np.ascontiguousarray(rows[wanted.name]))
-    files, ranges, _ = pack.find_values(wanted.name, rows, positions)
-    buffer, starts, statuses = kernel.read_ranges(files, ranges, pool)
+    while True:
+        files, ranges, _ = pack.find_values(wanted.name, rows, positions)
+        buffer, starts, statuses = kernel.read_ranges(files, ranges, pool)
+        if not pack.turn_to_source(wanted.name, rows, positions, statuses):
+            break
     read = Values([], bytes_read=len(buffer))
     if statuses.any():
         read.bad = {int(i): explain_status(statuses[i]) for i in np.flatnonzero(statuses)}

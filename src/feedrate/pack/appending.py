@@ -35,7 +35,8 @@ from feedrate.pack.recode import Recode
 from feedrate.pack.tables import bring_tables, find_tables
 from feedrate.pack.unfinished import PROGRESS_NAME, refuse_nesting, write_file
 from feedrate.pack.uniting import Joined, check_default, find_splits, join, link_into
-from feedrate.results import AppendResult, PackResult, Tick
+from feedrate.results.change import AppendResult
+from feedrate.results.pack import PackResult, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec
 from feedrate.source.spool import SPOOL_NAME

@@ -16,7 +16,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import key_of_stem, make_stem, printable
 from feedrate.format.pack import Pack
 from feedrate.pack.members import path_column
-from feedrate.results import Rejection
+from feedrate.results.pack import Rejection
 from feedrate.source.record import Held, Reader, Record, Stored, Value
 
 

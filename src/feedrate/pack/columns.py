@@ -18,7 +18,7 @@ from feedrate.format.added import Values
 from feedrate.format.fields import Field, Kind
 from feedrate.pack.changing import changing, refuse_taken, store_column
 from feedrate.pack.members import as_path, read_names, refuse_missing, some
-from feedrate.results import ColumnResult
+from feedrate.results.change import ColumnResult
 from feedrate.source.labelled import PATH_COLUMNS
 from feedrate.source.table import Table, is_missing, read_numbers, read_table
 

@@ -15,7 +15,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import Status
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.warming import measure_pack_residency
-from feedrate.results import FieldSummary, PackDescription, SampleLine
+from feedrate.results.pack import FieldSummary, PackDescription, SampleLine
 
 
 def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescription:

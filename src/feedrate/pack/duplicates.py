@@ -21,7 +21,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import I64, Ranges
 from feedrate.pack.files import explain_write_error
 from feedrate.pack.quality import EXAMPLES, KEPT
-from feedrate.results import Duplicates, OddSample
+from feedrate.results.quality import Duplicates, OddSample
 
 _ENTRY = np.dtype([("crc32c", "<u4"), ("length", "<i8"), ("position", "<i8")])
 _BUCKET_SAMPLES, _MOST_BUCKETS = 1 << 16, 200

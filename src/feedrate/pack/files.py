@@ -1,80 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear whole or not at all, and the lock that keeps two packs out of one folder."""
+"""What a pack in the making leaves in its folder, and the lock that keeps two packs out of one."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from feedrate.errors import AlreadyExists, FeedrateError, StorageError
-from feedrate.units import format_bytes
+from feedrate.store.files import appear, explain_write_error, free_bytes, sync_folder, temporary_name
+
+__all__ = [
+    "LOCK_NAME",
+    "appear",
+    "explain_write_error",
+    "explained",
+    "free_bytes",
+    "is_temporary",
+    "only_one",
+    "remove_folder",
+    "remove_temporaries",
+    "sync_folder",
+]
 
 LOCK_NAME = "packing.lock"
 _TEMPORARY = re.compile(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp")
-
-
-@contextlib.contextmanager
-def appear(path: Path, *, expected_bytes: int = 0, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """Yield a file to write; it appears as `path`, whole and fsynced, if the block ends well, and never else.
-
-    What is made again after a crash anyway need not be durable: it is then not fsynced.
-
-    Raises:
-        StorageError: the disk is full, read-only or gone; no temporary file is left.
-    """
-    temporary = path.parent / _temporary_name(path.name)
-    try:
-        try:
-            with open(temporary, "x+b", buffering=2**20) as file:
-                yield file
-                file.flush()
-                if is_durable:
-                    os.fsync(file.fileno())
-            os.replace(temporary, path)
-            if is_durable:
-                sync_folder(path.parent)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-    except OSError as error:
-        if isinstance(error, FeedrateError):
-            raise
-        raise explain_write_error(error, path, expected_bytes) from error
-
-
-def _temporary_name(name: str) -> str:
-    return f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable, not only the contents behind them."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        # Some network file systems cannot fsync a folder; there the rename is as durable as it gets.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(fd)
-
-
-def explain_write_error(error: OSError, path: Path, expected_bytes: int = 0) -> StorageError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
-        needed = f"{path.name} needs about {format_bytes(expected_bytes)}, " if expected_bytes else ""
-        return StorageError(
-            f"{what} at {path.parent}: {needed}{format_bytes(free_bytes(path.parent))} free",
-            hint="make room, then run the same command again: it goes on where it stopped",
-        )
-    return StorageError(f"cannot write {path}: {error.strerror or error}")
 
 
 @contextlib.contextmanager
@@ -86,14 +39,6 @@ def explained(folder: Path) -> Iterator[None]:
         if isinstance(error, FeedrateError):
             raise
         raise explain_write_error(error, folder / "pack.json") from error
-
-
-def free_bytes(folder: Path) -> int:
-    try:
-        stats = os.statvfs(folder)
-    except OSError:
-        return 0
-    return stats.f_bavail * stats.f_frsize
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -109,7 +54,7 @@ def remove_temporaries(folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder of ours; when this is killed, the rest is a temporary that the next run removes."""
-    doomed = folder.parent / _temporary_name(folder.name)
+    doomed = folder.parent / temporary_name(folder.name)
     os.rename(folder, doomed)
     shutil.rmtree(doomed)
 

@@ -28,7 +28,7 @@ from feedrate.pack.plan import digest_plan
 from feedrate.pack.shard import ShardDone, dump_rejections, share_shapes
 from feedrate.pack.unfinished import PROGRESS_NAME, begin, finish, own_folder, refuse_foreign, write_file
 from feedrate.pack.workers import run_tasks
-from feedrate.results import IndexResult, Rejection, Tick
+from feedrate.results.pack import IndexResult, Rejection, Tick
 from feedrate.source.in_place import InPlace, home_of
 from feedrate.source.opening import open_reader
 from feedrate.source.options import SourceOptions

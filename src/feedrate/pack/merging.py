@@ -35,7 +35,7 @@ from feedrate.pack.uniting import (
     refuse_missing_values,
     unite_fields,
 )
-from feedrate.results import MergedPack, MergeResult
+from feedrate.results.change import MergedPack, MergeResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from feedrate.pack.unfinished import (
     refuse_nesting,
     write_file,
 )
-from feedrate.results import Mapped, PackResult, Rejection, Tick
+from feedrate.results.pack import Mapped, PackResult, Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.record import ImageFiles, Reader
 from feedrate.source.spool import SPOOL_NAME

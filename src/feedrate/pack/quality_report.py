@@ -24,15 +24,7 @@ from feedrate.format.pack import Pack
 from feedrate.pack.duplicates import find_duplicates
 from feedrate.pack.files import appear
 from feedrate.pack.quality import BINS_PER_OCTAVE, EXAMPLES, KEPT, SIDES, QualityTally, merge
-from feedrate.results import (
-    ClassSize,
-    Duplicates,
-    FormatSize,
-    ImageSize,
-    Oddity,
-    OddSample,
-    Quality,
-)
+from feedrate.results.quality import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
 
 FILE_NAME, REJECTED_NAME = "quality.json", "rejected.jsonl"
 _FORMAT, _VERSION = "feedrate-quality", 1

@@ -24,7 +24,7 @@ from feedrate.format.raw import dump_raw
 from feedrate.kernel import U8
 from feedrate.pack.exif import set_upright
 from feedrate.pack.values import ImageFacts
-from feedrate.results import Recoded
+from feedrate.results.pack import Recoded
 from feedrate.source.values import UnusableValue, dump_array
 
 DEFAULT_QUALITY = 90

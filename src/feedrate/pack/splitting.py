@@ -20,7 +20,7 @@ from feedrate.pack.changing import changing, refuse_taken, store_column
 from feedrate.pack.columns import count_classes
 from feedrate.pack.groups import find_strata, group_by_field, group_by_folder, group_by_path, read_lists
 from feedrate.pack.shares import Share, count_missing, count_shares, hash_names, split_groups, split_samples
-from feedrate.results import SplitResult
+from feedrate.results.change import SplitResult
 
 _PART = re.compile(r"[^\s:+=,/]{1,100}")
 

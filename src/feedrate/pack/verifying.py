@@ -27,7 +27,7 @@ from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.tables import find_tables
 from feedrate.pack.workers import advance, run_tasks
-from feedrate.results import Problem, Tick, VerifyResult
+from feedrate.results.pack import Problem, Tick, VerifyResult
 
 _CHUNK_BYTES = 2**20
 # A shard that is rotten through and through need not be listed sample by sample.

@@ -8,7 +8,7 @@ import tempfile
 import time
 
 from feedrate.errors import StorageError
-from feedrate.results import ScratchRate
+from feedrate.results.machine import ScratchRate
 
 _BLOCK_BYTES = 1 << 20
 _SCRATCH_BYTES = 64 << 20

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from feedrate.results import Gpu, GpuProcess
+from feedrate.results.machine import Gpu, GpuProcess
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.gpu import describe_gpus
 from feedrate.probe.memory import count_usable_memory_bytes
-from feedrate.results import Machine
+from feedrate.results.machine import Machine
 
 PACKAGES = (
     "feedrate", "numpy", "pillow", "pyarrow", "torch",

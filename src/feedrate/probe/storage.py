@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feedrate.results import Storage
+from feedrate.results.machine import Storage
 
 _NETWORK = {
     "nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs",
@@ -24,16 +24,15 @@ _LOCAL_FUSE = {
 }  # fmt: skip
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _VIRTUAL_DISK = re.compile(r"^(vd|xvd)[a-z]+")
+# What schedulers and sites call a job's or a node's own disk; FEEDRATE_SCRATCH is for who runs the site.
+_SCRATCH_NAMES = (
+    "FEEDRATE_SCRATCH", "SLURM_TMPDIR", "SLURM_JOB_TMP", "SLURM_JOB_TMPDIR", "SCRATCH_LOCAL", "LOCAL_SCRATCH",
+    "LOCALSCRATCH", "L_SCRATCH", "PBS_JOBFS", "TMPDIR",
+)  # fmt: skip
 _SCRATCH = (
-    "/scr",
-    "/scratch",
-    "/local_scratch",
-    "/localscratch",
-    "/local/scratch",
-    "/local",
-    "/ssd",
-    "/nvme",
-)
+    "/scr", "/scratch", "/local_scratch", "/localscratch", "/local/scratch", "/local", "/mnt/scratch",
+    "/mnt/local", "/ssd", "/nvme",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +145,25 @@ def read_rotational(disk: Path) -> bool | None:
     return {"0": False, "1": True}.get(text)
 
 
-def find_scratch(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return a folder on a local disk of this node where the user may put data for a while; None: none found.
-
-    What the scheduler or the site names comes first; plain /tmp is not scratch.
-    """
-    named = [environ.get(name) for name in ("SLURM_TMPDIR", "SCRATCH_LOCAL", "LOCAL_SCRATCH", "TMPDIR")]
+def list_scratch(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
+    """Yield folders that may be scratch, and who says so: the scheduler or the site first, then custom."""
+    for name in _SCRATCH_NAMES:
+        folder = environ.get(name)
+        # Plain /tmp, as most systems set it, is not scratch: it is often small, or memory.
+        is_default = name == "TMPDIR" and os.path.normpath(folder or "") in ("/tmp", "/var/tmp")
+        if folder and not is_default:
+            yield folder, f"${name}"
     user = environ.get("USER", "")
-    for text in [*named, *(f"{root}/{user}" for root in _SCRATCH if user), *_SCRATCH]:
-        if text and os.path.normpath(text) not in ("/tmp", "/var/tmp") and is_scratch(text):
-            return Path(text)
-    return None
+    for root in _SCRATCH:
+        if user:
+            yield f"{root}/{user}", "a usual place for scratch"
+    for root in _SCRATCH:
+        yield root, "a usual place for scratch"
+
+
+def find_scratch(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return a folder on a local disk where the user may put data for a while; None: none found."""
+    return next((Path(folder) for folder, _ in list_scratch(environ) if is_scratch(folder)), None)
 
 
 def is_scratch(folder: str | os.PathLike[str]) -> bool:

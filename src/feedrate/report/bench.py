@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from feedrate.results import BenchResult, DemoResult, PixelCheck, Standing
+from feedrate.results.bench import BenchResult, DemoResult, PixelCheck, Standing
 from feedrate.units import format_bytes, format_count, format_ratio, format_seconds
 
 if TYPE_CHECKING:

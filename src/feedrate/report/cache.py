@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from feedrate.report.terminal import table_lines
-from feedrate.results import WarmResult
+from feedrate.results.cache import WarmResult
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
 

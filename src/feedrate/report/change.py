@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from feedrate.report.terminal import most, rejection_lines, table_lines
-from feedrate.results import AppendResult, ColumnResult, MergeResult, SplitResult
+from feedrate.results.change import AppendResult, ColumnResult, MergeResult, SplitResult
 from feedrate.units import format_bytes, format_count, format_seconds
 
 

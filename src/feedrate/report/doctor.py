@@ -22,7 +22,7 @@ from feedrate.report.doctor_words import (
     list_setting,
     part_remedies,
 )
-from feedrate.results import Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
+from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
 
 _WIDTH = 80
 _SCREEN = 23  # of 24 lines: the prompt that follows must not push the verdict off

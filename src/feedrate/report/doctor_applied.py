@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from feedrate.report.doctor_earlier import Seen
 from feedrate.report.doctor_words import GAIN_WORTH_NAMING, clean, describe_number
-from feedrate.results import Remedy
+from feedrate.results.doctor import Remedy
 
 # Facts that somebody sets; the others (free memory, load) differ from run to run.
 _SET = (

@@ -21,7 +21,7 @@ from feedrate.report.doctor_words import (
     is_number,
     place,
 )
-from feedrate.results import Curve, StepRow
+from feedrate.results.doctor import Curve, StepRow
 from feedrate.units import format_bytes
 
 MOST_COLUMNS = 400

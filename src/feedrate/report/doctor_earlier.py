@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from feedrate.errors import UsageError
 from feedrate.report.doctor_words import clean
 from feedrate.report.document import SCHEMA_VERSION
-from feedrate.results import Diagnosis, Remedy
+from feedrate.results.doctor import Diagnosis, Remedy
 
 _HINT = "make one with 'feedrate doctor --json FILE -- COMMAND'"
 

@@ -27,7 +27,8 @@ from feedrate.report.doctor_words import (
     list_setting,
     part_remedies,
 )
-from feedrate.results import Diagnosis, Finding, HotLine, Machine, Remedy
+from feedrate.results.doctor import Diagnosis, Finding, HotLine, Remedy
+from feedrate.results.machine import Machine
 from feedrate.units import format_count
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -40,7 +41,7 @@ def draw_doctor_page(diagnosis: Diagnosis) -> str:
         _section("What would help", _remedies(diagnosis.remedies))
         if diagnosis.run.steps
         else _section("What to do", _cures(diagnosis.remedies)),
-        _section("Why", "".join(map(_finding, diagnosis.findings))),
+        _section("Why", "".join(_finding(one, diagnosis.run.steps) for one in diagnosis.findings)),
         _section("Where a step's time goes", draw_split(diagnosis.split)),
         _section("Where a sample's time goes", draw_sample(diagnosis.sample)),
         _section("Step by step", draw_steps(diagnosis)),
@@ -140,14 +141,16 @@ def _remedy(one: Remedy, start: float, end: float) -> str:
 {f'<p class="soft">{_sentence(one.note)}</p>' if one.note else ""}{typed}</article>"""
 
 
-def _finding(one: Finding) -> str:
+def _finding(one: Finding, steps: int) -> str:
+    # A run that died before its first step has no time to take a share of.
+    share = f" {describe_share(one.share)} of the time" if steps else ""
     evidence = "".join(f"<li>{show(text)}</li>" for text in one.evidence)
     numbers = [f"{name}: {_describe_value(value)}" for name, value in one.numbers.items()]
     helping, _ = part_remedies(one.remedies)
     helped = "; ".join(f"{remedy.title}, {describe_gain(remedy)}" for remedy in helping)
     return f"""
 <article>
-<h3><code>{show(one.code)}</code> {describe_share(one.share)} of the time: {show(one.title)}</h3>
+<h3><code>{show(one.code)}</code>{share}: {show(one.title)}</h3>
 {f"<p>{show(one.cause)}</p>" if one.cause else ""}
 {f"<ul>{evidence}</ul>" if evidence else ""}
 {f'<p class="soft">Helps: {show(helped)}</p>' if helped else ""}

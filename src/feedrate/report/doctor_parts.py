@@ -21,7 +21,7 @@ from feedrate.report.doctor_words import (
     describe_share,
     is_number,
 )
-from feedrate.results import Diagnosis, Rate, SamplePart, TimeShare
+from feedrate.results.doctor import Diagnosis, Rate, SamplePart, TimeShare
 
 _STATES = (
     ("cpu", "on a core"),

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from feedrate.report.doctor_words import clean, describe_verdict
-from feedrate.results import Curve, Diagnosis, StepRow
+from feedrate.results.doctor import Curve, Diagnosis, StepRow
 
 _ORDER = ("copy", "forward", "backward", "optimizer", "sync", "save", "validation")
 _STEPS, _PHASES = 1, 2  # threads of a rank

@@ -17,7 +17,7 @@ from feedrate.report.doctor_words import (
     describe_share,
     is_number,
 )
-from feedrate.results import Diagnosis, PartChange, Verification
+from feedrate.results.doctor import Diagnosis, PartChange, Verification
 from feedrate.units import format_count
 
 _NOISE = 0.03  # two runs of one script differ by this much without a reason

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import TypeGuard
 
-from feedrate.results import Diagnosis, Remedy, RunFacts
+from feedrate.results.doctor import Diagnosis, Remedy, RunFacts
 from feedrate.units import format_count, format_percent, format_rate, format_seconds
 
 # Below this a prediction is not worth a change to a script.

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from feedrate.results import Comparison, Fidelity, ImageDifference, Rejection
+from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference
+from feedrate.results.pack import Rejection
 from feedrate.units import format_count
 
 _FEW = 3

@@ -20,7 +20,8 @@ from feedrate.report.fidelity import (
     format_share,
     list_comparisons,
 )
-from feedrate.results import Comparison, Fidelity, Machine, Picture, Pictures
+from feedrate.results.fidelity import Comparison, Fidelity, Picture, Pictures
+from feedrate.results.machine import Machine
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --back: #ffffff; --panel: #f4f6f8;

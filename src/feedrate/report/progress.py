@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from feedrate.results import Tick
+from feedrate.results.pack import Tick
 from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from feedrate.results import ClassSize, ImageSize, Oddity, Quality
+from feedrate.results.quality import ClassSize, ImageSize, Oddity, Quality
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
 _FEW_EXAMPLES, _FEW_CLASSES, _BAR = 3, 8, 24

@@ -21,7 +21,7 @@ from feedrate.report.quality import (
     describe_verdict,
     sort_classes,
 )
-from feedrate.results import ImageSize, Oddity, Quality
+from feedrate.results.quality import ImageSize, Oddity, Quality
 from feedrate.units import format_bytes, format_percent
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from feedrate.report.quality import summarise_quality
-from feedrate.results import (
+from feedrate.results.pack import (
     FieldSummary,
     IndexResult,
     Mapped,

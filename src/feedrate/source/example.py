@@ -6,20 +6,20 @@ Example.features=1 -> Features.feature=1 (a map: key=1, value=2) -> Feature: byt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+from feedrate.format.containers.wire import DELIMITED, FIXED32, VARINT, BadMessage, read_fields
+
 _MOST_FEATURES = 10_000
 _MOST_STRINGS = 100_000  # in one list
 _MOST_NUMBERS = 2**26
 
 
-class BadExample(ValueError):
-    """Says what is wrong with the bytes."""
+class BadExample(BadMessage):
+    """A message, but not one that is understood here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     """Return the features of an Example, sorted by name; one without values is left out.
 
     Raises:
-        BadExample: these are not the bytes of an Example.
+        BadMessage: these are not the bytes of an Example.
     """
     features: dict[str, Feature] = {}
-    for number, wire, start, end in _fields(data, 0, len(data)):
-        if number == 2 and wire == _BYTES:
+    for number, wire, start, end in read_fields(data, 0, len(data)):
+        if number == 2 and wire == DELIMITED:
             raise BadExample("it has lists of features, as a SequenceExample has")
-        if number != 1 or wire != _BYTES:
+        if number != 1 or wire != DELIMITED:
             continue
-        for inner, inner_wire, entry_start, entry_end in _fields(data, start, end):
-            if inner != 1 or inner_wire != _BYTES:
+        for inner, inner_wire, entry_start, entry_end in read_fields(data, start, end):
+            if inner != 1 or inner_wire != DELIMITED:
                 continue
             if len(features) >= _MOST_FEATURES:
                 raise BadExample(f"it has more than {_MOST_FEATURES:,} features")
@@ -59,26 +59,26 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 
 def _parse_entry(data: bytes, start: int, end: int) -> tuple[str, Feature | None]:
     name, feature = "", None
-    for number, wire, inner, inner_end in _fields(data, start, end):
-        if number == 1 and wire == _BYTES:
+    for number, wire, inner, inner_end in read_fields(data, start, end):
+        if number == 1 and wire == DELIMITED:
             try:
                 name = data[inner:inner_end].decode("utf-8")
             except UnicodeDecodeError:
                 raise BadExample("a feature's name is not UTF-8") from None
-        elif number == 2 and wire == _BYTES:
+        elif number == 2 and wire == DELIMITED:
             feature = _parse_feature(data, inner, inner_end)
     return name, feature
 
 
 def _parse_feature(data: bytes, start: int, end: int) -> Feature | None:
     feature: Feature | None = None
-    for number, wire, inner, inner_end in _fields(data, start, end):
-        if wire != _BYTES:
+    for number, wire, inner, inner_end in read_fields(data, start, end):
+        if wire != DELIMITED:
             continue
         if number == 1:
             spans = []
-            for one, one_wire, value, value_end in _fields(data, inner, inner_end):
-                if one == 1 and one_wire == _BYTES:
+            for one, one_wire, value, value_end in read_fields(data, inner, inner_end):
+                if one == 1 and one_wire == DELIMITED:
                     spans.append((value, value_end - value))
                     if len(spans) > _MOST_STRINGS:
                         raise BadExample(f"a feature has more than {_MOST_STRINGS:,} strings")
@@ -92,8 +92,8 @@ def _parse_feature(data: bytes, start: int, end: int) -> Feature | None:
 
 def _parse_floats(data: bytes, start: int, end: int) -> npt.NDArray[np.float32] | None:
     pieces = []
-    for number, wire, value, value_end in _fields(data, start, end):
-        if number == 1 and wire in (_BYTES, _FIXED32):
+    for number, wire, value, value_end in read_fields(data, start, end):
+        if number == 1 and wire in (DELIMITED, FIXED32):
             if (value_end - value) % 4:
                 raise BadExample("a list of floats does not end with a float")
             pieces.append(data[value:value_end])
@@ -103,8 +103,8 @@ def _parse_floats(data: bytes, start: int, end: int) -> npt.NDArray[np.float32] 
 
 def _parse_integers(data: bytes, start: int, end: int) -> npt.NDArray[np.int64] | None:
     pieces = []
-    for number, wire, value, value_end in _fields(data, start, end):
-        if number == 1 and wire in (_BYTES, _VARINT):
+    for number, wire, value, value_end in read_fields(data, start, end):
+        if number == 1 and wire in (DELIMITED, VARINT):
             pieces.append(data[value:value_end])
     packed = b"".join(pieces)
     if len(packed) > _MOST_NUMBERS:
@@ -128,39 +128,3 @@ def _decode_varints(packed: bytes) -> npt.NDArray[np.int64]:
         has = lengths > place
         values[has] |= (raw[starts[has] + place].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * place)
     return values.view(np.int64)
-
-
-def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, and start and end of the value, of each field of a message."""
-    while start < end:
-        tag, start = _varint(data, start, end)
-        wire = tag & 7
-        if wire == _VARINT:
-            _, stop = _varint(data, start, end)
-        elif wire == _BYTES:
-            length, start = _varint(data, start, end)
-            stop = start + length
-        elif wire in (_FIXED32, _FIXED64):
-            stop = start + (4 if wire == _FIXED32 else 8)
-        else:
-            raise BadExample(f"a field of the unknown wire type {wire}")
-        if stop > end:
-            raise BadExample(f"a field of {stop - start:,} bytes where {end - start:,} are left")
-        if not tag >> 3:
-            raise BadExample("a field with the number 0")
-        yield tag >> 3, wire, start, stop
-        start = stop
-
-
-def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while start < end:
-        byte = data[start]
-        start += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, start
-        shift += 7
-        if shift > 63:
-            break
-    raise BadExample("a number that does not end")

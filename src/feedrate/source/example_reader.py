@@ -15,10 +15,11 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from feedrate.errors import FeedrateError, SourceError
+from feedrate.format.containers.wire import BadMessage
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
-from feedrate.results import Rejection
-from feedrate.source.example import BadExample, BytesFeature, Feature, parse_example
+from feedrate.results.pack import Rejection
+from feedrate.source.example import BytesFeature, Feature, parse_example
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
 from feedrate.source.record import Reader, Record, Stored, Value
@@ -198,7 +199,7 @@ class ExampleReader(Reader):
 def _parse(data: bytes, address: str, start: int, number: int) -> dict[str, Feature]:
     try:
         features = parse_example(data)
-    except BadExample as error:
+    except BadMessage as error:
         raise SourceError(
             f"{address}: record {number:,} at byte {start:,} is not a tf.train.Example: {error}",
             hint="records of tf.train.Example, uncompressed or gzip, can be packed",

@@ -12,13 +12,14 @@ import numpy as np
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
-from feedrate.kernel import Entry
-from feedrate.results import Rejection
+from feedrate.kernel import I64, Entry
+from feedrate.results.pack import Rejection
 from feedrate.source.record import ImageFiles, Reader, Record
 from feedrate.source.remote import walk
 from feedrate.source.walk import Inside
 from feedrate.units import format_count
 
+STRETCH_FILES = 1 << 14  # whole chunks of a listing
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"))
 
 
@@ -47,16 +48,17 @@ class ImageFolders(Reader):
     def blocks(self) -> Iterator[Record | Rejection | ImageFiles]:
         self._classes = []
         others: Counter[str] = Counter()
-        loose: list[bytes] = []
-        images = deep_images = 0
+        first_loose = b""
+        images = loose_images = deep_images = 0
         for folder, inside in self._walk.folders():
             for block in self._sort_out(folder, inside, others):
                 images += 1 if isinstance(block, Rejection) else len(block)
                 if isinstance(block, ImageFiles):
                     if not folder:
-                        loose += block.paths[:1] * len(block)
-                    elif loose:
-                        raise self._refuse_loose(loose)
+                        first_loose = first_loose or block.paths[0]
+                        loose_images += len(block)
+                    elif loose_images:
+                        raise self._refuse_loose(first_loose, loose_images)
                     deep_images += b"/" in folder
                 yield block
         self.ignored = dict(sorted(others.items()))
@@ -83,10 +85,9 @@ class ImageFolders(Reader):
         first = 0
         for index in [*odd, len(is_image)]:
             chosen = np.flatnonzero(is_image[first:index]) + first
-            if chosen.size:
-                label = self._number_of(folder)
-                paths = [start + inside.names[i] for i in chosen.tolist()]
-                yield ImageFiles(paths, inside.sizes[chosen], inside.times_ns[chosen], label)
+            for some in _stretches(chosen):
+                paths = [start + name for name in inside.names.of(some)]
+                yield ImageFiles(paths, inside.sizes[some], inside.times_ns[some], self._number_of(folder))
             if index < len(is_image):
                 path, size_bytes = start + inside.names[index], int(inside.sizes[index])
                 reason = self._walk.explain(path, int(inside.kinds[index]), size_bytes)
@@ -102,10 +103,10 @@ class ImageFolders(Reader):
             self._classes.append(name)
         return len(self._classes) - 1
 
-    def _refuse_loose(self, loose: list[bytes]) -> SourceError:
+    def _refuse_loose(self, first: bytes, count: int) -> SourceError:
         return SourceError(
-            f"{self.root} has class folders, but {format_count(len(loose), 'image')} beside them, "
-            f"without a label: '{printable(loose[0])}'",
+            f"{self.root} has class folders, but {format_count(count, 'image')} beside them, "
+            f"without a label: '{printable(first)}'",
             hint="move them into class folders, or give all labels in a table: --labels FILE",
         )
 
@@ -124,6 +125,16 @@ class ImageFolders(Reader):
                 f"{self.root} holds the parts of a dataset ({', '.join(names)}), not classes",
                 hint=f"pack each by itself: feedrate pack {first} PACK-{names[0]}",
             )
+
+
+def _stretches(indices: I64) -> Iterator[I64]:
+    """Cut a large folder into stretches, none of them short: what is held at a time must not grow."""
+    first = 0
+    while first < len(indices):
+        is_last = len(indices) - first < 2 * STRETCH_FILES
+        stop = len(indices) if is_last else first + STRETCH_FILES
+        yield indices[first:stop]
+        first = stop
 
 
 def _what_is_there(others: Counter[str]) -> str:

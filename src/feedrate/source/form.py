@@ -12,8 +12,8 @@ import struct
 import zlib
 from typing import Any, BinaryIO
 
+from feedrate.format.containers.records import HEAD, masked_crc32c
 from feedrate.source.recordio import MAGIC
-from feedrate.source.tfrecord import HEADER_BYTES, masked_crc32c
 from feedrate.store.place import Place, PlacedFile
 
 
@@ -78,7 +78,7 @@ def _by_beginning(data: bytes) -> Form:
         return Form.RECORDIO
     if data[257:262] == b"ustar":
         return Form.TAR
-    if len(data) >= HEADER_BYTES and masked_crc32c(data[:8]) == struct.unpack_from("<I", data, 8)[0]:
+    if len(data) >= HEAD.size and masked_crc32c(data[:8]) == struct.unpack_from("<I", data, 8)[0]:
         return Form.TFRECORD
     return Form.UNKNOWN
 

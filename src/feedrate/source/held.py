@@ -8,9 +8,6 @@ import os
 from typing import Any, BinaryIO
 
 from feedrate.errors import StorageError
-from feedrate.source import zip as zips
-from feedrate.source.hdf5 import open_hdf5
-from feedrate.source.hdf5_columns import dump_cell
 from feedrate.source.record import Held
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.source.values import UnusableValue
@@ -70,6 +67,8 @@ class Containers:
         return data
 
     def _read_zip(self, value: Held) -> bytes:
+        from feedrate.source import zip as zips
+
         header, method, packed_bytes, crc32 = (int(part) for part in value.place)
         place = (header, method, packed_bytes, crc32)
         wanted = zips.header_bytes(len(value.path)) + packed_bytes
@@ -80,6 +79,8 @@ class Containers:
         return zips.read_member(data, place, value.size_bytes)
 
     def _read_hdf5(self, value: Held) -> bytes:
+        from feedrate.source.hdf5_columns import dump_cell
+
         dataset, row, form = value.place
         opened = self._keep_open(value)
         try:
@@ -91,5 +92,7 @@ class Containers:
         if value.file not in self._open:
             if len(self._open) >= _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
+            from feedrate.source.hdf5 import open_hdf5
+
             self._open[value.file] = open_hdf5(self._place, value.file)
         return self._open[value.file]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide by looking what a source is, and return the reader for it."""
+"""Decide by looking what a source is, and return the reader for it.
+
+There are many readers and a source needs one: each is imported when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,12 @@ from pathlib import Path
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.format.manifest import FILE_NAME, read_manifest
-from feedrate.source.archives import Archive, ArchiveReader, strip_suffix
-from feedrate.source.example_reader import ExampleReader
-from feedrate.source.file_list import FileList
-from feedrate.source.finder import Finder
 from feedrate.source.folders import ImageFolders
 from feedrate.source.form import CONTAINERS, Form, form_by_name, look_at
-from feedrate.source.hdf5 import Hdf5Reader
-from feedrate.source.labelled import LabelledFiles
-from feedrate.source.member_finder import MemberFinder
 from feedrate.source.options import SourceOptions
-from feedrate.source.parquet import ParquetReader
 from feedrate.source.patterns import find_files, is_pattern
 from feedrate.source.record import Reader
-from feedrate.source.recordio import ImageRecordReader
 from feedrate.source.spool import Spool
-from feedrate.source.webdataset import ShardReader, looks_like_shards
 from feedrate.store.place import Place, PlacedFile, explained, is_url, split_source
 
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
@@ -71,9 +64,11 @@ def _open(source: str, options: SourceOptions, spool: Spool) -> Reader:
             raise UsageError(
                 f"{source} is a table, and --labels names another one", hint="name the folder instead"
             )
-        return LabelledFiles(Finder(root), dataclasses.replace(options, labels=Path(source)))
+        return _open_table(root, dataclasses.replace(options, labels=Path(source)))
     if form is Form.LIST:
         _refuse_labels(options, source)
+        from feedrate.source.file_list import FileList
+
         return FileList(place, file)
     if form is Form.UNKNOWN:
         with place.open(file.path) as stream:
@@ -86,7 +81,7 @@ def _open(source: str, options: SourceOptions, spool: Spool) -> Reader:
 
 def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
     if options.labels is not None:
-        return LabelledFiles(Finder(place.root), options)
+        return _open_table(place.root, options)
     if options.fields or options.path_column or options.label_column or options.label_separator:
         raise UsageError(
             "--field, --path-column and --label-column name columns of a table, and there is none",
@@ -117,6 +112,13 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
     return _open_files(place, found, spool, options)
 
 
+def _open_table(root: str, options: SourceOptions) -> Reader:
+    from feedrate.source.finder import Finder
+    from feedrate.source.labelled import LabelledFiles
+
+    return LabelledFiles(Finder(root), options)
+
+
 def _is_index(place: Place) -> bool:
     """Return whether a pack.json only describes what lies beside it."""
     if place.is_remote:
@@ -138,25 +140,40 @@ def _open_files(place: Place, files: list[PlacedFile], spool: Spool, options: So
         return _open_archives(place, files, spool, options, form)
     _refuse_labels(options, place.address(files[0].path))
     if form is Form.TFRECORD:
+        from feedrate.source.example_reader import ExampleReader
+
         return ExampleReader(place, files, spool)
     if form is Form.RECORDIO:
+        from feedrate.source.recordio import ImageRecordReader
+
         return ImageRecordReader(place, files, spool)
     if form is Form.HDF5:
+        from feedrate.source.hdf5 import Hdf5Reader
+
         return Hdf5Reader(place, files, spool)
+    from feedrate.source.parquet import ParquetReader
+
     return ParquetReader(place, files, spool)
 
 
 def _open_archives(
     place: Place, files: list[PlacedFile], spool: Spool, options: SourceOptions, form: Form
 ) -> Reader:
+    from feedrate.source.archives import Archive, ArchiveReader, strip_suffix
+
     archives = [
         Archive(place, file, spool, b"" if len(files) == 1 else strip_suffix(file.path) + b"/", form)
         for file in files
     ]
     if options.labels is not None:
+        from feedrate.source.labelled import LabelledFiles
+        from feedrate.source.member_finder import MemberFinder
+
         shown = place.address(files[0].path) if len(files) == 1 else place.root
         return LabelledFiles(MemberFinder(place.root, archives, spool), options, shown)
     _refuse_labels(options, place.address(files[0].path))
+    from feedrate.source.webdataset import ShardReader, looks_like_shards
+
     if form is not Form.ZIP and looks_like_shards(archives[0].names()):
         return ShardReader(place, archives, spool)
     return ArchiveReader(place, archives, spool)
@@ -173,6 +190,8 @@ def _open_inside(source: str, place: Place, spool: Spool) -> Reader:
         file = outer.find(name)
         assert file is not None
         if look_at(outer, file) is Form.HDF5:
+            from feedrate.source.hdf5 import Hdf5Reader
+
             return Hdf5Reader(outer, [file], spool, group=os.path.relpath(source, above) + "/")
         raise NotFound(f"{above} is a file, so there is no {source}")
     place.find()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from feedrate.format.fields import Field
 from feedrate.kernel import I64
-from feedrate.results import Rejection
+from feedrate.results.pack import Rejection
 from feedrate.source.table import Table
 
 

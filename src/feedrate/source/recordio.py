@@ -12,14 +12,14 @@ from typing import BinaryIO
 import numpy as np
 
 from feedrate.errors import SourceError
+from feedrate.format.containers.records import read_in_pieces
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
-from feedrate.results import Rejection
+from feedrate.results.pack import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, record_name
 from feedrate.source.record import Reader, Record, Stored, Value
 from feedrate.source.spool import Spool
-from feedrate.source.tfrecord import read_in_pieces
 from feedrate.source.values import dump_array
 from feedrate.store.place import Place, PlacedFile, explained
 

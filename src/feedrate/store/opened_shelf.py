@@ -22,7 +22,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import StorageError, UsageError
-from feedrate.results import TierStats
+from feedrate.results.load import TierStats
 from feedrate.store.budget import MemoryWatch, Watcher
 from feedrate.store.kept import add_row, drop_oldest, load_rows, measure_others, open_kept
 from feedrate.store.sharing import Descriptors, Meeting, reopen

@@ -34,8 +34,8 @@ def is_url(source: str) -> bool:
 class Place:
     """Files below a folder or a URL. Cheap to make; connects when something is asked of it."""
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: str, options: dict[str, Any] | None = None) -> None:
+        self.root, self._options = root, options or {}
         self._fs: Any = None
         self._top = ""
 
@@ -59,7 +59,7 @@ class Place:
                     f"no dataset at {shown} ({error.strerror})", hint=suggest_path(shown) if suggest else None
                 ) from None
             return None if os.path.isdir(path) else PlacedFile(file, info.st_size, info.st_mtime_ns)
-        fs, path_text = self._at(file)
+        fs, path_text = self.connect(file)
         with explained(self.address(file)):
             found = fs.info(path_text)
             if found["type"] == "directory":
@@ -88,7 +88,7 @@ class Place:
                 return open(path, "rb")
             except OSError as error:
                 raise StorageError(f"cannot read {printable(path)}: {error.strerror}") from error
-        fs, path_text = self._at(file)
+        fs, path_text = self.connect(file)
         with explained(self.address(file)):
             return cast(BinaryIO, fs.open(path_text, "rb"))
 
@@ -100,9 +100,18 @@ class Place:
                 return stream.read(size_bytes)
         if not size_bytes:
             return b""
-        fs, path_text = self._at(file)
+        fs, path_text = self.connect(file)
         with explained(self.address(file)):
             return bytes(fs.cat_file(path_text, start=offset, end=offset + size_bytes))
+
+    def read_whole(self, file: bytes) -> bytes:
+        """Read a small file."""
+        if not self.is_remote:
+            with self.open(file) as stream:
+                return stream.read()
+        fs, path_text = self.connect(file)
+        with explained(self.address(file)):
+            return bytes(fs.cat_file(path_text))
 
     def address(self, file: bytes) -> str:
         """Return what the user would call a file."""
@@ -116,21 +125,30 @@ class Place:
             + rest
         )
 
+    def forget_listings(self) -> None:
+        """Look again from now on: storages of fsspec remember what they have listed."""
+        if self.is_remote:
+            self.connect()[0].invalidate_cache()
+
     def _path(self, file: bytes) -> bytes:
         root = os.fsencode(self.root)
         return os.path.join(root, file) if file else root
 
-    def _at(self, file: bytes) -> tuple[Any, str]:
+    def connect(self, file: bytes = b"") -> tuple[Any, str]:
+        """Return fsspec's object for this place, and what it calls a file."""
         if self._fs is None:
-            self._fs, self._top = _connect(self.root)
+            self._fs, self._top = _connect(self.root, self._options)
         name = os.fsdecode(file)
         if not file:
             return self._fs, self._top
-        return self._fs, f"{self._top.rstrip('/')}/{name}" if self._top else name
+        top = self._top.rstrip("/")
+        while name.startswith("../"):  # storages know no '..'
+            top, name = top.rpartition("/")[0], name.removeprefix("../")
+        return self._fs, f"{top}/{name}" if self._top else name
 
     def list(self, folder: bytes) -> Iterator[tuple[bytes, PlacedFile | None]]:
         """Yield what lies in a remote folder: name, and facts of a file; None for a folder."""
-        fs, top = self._at(folder)
+        fs, top = self.connect(folder)
         start = folder + b"/" if folder else b""
         with explained(self.address(folder)):
             entries = fs.ls(top, detail=True)
@@ -195,24 +213,29 @@ def explained(address: str) -> Iterator[None]:
         ) from error
 
 
-def _connect(url: str) -> tuple[Any, str]:
+def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
         raise MissingExtra(f"{url} needs fsspec", hint="pip install fsspec") from error
     try:
-        fs, top = fsspec.core.url_to_fs(url)
+        fs, top = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         scheme = url.split(":", 1)[0].lower()
         package = _PACKAGES.get(scheme, "the package that fsspec names")
         raise MissingExtra(
             f"{scheme}:// addresses need {package}: {error}", hint=f"pip install {package}"
         ) from error
-    except Exception as error:
+    except ValueError as error:
         words = " ".join(str(error).split())
         raise SourceError(
             f"'{url}' is not an address that fsspec knows: {words[:300]}",
             hint="known are, for example, s3://, gs://, https://, sftp://, zip://",
+        ) from error
+    except Exception as error:  # some connect at once
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise StorageError(
+            f"cannot reach {url}: {words[:300]}", hint="is the server there, and does it know you?"
         ) from error
     return fs, str(top)
 

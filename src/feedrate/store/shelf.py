@@ -25,7 +25,7 @@ import numpy as np
 
 from feedrate.errors import UsageError
 from feedrate.kernel import I64, U8
-from feedrate.results import TierStats
+from feedrate.results.load import TierStats
 from feedrate.store.budget import MemoryWatch
 from feedrate.store.opened_shelf import OpenedShelf
 from feedrate.store.sharing import Meeting, find_meeting_folder, name_job

@@ -12,8 +12,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from feedrate.format.containers.wire import DELIMITED, dump_varint, read_fields
+
 BYTES, FLOATS, INTS = 1, 2, 3
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 class Feature(NamedTuple):
@@ -35,7 +36,7 @@ class Place(NamedTuple):
 
 def pack_int(value: int) -> bytes:
     """Return a packed int64."""
-    return _varint(value & 0xFFFF_FFFF_FFFF_FFFF)
+    return dump_varint(value & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 def pack_float(value: float) -> bytes:
@@ -52,15 +53,15 @@ def dump_example(features: Sequence[Feature]) -> tuple[list[bytes], list[int]]:
     starts, length = [], 0
     for name, kind, data in features:
         # From the inside out: the value, its list, the feature, the entry of the map.
-        value = b"\x0a" + _varint(len(data))
-        head = bytes([kind << 3 | _DELIMITED]) + _varint(len(value) + len(data)) + value
+        value = b"\x0a" + dump_varint(len(data))
+        head = bytes([kind << 3 | DELIMITED]) + dump_varint(len(value) + len(data)) + value
         label = name.encode()
-        head = b"\x0a" + _varint(len(label)) + label + b"\x12" + _varint(len(head) + len(data)) + head
-        head = b"\x0a" + _varint(len(head) + len(data)) + head
+        head = b"\x0a" + dump_varint(len(label)) + label + b"\x12" + dump_varint(len(head) + len(data)) + head
+        head = b"\x0a" + dump_varint(len(head) + len(data)) + head
         starts.append(length + len(head))
         pieces += [head, data]
         length += len(head) + len(data)
-    top = b"\x0a" + _varint(length)
+    top = b"\x0a" + dump_varint(length)
     return [top, *pieces], [start + len(top) for start in starts]
 
 
@@ -93,46 +94,8 @@ def _find_feature(example: bytes, start: int, stop: int) -> Place:
     return Place(name, kind, found[0][0], found[0][1] - found[0][0])
 
 
-def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield the length-delimited fields of a message as (number, start, stop); others are passed over."""
-    while at < stop:
-        tag, at = _read_varint(data, at, stop)
-        number, wire = tag >> 3, tag & 7
-        if wire == _DELIMITED:
-            length, at = _read_varint(data, at, stop)
-            if length > stop - at:
-                raise ValueError(f"a field of {length} bytes where {stop - at} are left")
-            yield number, at, at + length
-            at += length
-        elif wire == _VARINT:
-            _, at = _read_varint(data, at, stop)
-        elif wire in (_FIXED32, _FIXED64):
-            at += 4 if wire == _FIXED32 else 8
-        else:
-            raise ValueError(f"wire type {wire} at byte {at}")
-    if at != stop:
-        raise ValueError("a field goes on after the end of its message")
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= stop:
-            break
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError(f"a number without an end at byte {at}")
+    for number, wire, a, b in read_fields(data, start, end):
+        if wire == DELIMITED:
+            yield number, a, b

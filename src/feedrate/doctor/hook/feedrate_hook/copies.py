@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .parts import here
+
 TIMEOUT_S = 30.0  # of a copy with workers: a forked library that hangs must not hang us
 
 
@@ -118,19 +120,40 @@ def start(loader: Any) -> Any:
 
 
 def unhooked_next(iterator: Any) -> Callable[[Any], Any]:
-    """The iterator's __next__ without the hook around it."""
+    """The iterator's __next__ without the hook around it, nor around the one that it derives from."""
     method: Any = type(iterator).__next__
     while hasattr(method, "__wrapped__"):
         method = method.__wrapped__
-    return method  # type: ignore[no-any-return]
+
+    def take(asked: Any) -> Any:
+        before, here.taking = here.taking, asked
+        try:
+            return method(asked)
+        finally:
+            here.taking = before
+
+    return take
 
 
 def shut_down(loader: Any, iterator: Any) -> None:
-    """End an iterator's workers. The loader makes new ones when it is asked again."""
+    """End an iterator's workers. The loader makes new ones when it is asked again: see `forget_closed`.
+
+    Until then it keeps the iterator: torchdata's asks it for its state, and would start workers for another.
+    """
     close = getattr(iterator, "_shutdown_workers", None)
     if close is not None:
         close()
-    if getattr(loader, "_iterator", None) is iterator and not isinstance(loader, Remains):
+    if (
+        iterator is not None
+        and getattr(loader, "_iterator", None) is iterator
+        and not isinstance(loader, Remains)
+    ):
+        iterator.feedrate_closed = True
+
+
+def forget_closed(loader: Any) -> None:
+    """An iterator is asked for: one whose workers were ended cannot begin again."""
+    if getattr(getattr(loader, "_iterator", None), "feedrate_closed", False):
         loader._iterator = None
 
 

@@ -85,7 +85,8 @@ def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict
         "iterable": getattr(iterator, "_dataset_kind", 0) == 1,
         "batches": _length(loader) if _is_of_torch(sampler) and _is_of_torch(batch_sampler) else None,
         "collate": name_of(field("collate_fn")),
-        "shuffle": _is_shuffled(sampler),
+        # Beside a batch sampler of the user's, torch puts one in order that nobody asks.
+        "shuffle": _is_shuffled(getattr(batch_sampler, "sampler", None) or sampler),
         "class": type(loader).__name__,
         "made_at": made_at,
     }
@@ -120,7 +121,7 @@ def _context(loader: Any) -> str | None:
 
 def _is_shuffled(sampler: Any) -> bool | None:
     kind = type(sampler).__name__
-    if kind in ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"):
+    if kind.endswith("RandomSampler"):  # of a subset, weighted, or with a seed of its own
         return True
     if kind == "SequentialSampler":
         return False

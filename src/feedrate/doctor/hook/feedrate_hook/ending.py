@@ -35,7 +35,7 @@ class Ending:
         self._exit_code = 0
         self._error: str | None = None
         self.is_overdue: Callable[[], str | None] = lambda: None
-        self.first: Callable[[], None] = lambda: None
+        self.first: Callable[[str | None], None] = lambda _error: None
         self.before: list[Callable[[], None]] = []  # last facts, and waiting for the other ranks
 
     def prepare(self) -> None:
@@ -85,7 +85,7 @@ class Ending:
             os._exit(self._exit_code)
 
     def _last_facts(self) -> None:
-        self.first()
+        self.first(self._error)
         how = "signal" if self._exit_code else "experiments"
         self._book.fact("end", how=how, exit=self._exit_code, error=self._error)
 
@@ -106,7 +106,7 @@ class Ending:
 def live_iterators() -> list[Any]:
     """Every iterator of this process that has workers."""
     module = sys.modules.get("torch.utils.data.dataloader")
-    base = getattr(module, "_MultiProcessingDataLoaderIter", None)
+    base = getattr(module, "_BaseDataLoaderIter", None)  # torchdata's with workers derive from this one
     if base is None:
         return []
     # type(), not isinstance(): lazy proxies answer __class__ by running code.

@@ -136,6 +136,7 @@ class Experiments:
 
     def _begin(self, seen: Seen, iterator: Any, take: Callable[[], Any]) -> Any:
         self._state = BUSY
+        self._book.fact("watched")  # the last real step ends here
         try:
             loader = self._book.loader_of(iterator)
             self._prepare()

@@ -124,10 +124,21 @@ class Feeding:
                 kept.append(batches.Kept(batch))
             return batch
 
-    def cut(self) -> None:
-        """The user's code has left the loop: what was measured until then is worth keeping."""
-        if self._feed is not None:
-            self._feed.write(is_cut=True)
+    def cut(self, error: str | None = None) -> None:
+        """The user's code has left the loop: what was measured until then is worth keeping.
+
+        `error`: why it is over; None, when all was measured.
+        """
+        if self._feed is not None and not self._feed.write(is_cut=True):
+            self._feeds.insert(0, self._feed)
+        left, self._feed, self._feeds = self._feeds, None, []
+        for feed in left:
+            try:
+                why = feed.reason_not_to()
+            except Exception:
+                why = None
+            why = why or f"the loop was left before it was tried: {error or 'the run was ended'}"
+            self._book.skipped(feed.phase, why[:300])
 
 
 def reason_against_trials(loader: Any, is_alone: bool) -> str | None:

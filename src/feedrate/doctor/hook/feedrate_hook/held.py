@@ -52,6 +52,7 @@ SHUTIL_NAMES = {
     "make_archive": 1,
     "unpack_archive": 2,
 }
+MAKE_FOLDERS = ("mkdir", "makedirs")
 PATH_NAMES = (
     "unlink",
     "rename",
@@ -74,13 +75,17 @@ def replace_writers(scope: Any, end: Callable[[str], None]) -> None:
         (io, "open", guarded_open),
         (os, "open", guarded_os_open),
     ]
+    folders = HeldFolders(scope)
     for module, names in ((os, OS_NAMES), (shutil, SHUTIL_NAMES)):
         for name, paths in names.items():
             if hasattr(module, name):
-                new.append((module, name, harmless_only(scope, module, name, paths)))
+                guarded = harmless_only(scope, module, name, paths)
+                new.append((module, name, folders.made(guarded) if name in MAKE_FOLDERS else guarded))
+    new += [(os, name, folders.listed(getattr(os, name))) for name in ("listdir", "scandir")]
     for name in PATH_NAMES:
         if hasattr(pathlib.Path, name):
-            setattr(pathlib.Path, name, harmless_only(scope, pathlib.Path, name, 1))
+            guarded = harmless_only(scope, pathlib.Path, name, 1)
+            setattr(pathlib.Path, name, folders.made(guarded) if name in MAKE_FOLDERS else guarded)
     accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10
     if getattr(accessor, "open", None) is io.open:
         accessor.open = staticmethod(guarded_open)  # type: ignore[union-attr]
@@ -95,6 +100,44 @@ def replace_writers(scope: Any, end: Callable[[str], None]) -> None:
     atexit.register = lambda function, *args, **kwargs: (  # type: ignore[assignment]
         function if scope.applies() else register(function, *args, **kwargs)
     )
+
+
+class HeldFolders:
+    """Folders that were not made. Who made one may look into it, and must not fail: it is empty."""
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+        self._paths: set[str] = set()
+
+    def made(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            result = make(*args, **kwargs)
+            path = args[0] if args else kwargs.get("name", kwargs.get("path"))
+            if path is not None and self._scope.applies():
+                self._paths.add(os.path.abspath(os.fsdecode(path)))
+            return result
+
+        guarded.__name__ = make.__name__
+        return guarded
+
+    def listed(self, look: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(path: Any = ".") -> Any:
+            try:
+                return look(path)
+            except FileNotFoundError:
+                is_held = not isinstance(path, int) and os.path.abspath(os.fsdecode(path)) in self._paths
+                if not is_held or not self._scope.applies():
+                    raise
+                with self._scope.own():
+                    return look(self._empty())
+
+        guarded.__name__ = look.__name__
+        return guarded
+
+    def _empty(self) -> str:
+        folder = os.path.join(self._scope.run_folder, "empty")
+        os.makedirs(folder, exist_ok=True)
+        return folder
 
 
 def replace_references(real: dict[int, tuple[Any, Any]]) -> None:

@@ -45,7 +45,8 @@ def _iterated(original: Any) -> Any:
 
 def _waited(original: Any) -> Any:
     def __next__(self: Any) -> Any:
-        if session.is_worker or here.is_fetching:
+        # `taking`: a derived iterator, whose own __next__ we are in, asks torch's; one batch is one record.
+        if session.is_worker or here.is_fetching or here.taking is self:
             return original(self)
         return loaders.next(self, original)
 

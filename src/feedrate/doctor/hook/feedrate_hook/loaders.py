@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from . import clock, layout, opens, stacks, training
+from . import clock, copies, layout, opens, stacks, training
 from .describe import count_samples, describe_batch, describe_loader, describe_torch
 from .device import device
 from .passes import Pass, Passes
@@ -68,6 +68,7 @@ class Loaders:
 
     def begin_iterator(self, loader: Any) -> None:
         """An iterator will be made, or a persistent one begins again and asks for its first indices."""
+        copies.forget_closed(loader)
         mine = self._iterators.get(getattr(loader, "_iterator", None))
         if mine is not None:
             mine.asked = 0

@@ -71,8 +71,11 @@ class Feed(abc.ABC):
         elapsed = (time.perf_counter_ns() - self._start_ns) / 1e9 / self._book.pace_s
         return elapsed >= self.most_s or (elapsed >= self.least_s and steps >= self.least)
 
-    def write(self, is_cut: bool = False) -> None:
-        """The fact of this phase. When the user's code has left the loop, its last step does not count."""
+    def write(self, is_cut: bool = False) -> bool:
+        """The fact of this phase. When the user's code has left the loop, its last step does not count.
+
+        False: there were too few steps for one.
+        """
         steps = self._given - self.warmup
         if not is_cut:
             synchronize()
@@ -81,6 +84,9 @@ class Feed(abc.ABC):
         elif steps >= 4:
             span = (self._start_ns, self._last_ns)
             self._book.measured(self.phase, span, steps - 1, dict(self.detail(), cut=True))
+        else:
+            return False
+        return True
 
 
 class Replay(Feed):

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies on scratch, and what was cleared away there, as plain lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from feedrate.results.scratch import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing, Verdict
+from feedrate.units import format_age, format_bytes, format_count, format_percent
+
+
+def draw_scratch(listing: ScratchListing) -> str:
+    if not listing.folders:
+        return (
+            f"no scratch folder is known on {listing.node}; name one: feedrate scratch ls --scratch FOLDER\n"
+        )
+    parts = ["\n".join(_folder_lines(folder, listing.now)) for folder in listing.folders]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw_everywhere(everywhere: Everywhere) -> str:
+    copies = everywhere.copies
+    if not copies:
+        return "nothing is staged anywhere, as far as your home folder knows\n"
+    rows = [("NODE", "SIZE", "STAGED", "KEPT", "PATH", "SOURCE")]
+    rows += [
+        (
+            copy.node + (" (this one)" if copy.node == everywhere.node else ""),
+            format_bytes(copy.size_bytes),
+            _ago(everywhere.now - copy.created),
+            "until deleted" if copy.keep_s is None else f"{format_age(copy.keep_s)} after use",
+            copy.path,
+            copy.source,
+        )
+        for copy in copies
+    ]
+    total = format_bytes(sum(copy.size_bytes for copy in copies))
+    nodes = format_count(len({copy.node for copy in copies}), "node")
+    head = f"{format_count(len(copies), 'copy', 'copies')}, {total}, on {nodes}"
+    return "\n".join([head, *_columns(rows), ""])
+
+
+def draw_cleared(result: ClearResult) -> str:
+    verb, freed = ("would delete", "would free") if result.is_trial else ("deleted", "freed")
+    lines = [f"{verb} {_verdict_words(one)}" for one in result.removed]
+    lines += [f"put back {_verdict_words(one)}" for one in result.restored]
+    lines += [f"kept {_verdict_words(one)}" for one in result.kept]
+    size = format_bytes(sum(one.size_bytes for one in result.removed))
+    limit = "" if result.limit_bytes is None else f", and may take {format_bytes(result.limit_bytes)}"
+    lines.append(f"{freed} {size}; your copies take {format_bytes(result.used_bytes)}{limit}")
+    return "\n".join([*lines, ""])
+
+
+def _folder_lines(folder: ScratchFolder, now: float) -> list[str]:
+    copies = format_count(len(folder.copies), "copy", "copies")
+    size = format_bytes(sum(copy.landed_bytes + copy.partial_bytes for copy in folder.copies))
+    lines = [f"{folder.scratch} ({folder.why}): {copies}, {size}; {format_bytes(folder.free_bytes)} free"]
+    if folder.copies:
+        rows = [("NAME", "SIZE", "OWNER", "LAST USED", "KEPT", "IN USE BY", "SOURCE")]
+        lines += _columns(rows + [_copy_row(copy, now) for copy in folder.copies])
+    lines += [
+        f"  left behind: {one.path}, {one.what}, {format_bytes(one.size_bytes)}" for one in folder.leftovers
+    ]
+    if folder.leftovers:
+        lines.append("  next: feedrate scratch gc")
+    return lines
+
+
+def _copy_row(copy: CopyInfo, now: float) -> tuple[str, ...]:
+    name = os.path.basename(copy.folder)
+    if copy.problem:
+        return (name, "", copy.owner, "", "", "", copy.problem)
+    return (
+        name,
+        _size_words(copy),
+        copy.owner + ("" if copy.is_trusted else " (not trusted)"),
+        _ago(now - copy.used),
+        "" if copy.keep_s is None else format_age(copy.keep_s),
+        _user_words(copy),
+        copy.source,
+    )
+
+
+def _size_words(copy: CopyInfo) -> str:
+    size = format_bytes(copy.size_bytes)
+    if copy.is_complete:
+        return size
+    share = (copy.landed_bytes + copy.partial_bytes) / max(copy.size_bytes, 1)
+    return f"{format_percent(share)} of {size}"
+
+
+def _user_words(copy: CopyInfo) -> str:
+    words = ["being copied"] if copy.is_being_written else []
+    jobs = sorted({lease.job for lease in copy.leases if lease.job})
+    loose = [lease for lease in copy.leases if not lease.job]
+    words += [f"job {job}" for job in jobs[:3]] + (["..."] if len(jobs) > 3 else [])
+    if loose:
+        users = sorted({lease.user for lease in loose if lease.user})
+        words.append(
+            format_count(len(loose), "process", "processes") + (f" of {', '.join(users)}" if users else "")
+        )
+    return ", ".join(words) or "nobody"
+
+
+def _verdict_words(one: Verdict) -> str:
+    source = f" (copy of {one.source})" if one.source else ""
+    return f"{one.path}{source}, {format_bytes(one.size_bytes)}: {one.why}"
+
+
+def _ago(seconds: float) -> str:
+    # A clock that was set back makes the past the future.
+    return "just now" if seconds < 60 else f"{format_age(seconds)} ago"
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of a user's copies on scratch should go: those named, expired, never finished, or over a limit.
+
+Whether one may go is decided by `eviction` alone. The clock decides only what is tried, and in which order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from feedrate.errors import StorageError, UsageError
+from feedrate.results.scratch import CopyInfo, Leftover, Verdict
+from feedrate.store.copies import list_copies
+from feedrate.store.eviction import (
+    Kept,
+    SourceUnseen,
+    Vanished,
+    evict,
+    is_doomed,
+    is_temporary,
+    remove_unmade,
+)
+from feedrate.store.files import free_bytes
+from feedrate.store.homes import HOME
+from feedrate.store.marker import find_node
+from feedrate.store.registry import forget, recall
+from feedrate.store.removal import opened_folder, walk
+from feedrate.units import parse_bytes
+
+# Making an empty copy takes milliseconds: what is older has no maker any more.
+_MAKING_S = 600.0
+
+
+@contextlib.contextmanager
+def opened_home(scratch: Path) -> Iterator[int | None]:
+    """Yield a descriptor of this user's folder on a scratch folder; None: there is none.
+
+    Raises:
+        StorageError: it is a link, or somebody else could have filled it.
+    """
+    with contextlib.ExitStack() as stack:
+        path, fd = Path(os.path.realpath(scratch)), None
+        try:
+            for name in (str(path), HOME, str(os.getuid())):
+                fd = stack.enter_context(opened_folder(name, fd))
+        except FileNotFoundError:
+            yield None
+            return
+        except OSError as error:
+            raise StorageError(
+                f"cannot look into {path / HOME / str(os.getuid())}: {error.strerror}"
+            ) from error
+        assert fd is not None
+        info = os.fstat(fd)
+        if info.st_uid != os.getuid() or info.st_mode & 0o022:
+            raise StorageError(
+                f"{path / HOME / str(os.getuid())} belongs to somebody else, or others may write to it:"
+                " nothing is deleted there"
+            )
+        yield fd
+
+
+@dataclass(slots=True)
+class Cleared:
+    """What happened to a user's copies on one scratch folder."""
+
+    removed: list[Verdict] = field(default_factory=list)
+    kept: list[Verdict] = field(default_factory=list)
+    restored: list[Verdict] = field(default_factory=list)
+    used_bytes: int = 0
+
+
+class Clearing:
+    """One scratch folder, about to be cleared; copies are those of its moment.
+
+    Args:
+        is_trial: only say what would be done.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, scratch: Path, *, is_trial: bool = False, now: float | None = None) -> None:
+        self.scratch = scratch
+        self.now = time.time() if now is None else now
+        self.result = Cleared()
+        self._is_trial = is_trial
+        known = list_copies(scratch)
+        self._sources = {copy.folder: copy.source for copy in known if copy.source}
+        here = [copy for copy in recall() if copy.node == find_node()]
+        self._more_sources = [copy.source for copy in here if copy.folder not in self._sources]
+        self.copies = sorted(filter(is_mine, known), key=lambda copy: copy.used)
+        self.result.used_bytes = sum(map(size_on_disk, self.copies))
+
+    def remove(self, copies: Iterable[CopyInfo], *, even_if_the_source_is_gone: bool = False) -> None:
+        """Delete copies that the user has named."""
+        for copy in copies:
+            self._try(copy, "you asked for it", even_if_the_source_is_gone)
+
+    def remove_idle(self) -> None:
+        """Delete copies that have expired, or that nobody finishes, and what killed processes left behind."""
+        self._remove_leftovers()
+        for copy in list(self.copies):
+            if copy.is_being_written or copy.problem:
+                continue
+            if not copy.is_complete:
+                self._try(copy, "it was never finished, and nobody is copying")
+            elif copy.keep_s is not None and self.now - copy.used > copy.keep_s:
+                self._try(copy, "it has not been used for longer than it was to be kept")
+
+    def remove_oldest(self, limit_bytes: int) -> None:
+        """Delete copies, the longest unused first, until what is left takes no more than this."""
+        for copy in list(self.copies):
+            if self.result.used_bytes <= limit_bytes:
+                return
+            if not any(copy.folder == kept.path for kept in self.result.kept):
+                self._try(copy, "the limit is reached, and it has been unused for the longest time")
+
+    def _try(self, copy: CopyInfo, why: str, even_if_the_source_is_gone: bool = False) -> None:
+        size_bytes = size_on_disk(copy)
+        sources = [source for folder, source in self._sources.items() if folder != copy.folder]
+        try:
+            with opened_home(self.scratch) as home:
+                if home is None:
+                    return
+                evict(
+                    home,
+                    os.path.basename(copy.folder),
+                    sources=[*sources, *self._more_sources],
+                    even_if_the_source_is_gone=even_if_the_source_is_gone,
+                    is_trial=self._is_trial,
+                )
+        except Vanished:
+            pass
+        except Kept as kept:
+            is_only_copy = isinstance(kept, SourceUnseen)
+            words = f"its source was not found as it was: {kept}" if is_only_copy else str(kept)
+            self.result.kept.append(Verdict(copy.folder, copy.source, size_bytes, words, is_only_copy))
+            return
+        else:
+            self.result.removed.append(Verdict(copy.folder, copy.source, size_bytes, why))
+        self.copies.remove(copy)
+        self.result.used_bytes -= size_bytes
+        if not self._is_trial:
+            self._sources.pop(copy.folder, None)
+            forget(find_node(), copy.folder)
+
+    def _remove_leftovers(self) -> None:
+        for leftover in list_leftovers(self.scratch, self.now):
+            name = os.path.basename(leftover.path)
+            verdict = Verdict(leftover.path, "", leftover.size_bytes, leftover.what)
+            try:
+                with opened_home(self.scratch) as home:
+                    if home is None:
+                        return
+                    if is_doomed(name):
+                        sources = [*self._sources.values(), *self._more_sources]
+                        evict(home, name, sources=sources, is_trial=self._is_trial)
+                    elif not self._is_trial:
+                        remove_unmade(home, name)
+                self.result.removed.append(verdict)
+            except Vanished:
+                continue
+            except Kept as kept:
+                verdict = Verdict(leftover.path, "", leftover.size_bytes, str(kept))
+                (self.result.restored if kept.is_back else self.result.kept).append(verdict)
+
+
+def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
+    """Return what killed processes of this user left on a scratch folder."""
+    found = []
+    with opened_home(scratch) as home:
+        for name in sorted(os.listdir(home)) if home is not None else ():
+            what = "a copy that was being deleted" if is_doomed(name) else ""
+            with contextlib.suppress(OSError), opened_folder(name, home) as fd:
+                if is_temporary(name) and now - os.fstat(fd).st_mtime > _MAKING_S:
+                    what = "a copy that was being made"
+                if what:
+                    size_bytes = sum(info.st_size for _, info in walk(fd))
+                    path = scratch / HOME / str(os.getuid()) / name
+                    found.append(Leftover(str(path), what, size_bytes))
+    return found
+
+
+def is_mine(copy: CopyInfo) -> bool:
+    """Return whether a copy lies in this user's folder, where alone something is ever deleted."""
+    return Path(copy.folder).parent.name == str(os.getuid())
+
+
+def size_on_disk(copy: CopyInfo) -> int:
+    return copy.landed_bytes + copy.partial_bytes
+
+
+def find_limit(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return how much a user's copies on one scratch folder may take, by the environment; None: no limit."""
+    text = environ.get("FEEDRATE_SCRATCH_LIMIT", "").strip()
+    if not text:
+        return None
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(f"FEEDRATE_SCRATCH_LIMIT: {error}", hint=error.hint) from None
+
+
+def make_room(scratch: Path, size_bytes: int, *, limit_bytes: int | None = None, spare: str = "") -> Cleared:
+    """Delete what need not stay, before a copy of that size is made.
+
+    Only where there is no room for it: copies that expired or that nobody finishes; and, where a limit is
+    set, the longest unused ones, until the new one fits under it. `spare`: the folder of the copy that is
+    about to be finished, of which `size_bytes` are missing.
+    """
+    if limit_bytes is None and free_bytes(scratch) >= size_bytes:
+        return Cleared()
+    clearing = Clearing(scratch)
+    clearing.copies = [copy for copy in clearing.copies if copy.folder != spare]
+    in_use = sum(size_on_disk(copy) for copy in clearing.copies if copy.leases or copy.is_being_written)
+    if limit_bytes is not None and in_use + size_bytes > limit_bytes:
+        return clearing.result  # it cannot be kept: nothing is deleted in vain
+    is_over = limit_bytes is not None and clearing.result.used_bytes + size_bytes > limit_bytes
+    if is_over or free_bytes(scratch) < size_bytes:
+        clearing.remove_idle()
+    if limit_bytes is not None:
+        clearing.remove_oldest(max(limit_bytes - size_bytes, 0))
+    return clearing.result

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies on scratch: one per source and node, shared by all processes of a user, and with root's.
+
+    SCRATCH/feedrate/UID/NAME-DIGEST12/
+        copy.json     the marker (marker.py); there before anything else is
+        data/         what the user gets; a file has its final name only when it is whole, checked and
+                      fsynced, until then it is .NAME.part, which grows from its beginning
+        gate          locked for a moment, to add a lease or to delete the copy
+        writer        locked by the one process that copies now; others wait, and take over when it dies
+        leases/       a locked file per process that uses the copy (leases.py)
+        used          its time: when a lease was taken or given back last
+
+A copy is made aside and renamed, so its folder is never half made. Folders are believed only if they belong
+to this user or to root and nobody else may write to them: what lies there will be trained on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from feedrate.errors import FeedrateError, StorageError
+from feedrate.results.scratch import CopyInfo
+from feedrate.store.files import appear, explain_write_error, sync_file_system, temporary_name
+from feedrate.store.homes import HOME, ROOT, check_trust, list_folders, make_home
+from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, is_locked, live_leases, take_lock
+from feedrate.store.marker import (
+    CopiedFile,
+    Marker,
+    describe_maker,
+    dump_marker,
+    find_node,
+    load_marker,
+    user_name,
+)
+
+__all__ = [
+    "CopiedFile",
+    "Copy",
+    "CopyGone",
+    "Lease",
+    "Lock",
+    "Marker",
+    "find_node",
+    "hold",
+    "is_part",
+    "list_copies",
+]
+
+
+MARKER, DATA, GATE, WRITER, LEASES, USED = "copy.json", "data", "gate", "writer", "leases", "used"
+
+
+class Copy:
+    """A copy on scratch. Cheap to make; reads of files go by `path`, and need none of this.
+
+    `create` and `open` give one. What is in it may change any time: be ready for a file that is gone.
+    """
+
+    def __init__(self, folder: Path, marker: Marker) -> None:
+        self.folder = folder
+        self.marker = marker
+        self.files = {file.name: file for file in marker.files}
+
+    @property
+    def data(self) -> Path:
+        return self.folder / DATA
+
+    @property
+    def path(self) -> Path:
+        """Return what the user gets: the folder with the files, or the only file."""
+        return self.data / self.marker.entry if self.marker.entry else self.data
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether this user may write to it; root's copies can be used, not finished."""
+        return self.folder.parent.name == str(os.getuid())
+
+    @classmethod
+    def open(cls, folder: Path) -> Copy:
+        """Open a copy that is there.
+
+        Raises:
+            CopyGone: there is none.
+            StorageError: it is not to be trusted, or its marker is damaged.
+        """
+        check_trust(folder.parent.parent, may_be_shared=True)
+        for one in (folder.parent, folder):
+            check_trust(one)
+        copy = cls(folder, _read_marker(folder))
+        if copy.is_ours:
+            copy._mend()
+        check_trust(copy.data)
+        return copy
+
+    @classmethod
+    def find(cls, scratch: Path, marker: Marker) -> Copy | None:
+        """Return the copy of what the marker describes: this user's, or a finished one of root's.
+
+        Raises:
+            StorageError: what lies there is not to be trusted.
+        """
+        for uid in dict.fromkeys((os.getuid(), ROOT)):
+            try:
+                copy = cls.open(scratch / HOME / str(uid) / marker.folder_name)
+            except CopyGone:
+                continue
+            except StorageError:
+                if uid == os.getuid():
+                    raise
+                continue
+            if copy.marker.digest != marker.digest:
+                raise StorageError(
+                    f"{copy.folder} is a copy of something else: {copy.marker.address}",
+                    hint=f"delete it: feedrate scratch rm {copy.folder}",
+                )
+            if copy.is_ours or copy.is_complete():
+                return copy
+        return None
+
+    @classmethod
+    def create(cls, scratch: Path, marker: Marker) -> Copy:
+        """Return what `find` does; make an empty copy where there is none.
+
+        Raises:
+            StorageError: it cannot be made, or what lies there is not to be trusted.
+        """
+        home = make_home(scratch)
+        while True:
+            copy = cls.find(scratch, marker)
+            if copy is not None:
+                return copy
+            made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
+            _make(home / marker.folder_name, made)
+
+    def _mend(self) -> None:
+        """Make again what somebody deleted by hand, so that the copy can be used and finished."""
+        folder_mode, file_mode = _modes(self.marker.is_public)
+        for name in (DATA, LEASES):
+            with contextlib.suppress(OSError):
+                (self.folder / name).mkdir(0o700)
+                (self.folder / name).chmod(folder_mode)
+        for name in (GATE, WRITER, USED):
+            with contextlib.suppress(OSError):
+                (self.folder / name).touch(file_mode, exist_ok=False)
+
+    def has_landed(self, name: str) -> bool:
+        """Return whether a file is whole and in place."""
+        try:
+            return os.stat(os.path.join(self.data, name)).st_size == self.files[name].size_bytes
+        except OSError:
+            return False
+
+    def find_available(self, name: str) -> tuple[Path, int]:
+        """Return a path, and how many bytes from its beginning are there: a file on its way grows in order.
+
+        The file can land between this and opening it: then ask again.
+        """
+        if self.has_landed(name):
+            return self.data / name, self.files[name].size_bytes
+        part = self.part(name)
+        try:
+            return part, min(part.stat().st_size, self.files[name].size_bytes)
+        except OSError:
+            return part, 0
+
+    def is_complete(self) -> bool:
+        return all(self.has_landed(name) for name in self.files)
+
+    def part(self, name: str) -> Path:
+        """Return where a file lies while it is on its way."""
+        folder, _, last = name.rpartition("/")
+        return Path(os.path.join(self.data, folder, f".{last}.part"))
+
+    def open_part(self, name: str) -> int:
+        """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
+        part = self.part(name)
+        try:
+            return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            self._make_folders(part.parent, _modes(self.marker.is_public)[0])
+            return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def _make_folders(self, folder: Path, mode: int) -> None:
+        if not self.data.is_dir():
+            raise CopyGone
+        missing = []
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for one in reversed(missing):
+            one.mkdir(0o700, exist_ok=True)
+            one.chmod(mode)
+
+    def land(self, name: str, fd: int) -> None:
+        """Give a part, open as `fd`, its final name: it is whole and checked. Only for the writer."""
+        self.dress(name, fd)
+        os.fsync(fd)
+        os.rename(self.part(name), self.data / name)
+
+    def dress(self, name: str, fd: int) -> None:
+        """Give a part the mode and the time that it will have."""
+        os.fchmod(fd, _modes(self.marker.is_public)[1])
+        if self.files[name].mtime_ns:
+            os.utime(fd, ns=(self.files[name].mtime_ns, self.files[name].mtime_ns))
+
+    def land_together(self, names: Iterable[str]) -> None:
+        """Give parts that are whole, checked and dressed their final names, after one sync for all."""
+        sync_file_system(self.data)
+        for name in names:
+            os.rename(self.part(name), self.data / name)
+
+    @contextlib.contextmanager
+    def landing(self, name: str) -> Iterator[Path]:
+        """Yield the path of a file's part, to be filled; it lands if the block ends well."""
+        os.close(self.open_part(name))
+        yield self.part(name)
+        fd = os.open(self.part(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            size_bytes = os.fstat(fd).st_size
+            if size_bytes != self.files[name].size_bytes:
+                raise StorageError(
+                    f"{name} should have {self.files[name].size_bytes:,} bytes, and has {size_bytes:,}"
+                )
+            self.land(name, fd)
+        finally:
+            os.close(fd)
+
+    def take_gate(self) -> Lock:
+        """Hold the gate: no lease is added and the copy is not deleted meanwhile. Hold it shortly.
+
+        Raises:
+            CopyGone: it was deleted.
+        """
+        lock = take_lock(self.folder / GATE, wait=True)
+        assert lock is not None
+        return lock
+
+    def take_writer(self) -> Lock | None:
+        """Become the process that copies; None: another one is.
+
+        Raises:
+            CopyGone: it was deleted.
+        """
+        return take_lock(self.folder / WRITER, wait=False)
+
+    def lease(self) -> Lease:
+        """Take a lease: the copy stays until it is released, or this process ends.
+
+        Raises:
+            CopyGone: it was deleted.
+        """
+        with self.take_gate():
+            return add_lease(self.folder / LEASES, self.folder / USED, is_public=self.marker.is_public)
+
+    def update(self, marker: Marker) -> None:
+        """Write another marker: checksums that are known now, a longer time to keep. Only for its owner."""
+        with self.take_gate(), appear(self.folder / MARKER) as file:
+            os.fchmod(file.fileno(), _modes(self.marker.is_public)[1])
+            file.write(dump_marker(marker))
+        self.marker, self.files = marker, {file.name: file for file in marker.files}
+
+    def info(self) -> CopyInfo:
+        """Look at all of it: one `stat` per file."""
+        marker = self.marker
+        landed = [file for file in marker.files if self.has_landed(file.name)]
+        missing = self.files.keys() - {file.name for file in landed}
+        owner = self.folder.lstat().st_uid
+        return CopyInfo(
+            path=str(self.path),
+            folder=str(self.folder),
+            source=marker.address,
+            kind=marker.kind,
+            owner=user_name(owner),
+            uid=owner,
+            files=len(marker.files),
+            size_bytes=marker.size_bytes,
+            landed_files=len(landed),
+            landed_bytes=sum(file.size_bytes for file in landed),
+            partial_bytes=sum(_size(self.part(name)) for name in missing),
+            created=marker.created,
+            used=_time(self.folder / USED) or marker.created,
+            keep_s=marker.keep_s,
+            leases=live_leases(self.folder / LEASES),
+            is_being_written=is_locked(self.folder / WRITER),
+            is_trusted=owner in (os.getuid(), ROOT),
+        )
+
+
+def is_part(path: Path) -> bool:
+    """Return whether this is a file on its way; no other file of a copy begins with a dot."""
+    return path.name.startswith(".")
+
+
+def list_copies(scratch: Path) -> list[CopyInfo]:
+    """Return what lies on scratch, of all users; of what cannot be read, its owner and why."""
+    found = []
+    for home in list_folders(scratch / HOME):
+        for folder in list_folders(home):
+            if folder.name.startswith("."):
+                continue  # being made, or being deleted
+            with contextlib.suppress(CopyGone, FileNotFoundError):
+                found.append(_describe(folder))
+    return found
+
+
+def hold(path: str | os.PathLike[str]) -> Lease | None:
+    """Take a lease on the copy that a path lies in; None: it lies in none that this user may use."""
+    real = Path(os.path.realpath(path))
+    for folder in (real, *real.parents):
+        if folder.name == DATA and (folder.parent / MARKER).exists() and HOME in folder.parts:
+            try:
+                return Copy.open(folder.parent).lease()
+            except (CopyGone, FeedrateError, OSError):
+                return None
+    return None
+
+
+def _make(folder: Path, marker: Marker) -> None:
+    """Make an empty copy; harmless where another process is quicker."""
+    aside = folder.parent / temporary_name(folder.name)
+    folder_mode, file_mode = _modes(marker.is_public)
+    # Users of a copy of root's put their leases there.
+    is_open = marker.is_public and os.getuid() == ROOT
+    try:
+        try:
+            aside.mkdir(0o700)
+            for name, mode in ((DATA, folder_mode), (LEASES, 0o1777 if is_open else folder_mode)):
+                (aside / name).mkdir(0o700)
+                (aside / name).chmod(mode)
+            for name, mode in (
+                (GATE, file_mode),
+                (WRITER, file_mode),
+                (USED, 0o666 if is_open else file_mode),
+            ):
+                (aside / name).touch()
+                (aside / name).chmod(mode)
+            with appear(aside / MARKER) as file:
+                os.fchmod(file.fileno(), file_mode)
+                file.write(dump_marker(marker))
+            aside.chmod(folder_mode)
+            os.rename(aside, folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            return
+        raise explain_write_error(error, folder) from error
+
+
+def _modes(is_public: bool) -> tuple[int, int]:
+    """Return the modes of folders and files."""
+    return (0o755, 0o644) if is_public else (0o700, 0o600)
+
+
+def _read_marker(folder: Path) -> Marker:
+    path = folder / MARKER
+    try:
+        return load_marker(path.read_bytes())
+    except FileNotFoundError:
+        if not folder.exists():
+            raise CopyGone from None
+        raise StorageError(
+            f"{folder} has no {MARKER}: it is no copy of feedrate's",
+            hint="move it away, or name another folder",
+        ) from None
+    except FeedrateError as error:
+        hint = f"if you know that nothing of it is needed, delete it by hand: rm -r {folder}"
+        raise StorageError(f"{path} {error}", hint=hint) from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _describe(folder: Path) -> CopyInfo:
+    info = folder.lstat()
+    is_trusted = True
+    try:
+        check_trust(folder)
+    except StorageError:
+        is_trusted = False
+    try:
+        copy = Copy(folder, _read_marker(folder))
+        return dataclasses.replace(copy.info(), is_trusted=is_trusted)
+    except StorageError as error:
+        return CopyInfo(
+            path=str(folder / DATA), folder=str(folder), source="", kind="", owner=user_name(info.st_uid),
+            uid=info.st_uid, files=0, size_bytes=0, landed_files=0, landed_bytes=0, partial_bytes=0,
+            created=0.0, used=0.0, keep_s=None, leases=(), is_being_written=False, is_trusted=is_trusted,
+            problem=str(error),
+        )  # fmt: skip
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

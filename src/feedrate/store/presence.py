@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is the source of a copy there, and is it what was copied? Eviction asks right before it deletes.
+
+A file counts as the same when it has the size that it had, and the time of change that it had when its bytes
+were copied and their checksum was taken; where the time is another, or nobody tells it, its bytes are read
+and their checksum is compared. A pack.json holds the checksums of all shards and is always compared byte for
+byte: the shards of a store that tells no times (most web servers) then need only have the right size.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from feedrate import kernel
+from feedrate.errors import FeedrateError
+from feedrate.format.manifest import FILE_NAME
+from feedrate.store.contents import Contents
+from feedrate.store.marker import CopiedFile, Marker
+from feedrate.store.place import Place
+
+_CHUNK_BYTES = 2**20
+# A question to a file server is mostly waiting.
+_AT_ONCE = 16
+# For more files than this, their folder is listed first.
+_FEW_FILES = 4
+# Behind these, fsspec shows what was there once.
+_CACHES = ("simplecache", "filecache", "blockcache", "cached")
+
+
+class Doubt(Exception):
+    """Why a source may not be what was copied; a clause that ends a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file of the source at one moment. `device`, `inode`: 0 behind an address."""
+
+    size_bytes: int
+    mtime_ns: int
+    device: int = 0
+    inode: int = 0
+
+
+Sight = dict[str, Seen]  # by the file's name in the copy
+
+
+def see_source(marker: Marker) -> Sight:
+    """Return the facts of each of the source's files as they are now.
+
+    Raises:
+        Doubt: one of them is gone, is no plain file, may not be read, or has another size.
+    """
+    contents, wanted = Contents(marker, {}), _wanted(marker)
+    by_place: dict[Place, list[CopiedFile]] = {}
+    for file in wanted:
+        by_place.setdefault(contents.locate(file)[0], []).append(file)
+    found: Sight = {}
+    for place, files in by_place.items():
+        names = [os.fsdecode(contents.locate(file)[1]) for file in files]
+        see = _see_remote if place.is_remote else _see_local
+        found |= zip((file.name for file in files), see(place, names), strict=True)
+    for file in wanted:
+        if found[file.name].size_bytes != file.size_bytes:
+            raise Doubt(
+                f"{_address(contents, file)} has {found[file.name].size_bytes:,} bytes"
+                f" and had {file.size_bytes:,} when it was copied"
+            )
+    return found
+
+
+def compare_source(marker: Marker, seen: Sight, data: Path, ours: Collection[tuple[int, int]]) -> None:
+    """Compare what was seen with what was copied; reads files whose time of change is not the same.
+
+    Args:
+        data: the copy's files.
+        ours: device and inode of each: a source that is made of them is no other copy.
+
+    Raises:
+        Doubt: a file of the source is the copy's own, or its bytes are others.
+    """
+    contents = Contents(marker, {})
+    has_pack_json = False
+    for file in _wanted(marker):
+        now = seen[file.name]
+        if now.inode and (now.device, now.inode) in ours:
+            raise Doubt(f"{_address(contents, file)} is the copy itself")
+        if marker.kind == "pack" and file.source_name == FILE_NAME:
+            has_pack_json = _is_same(contents, file, data / file.name)
+    for file in _wanted(marker):
+        now = seen[file.name]
+        has_times = now.mtime_ns and file.mtime_ns
+        is_same = now.mtime_ns == file.mtime_ns if has_times else has_pack_json
+        if not is_same and (file.crc32c is None or _checksum(contents, file) != file.crc32c):
+            raise Doubt(f"{_address(contents, file)} was changed after it was copied")
+
+
+def checksum_file(path: Path) -> int:
+    with open(path, "rb") as file:
+        return _checksum_stream(iter(lambda: file.read(_CHUNK_BYTES), b""))
+
+
+def _wanted(marker: Marker) -> list[CopiedFile]:
+    return [file for file in marker.files if file.source_name]
+
+
+def _address(contents: Contents, file: CopiedFile) -> str:
+    place, name = contents.locate(file)
+    return place.address(name)
+
+
+def _see_local(place: Place, names: list[str]) -> list[Seen]:
+    with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as threads:
+        return list(threads.map(lambda name: _see_file(os.path.join(place.root, name)), names))
+
+
+def _see_file(path: str) -> Seen:
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        raise Doubt(f"{path} is not there ({error.strerror})") from None
+    if not stat.S_ISREG(info.st_mode):
+        raise Doubt(f"{path} is not a plain file")
+    if not os.access(path, os.R_OK):
+        raise Doubt(f"{path} may not be read")
+    return Seen(info.st_size, info.st_mtime_ns, info.st_dev, info.st_ino)
+
+
+def _see_remote(place: Place, names: list[str]) -> list[Seen]:
+    if place.root.split("::", 1)[0] in _CACHES:
+        raise Doubt(f"{place.root} is seen through a cache, which may show what is gone")
+    try:
+        place.forget_listings()
+        listed: Mapping[str, Seen] = {}
+        if len(names) > _FEW_FILES:
+            listed = _list_folders(place, {os.path.dirname(name) for name in names})
+        # A connection by SSH mixes up the answers of threads that share it.
+        at_once = 1 if place.root.startswith(("sftp:", "ssh:")) else min(_AT_ONCE, len(names))
+        with ThreadPoolExecutor(at_once) as threads:
+            return list(threads.map(lambda name: listed.get(name) or _find(place, name), names))
+    except FeedrateError as error:
+        raise Doubt(f"{place.root} was not seen: {error}") from error
+
+
+def _list_folders(place: Place, folders: Iterable[str]) -> dict[str, Seen]:
+    listed = {}
+    for folder in sorted(folders):
+        try:
+            for name, file in place.list(os.fsencode(folder)):
+                if file is not None:
+                    listed[os.path.join(folder, os.fsdecode(name))] = Seen(file.size_bytes, file.mtime_ns)
+        except FeedrateError:
+            continue  # web servers often list nothing: each file is asked for then
+    return listed
+
+
+def _find(place: Place, name: str) -> Seen:
+    file = place.find(os.fsencode(name), suggest=False)
+    if file is None:
+        raise Doubt(f"{place.address(os.fsencode(name))} is not a plain file")
+    return Seen(file.size_bytes, file.mtime_ns)
+
+
+def _is_same(contents: Contents, file: CopiedFile, landed: Path) -> bool:
+    """Compare a small file byte for byte; False: the copy does not have it yet."""
+    place, name = contents.locate(file)
+    try:
+        ours = landed.read_bytes()
+    except FileNotFoundError:
+        return False
+    try:
+        if place.read(name, 0, file.size_bytes) == ours:
+            return True
+    except (FeedrateError, OSError) as error:
+        raise Doubt(f"{_address(contents, file)} cannot be read: {error}") from error
+    raise Doubt(f"{_address(contents, file)} is not what was copied")
+
+
+def _checksum(contents: Contents, file: CopiedFile) -> int:
+    place, name = contents.locate(file)
+    try:
+        with place.open(name) as stream:
+            return _checksum_stream(iter(lambda: stream.read(_CHUNK_BYTES), b""))
+    except (FeedrateError, OSError) as error:
+        raise Doubt(f"{_address(contents, file)} cannot be read: {error}") from error
+
+
+def _checksum_stream(chunks: Iterable[bytes]) -> int:
+    crc32c = 0
+    for chunk in chunks:
+        crc32c = kernel.crc32c(chunk, crc32c)
+    return crc32c

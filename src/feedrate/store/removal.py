@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at and delete folders by file descriptors: never through a link, never in another mount, and only
+names that are known. What a path names can change between two calls; what a descriptor holds cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def opened_folder(name: str, dir_fd: int | None = None) -> Iterator[int]:
+    """Yield a descriptor of a folder that is no link.
+
+    Raises:
+        OSError: it is a link, a file, or not there.
+    """
+    fd = os.open(name, _FOLDER, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_small(name: str, dir_fd: int, largest_bytes: int = 2**30) -> bytes:
+    """Return the content of a plain file that is no link.
+
+    Raises:
+        OSError: it is anything else, or not there.
+    """
+    # Without O_NONBLOCK a pipe of that name would hold us up.
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{name} is not a plain file")
+        return file.read(largest_bytes)
+
+
+def walk(fd: int, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Yield all below a folder but folders: path and facts; also a folder that must not be looked into."""
+    mount = _find_mount(fd)
+    for name in sorted(os.listdir(fd)):
+        try:
+            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if not stat.S_ISDIR(info.st_mode):
+                yield prefix + name, info
+                continue
+            with opened_folder(name, fd) as inner:
+                if _find_mount(inner) == mount:
+                    yield from walk(inner, f"{prefix}{name}/")
+                else:
+                    yield prefix + name, info
+        except FileNotFoundError:
+            continue  # somebody else deletes it
+
+
+def remove_known(fd: int, is_ours: Callable[[str], bool], prefix: str = "") -> list[str]:
+    """Delete the plain files below a folder that `is_ours` claims by their path, and folders that are empty
+    then; return what is left."""
+    mount = _find_mount(fd)
+    left = []
+    for name in sorted(os.listdir(fd)):
+        path = prefix + name
+        try:
+            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if stat.S_ISDIR(info.st_mode):
+                with opened_folder(name, fd) as inner:
+                    is_same_mount = _find_mount(inner) == mount
+                    below = remove_known(inner, is_ours, path + "/") if is_same_mount else [path]
+                if not below:
+                    os.rmdir(name, dir_fd=fd)
+                left += below
+            elif stat.S_ISREG(info.st_mode) and is_ours(path):
+                os.unlink(name, dir_fd=fd)
+            else:
+                left.append(path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            left.append(path)
+    return left
+
+
+def _find_mount(fd: int) -> tuple[int, str]:
+    """Return what tells mounts apart: a folder that is mounted in two places has one device."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as file:
+            found = re.search(r"^mnt_id:\s*(\d+)", file.read(), re.MULTILINE)
+    except OSError:
+        found = None
+    return os.fstat(fd).st_dev, found.group(1) if found else ""

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which folder of this node is scratch, and is there room? Refuses before anything is written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from feedrate.errors import FeedrateError, NotFound, StorageError
+from feedrate.probe.memory import count_usable_memory_bytes
+from feedrate.probe.paths import suggest_path
+from feedrate.probe.room import measure_room, try_to_reserve
+from feedrate.probe.storage import describe_storage, is_scratch, list_scratch
+from feedrate.units import format_bytes, format_count
+
+# Left free: a disk that is filled to the brim is slow, and somebody else's.
+_SPARE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A folder on a disk of this node.
+
+    Attributes:
+        why: who says so: "$SLURM_TMPDIR", "you named it".
+        kind: of its file system: "ext4", "xfs", "tmpfs".
+    """
+
+    path: Path
+    why: str
+    kind: str = ""
+    is_memory: bool = False
+
+
+def find_scratch(
+    wish: str | os.PathLike[str] | None = None,
+    *,
+    allow_network: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> Scratch:
+    """Return the scratch folder that was wished for, or, for None and "auto", the best of this node.
+
+    Args:
+        allow_network: take also a file system that other machines serve.
+
+    Raises:
+        NotFound: there is none, or nothing of that name.
+        StorageError: it cannot be written to, or is not a disk of this node.
+    """
+    if wish is not None and os.fspath(wish) != "auto":
+        return _check_wish(Path(wish), allow_network=allow_network)
+    tried = []
+    for folder, why in list_scratch(environ):
+        if is_scratch(folder):
+            storage = describe_storage(folder)
+            return Scratch(Path(os.path.realpath(folder)), why, storage.kind)
+        if os.path.isdir(folder):
+            tried.append(f"{folder} {_say_unfit(folder)}")
+        elif why.startswith("$"):
+            tried.append(f"{why} names {folder}, which is not there")
+    found = f"; {'; '.join(tried)}" if tried else ""
+    raise NotFound(
+        "no scratch disk found on this node: neither $SLURM_TMPDIR and its like nor /scr, /scratch, /local"
+        + found,
+        hint="name a folder on a local disk that you may write to: --to FOLDER",
+    )
+
+
+def _check_wish(folder: Path, *, allow_network: bool) -> Scratch:
+    if not folder.exists():
+        if not folder.parent.is_dir():
+            raise NotFound(f"no scratch folder at {folder}", hint=suggest_path(folder))
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise StorageError(f"cannot make the scratch folder {folder}: {error.strerror}") from error
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is a file; scratch must be a folder", hint="name another: --to FOLDER")
+    storage = describe_storage(folder)
+    if storage.is_network and not allow_network:
+        raise StorageError(
+            f"{folder} lies on {storage.kind}, which another machine serves: a copy there is no nearer",
+            hint="name a local disk: --to FOLDER; or insist: --allow-network",
+        )
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to the scratch folder {folder}: {error.strerror}",
+            hint="name another one: --to FOLDER",
+        ) from error
+    return Scratch(Path(os.path.realpath(folder)), "you named it", storage.kind, storage.is_memory)
+
+
+def _say_unfit(folder: str) -> str:
+    storage = describe_storage(folder)
+    if storage.is_network:
+        return f"is {storage.kind}, which another machine serves"
+    if storage.is_memory:
+        return f"is memory ({storage.kind})"
+    return "cannot be written to"
+
+
+def check_room(scratch: Scratch, size_bytes: int, files: int) -> None:
+    """Refuse what will not fit: bytes, files, quota, and where scratch is memory, the job's memory.
+
+    Raises:
+        StorageError: it does not fit; says what is missing.
+    """
+    path = scratch.path
+    try:
+        room = measure_room(path)
+    except OSError as error:
+        raise StorageError(f"cannot look at {path}: {error.strerror}") from error
+    # On a small disk, what is left over would be the larger part of it.
+    spare = min(_SPARE_BYTES, room.free_bytes // 50)
+    needed = f"the copy needs {format_bytes(size_bytes)} on {path}"
+    if size_bytes > room.free_bytes - spare:
+        raise _refuse(f"{needed}, which has {format_bytes(room.free_bytes)} free")
+    if room.free_files is not None and files > room.free_files:
+        raise _refuse(
+            f"the copy needs {format_count(files, 'file')} on {path}, which takes {room.free_files:,} more",
+            hint="pack them into a few: feedrate pack SOURCE PACK; then stage that",
+        )
+    if scratch.is_memory:
+        limit = count_usable_memory_bytes()
+        if size_bytes > limit // 2:
+            raise _refuse(f"{needed}, which is memory, and this job may use {format_bytes(limit)} in all")
+        return
+    try:
+        refusal = try_to_reserve(path, size_bytes)
+    except OSError as error:
+        raise StorageError(f"cannot write to {path}: {error.strerror}") from error
+    if refusal is not None and refusal.errno == errno.EDQUOT:
+        raise _refuse(f"{needed}, and your quota there does not allow it")
+    if refusal is not None and refusal.errno == errno.ENOSPC:
+        raise _refuse(f"{needed}, and so much cannot be had there")
+
+
+def _refuse(message: str, hint: str = "") -> FeedrateError:
+    make_room = "make room (feedrate scratch ls, feedrate scratch gc), or name another folder: --to FOLDER"
+    return StorageError(message, hint=hint or make_room)

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pack that lies elsewhere: bytes come from scratch where they landed and are good, else from the source.
+
+The kernel reads files by number. Shards have the numbers that they have in any pack, and lie on scratch; what
+was fetched lies in a parcel, whose number comes behind all others. `find_values` says per sample which it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate import kernel
+from feedrate.errors import NotFound, PackError
+from feedrate.format.fields import Kind
+from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, parse_manifest
+from feedrate.format.pack import Pack, Rows
+from feedrate.kernel import I32, I64, Ranges, Status
+from feedrate.results.load import FetchStats
+from feedrate.store.index_folder import IndexFolder, origin
+from feedrate.store.parcels import Delivery, Parcel, Supply
+from feedrate.store.patience import Attempts, Patience, log
+from feedrate.store.place import Place, is_url
+from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
+
+if TYPE_CHECKING:
+    from feedrate.store.landing import Landing
+
+# Of a field and positions: which of them a cache keeps, so that their bytes are not needed.
+IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
+
+# What a copy that was deleted, cut short or overwritten looks like to the kernel.
+_LOST = (Status.UNREADABLE, Status.CUT_SHORT)
+_SPOILT = (*_LOST, Status.CRC_MISMATCH, Status.BAD_ENTRIES)
+# A wrong address should not keep anybody waiting for minutes.
+OPENING = Patience(give_up_s=15.0)
+
+
+def open_pack(
+    source: str | os.PathLike[str], scratch: str | None = None, patience: Patience | None = None
+) -> Pack:
+    """Open a pack wherever it lies; `scratch`: "auto" or a folder: copy it there while it is read."""
+    text = os.fspath(source)
+    if not is_url(text) and scratch is None:
+        return _hold(Pack(text))
+    return ThroughPack(text, scratch, patience)
+
+
+def _hold(pack: Pack) -> Pack:
+    """A pack that lies in a copy on scratch must stay there while it is read."""
+    if "feedrate" in Path(os.path.realpath(pack.path)).parts:
+        from feedrate.store.copies import hold
+
+        pack.lease = hold(pack.path)
+        if pack.lease is not None:
+            weakref.finalize(pack, pack.lease.release)
+    return pack
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBytes:
+    """Which bytes a batch needs from elsewhere, and what the index says of its samples."""
+
+    positions: I64
+    rows: Rows
+    statuses: I32
+    pieces: list[Piece]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.length for piece in self.pieces)
+
+
+class _Direct:
+    """Supply straight from the source."""
+
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+        self.read = reader.read
+
+    def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
+        return coalesce(pieces)
+
+
+class ThroughPack(Pack):
+    """A pack behind an address, or one that is being copied to scratch. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        source: str,
+        scratch: str | None = None,
+        patience: Patience | None = None,
+        in_flight: int = IN_FLIGHT,
+    ) -> None:
+        self.source, self._scratch, self._patience = source, scratch, patience
+        self._local = threading.local()
+        self._doubts = threading.Lock()
+        self._distrusted: set[int] = set()  # samples whose bytes on scratch are spoilt
+        self._renewed: set[str] = set()  # parts of the index that were brought twice
+        self._counts = {"from_scratch": 0, "from_source": 0, "spoilt": 0}
+        self.reader = RangeReader(Place(source), in_flight=in_flight, patience=patience)
+        self._direct = _Direct(self.reader)
+        closing: list[Callable[[], object]] = [self.reader.close]
+        self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
+        try:
+            manifest = self._read_manifest()
+            self._index = IndexFolder(source, self.reader)
+            closing.append(self._index.close)
+            self.landing = self._begin_landing(manifest)
+            if self.landing is not None:
+                closing.append(self.landing.close)
+                self._index.find_copy = self.landing.find_small
+            self._lost_shards = np.zeros(len(manifest.shards), np.bool_)
+            super().__init__(source, manifest)
+            self._index.bring(manifest.parts)
+        except BaseException:
+            self._finalizer()
+            raise
+        self._origins = [origin(shard) for shard in manifest.shards]
+
+    def _begin_landing(self, manifest: Manifest) -> Landing | None:
+        if self._scratch is None:
+            return None
+        from feedrate.store.landing import Landing
+
+        return Landing.begin(self.source, self._scratch, manifest, self.reader)
+
+    def _read_manifest(self) -> Manifest:
+        address = f"{self.source.rstrip('/')}/{FILE_NAME}"
+        attempts = Attempts(self.reader.trouble, address, OPENING)
+        try:
+            text = attempts.run(lambda: Place(self.source).read_whole(os.fsencode(FILE_NAME)))
+        except NotFound:
+            raise NotFound(
+                f"no pack at {self.source}: it has no {FILE_NAME}",
+                hint="a pack is what 'feedrate pack' makes",
+            ) from None
+        try:
+            return parse_manifest(text)
+        except PackError as error:
+            raise PackError(f"{address}: {error}", hint=error.hint) from None
+
+    # What differs from a pack of this machine: where files lie.
+
+    def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
+        if not isinstance(file, Shard):
+            return self._index.locate(file)
+        if self.landing is not None and (there := self.landing.locate(file)) is not None:
+            return there
+        # Never opened, but it tells shards apart.
+        return self._index.path / "elsewhere" / file.folder.replace("..", "up") / file.name
+
+    def _check_in_place(self) -> None:
+        """Files at the source are not asked for their sizes one by one: checksums tell when they are read."""
+
+    def _check_referred(self) -> None:
+        pass
+
+    def reopen(self) -> Pack:
+        return open_pack(self.source, self._scratch, self._patience)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_pack, (self.source, self._scratch, self._patience)
+
+    def close(self) -> None:
+        super().close()
+        self._finalizer()
+
+    # The index, brought as far as it is needed.
+
+    def rows(self, positions: I64, wanted: Collection[str] | None = None) -> tuple[Rows, I32]:
+        held = self._held()
+        if held is not None and np.array_equal(held[0].positions, positions):
+            return held[0].rows, held[0].statuses
+        self._index.bring(self._index_of(positions))
+        rows, statuses = super().rows(positions, wanted)
+        if statuses.any() and self._renew_index(positions[statuses != 0]):
+            rows, statuses = super().rows(positions, wanted)
+        return rows, statuses
+
+    def _index_of(self, positions: I64) -> list[IndexPart]:
+        shards = np.unique(self.locate(positions)[0])
+        return [self.manifest.shards[i].index for i in shards.tolist()]
+
+    def _renew_index(self, positions: I64) -> bool:
+        """Bring parts of the index again that are damaged here; False: they were brought again before."""
+        with self._doubts:
+            parts = [part for part in self._index_of(positions) if part.name not in self._renewed]
+            self._renewed.update(part.name for part in parts)
+        if parts:
+            log.warning("%s: files of its index are damaged or gone here; they are brought again", self.name)
+            self._index.bring([*parts, *self.manifest.parts], again=True)
+            self.files.close()
+        return bool(parts)
+
+    def _stored_texts(self, column: str, positions: I64) -> list[bytes]:
+        self._index.bring(self._index_of(positions))
+        return super()._stored_texts(column, positions)
+
+    def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        self._index.bring([shard.index])
+        return super()._stored_column(shard, name)
+
+    def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        self._index.bring(shard.index for shard in self.manifest.shards)
+        return super().column(name)
+
+    def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
+        self._index.bring(shard.index for shard in self.manifest.shards)
+        return super().all_texts(column, chunk)
+
+    # The bytes.
+
+    def look_up(self, positions: I64, fields: Sequence[str], is_kept: IsKept | None = None) -> BatchBytes:
+        """Return what a batch of these samples needs that is not on scratch, nor kept in a cache."""
+        rows, statuses = self.rows(positions, fields)
+        good = statuses == 0
+        pieces: list[Piece] = []
+        for field in fields:
+            found = self.manifest.field(field)
+            if found is not None and found.kind is not Kind.NUMBER:
+                values = self.ranges(field, rows[good], positions[good])
+                far = self._is_far(values, positions[good])
+                if is_kept is not None:
+                    far &= ~is_kept(field, positions[good])
+                pieces += self._pieces(field, values, positions[good], far)
+        return BatchBytes(positions, rows, statuses, pieces)
+
+    def _is_far(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
+        """Return which values must come from the source."""
+        shards, _ = self.locate(positions)
+        far: npt.NDArray[np.bool_] = values.file < 2 * len(self.manifest.shards)
+        if self.landing is not None:
+            landed = self.landing.landed() & ~self._lost_shards
+            far &= ~landed[shards]
+            if self._distrusted:
+                far |= np.isin(positions, list(self._distrusted))
+        return far
+
+    def _pieces(
+        self, field: str, values: Ranges, positions: I64, chosen: npt.NDArray[np.bool_]
+    ) -> list[Piece]:
+        at = np.flatnonzero(chosen)
+        shards, _ = self.locate(positions[at])
+        names = [self._origins[shard] for shard in shards.tolist()]
+        loose = np.flatnonzero(self._is_loose[shards]).tolist()
+        if loose:
+            for i, path in zip(loose, self._stored_texts(f"{field}.path", positions[at[loose]]), strict=True):
+                if path.startswith(b"/") or b".." in path.split(b"/"):
+                    raise PackError(f"{self.name}: the index names a file outside of the folder: {path!r}")
+                names[i] = names[i] + b"/" + path
+        offsets, lengths = values.offset[at].tolist(), values.length[at].tolist()
+        return [Piece(*one) for one in zip(names, offsets, lengths, strict=True)]
+
+    def let_flow(self) -> None:
+        """Let the pack flow to scratch, now that the first batch is there."""
+        if self.landing is not None:
+            self.landing.let_flow()
+
+    def deliver(self, wants: Sequence[Sequence[Piece]], *, may_wait: bool = False) -> Delivery:
+        """Ask for pieces, one list per batch. `may_wait`: for those that are about to land on scratch."""
+        supply: Supply = self._direct
+        if self.landing is not None:
+            supply = self.landing.supply(may_wait=may_wait)
+        return Delivery(supply, wants)
+
+    def files_with(self, parcel: Parcel) -> kernel.Files:
+        return _ParcelFiles([*self.files.paths, parcel.path], parcel)
+
+    @contextlib.contextmanager
+    def holding(self, batch: BatchBytes, files: kernel.Files, parcel: Parcel) -> Iterator[None]:
+        """In this thread, use what was fetched for a batch."""
+        self._local.held = (batch, files, parcel)
+        try:
+            yield
+        finally:
+            self._local.held = None
+
+    def _held(self) -> tuple[BatchBytes, kernel.Files, Parcel] | None:
+        held: tuple[BatchBytes, kernel.Files, Parcel] | None = getattr(self._local, "held", None)
+        return held
+
+    def find_values(
+        self, field: str, rows: Rows, positions: I64, *, with_entries: bool = False
+    ) -> tuple[kernel.Files, Ranges, Ranges | None]:
+        values = self.ranges(field, rows, positions)
+        entries = self.entries(field, rows, positions) if with_entries else None
+        far = self._is_far(values, positions)
+        self._count(from_scratch=0 if self.landing is None else int((~far).sum()), from_source=int(far.sum()))
+        if not far.any():
+            return self.files, values, entries
+        pieces = self._pieces(field, values, positions, far)
+        held = self._held()
+        if held is not None and all(piece in held[2].places for piece in pieces):
+            _, files, parcel = held
+        else:  # nobody looked ahead, or a copy on scratch was found spoilt since
+            delivery = Delivery(self._direct, [pieces])
+            delivery.wait()
+            parcel, files = delivery.parcel, self.files_with(delivery.parcel)
+        file, offset = values.file.copy(), values.offset.copy()
+        file[far] = len(self.files)
+        offset[far] = [parcel.places[piece] for piece in pieces]
+        return files, replace(values, file=file, offset=offset), entries
+
+    def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
+        """After a read: whether to read again, since what failed can come from the source instead."""
+        if not np.isin(statuses, _SPOILT).any():
+            self._local.asked_again = set()
+            return False
+        bad = np.flatnonzero(np.isin(statuses, _SPOILT))
+        if (statuses == Status.BAD_ENTRIES).any():
+            self._renew_index(positions[statuses == Status.BAD_ENTRIES])
+        values = self.ranges(field, rows, positions)
+        near = bad[~self._is_far(values, positions)[bad]]
+        with self._doubts:
+            if near.size and self.landing is not None:
+                self._distrust(positions[near], statuses[near])
+                return True
+        # A second time from the source: a proxy or a memory may have spoilt the first.
+        asked: set[int] = getattr(self._local, "asked_again", set())
+        fresh = set(positions[bad].tolist()) - asked
+        self._local.asked_again = asked | fresh if fresh else set()
+        self._local.held = None
+        return bool(fresh)
+
+    def _distrust(self, positions: I64, statuses: I32) -> None:
+        if not self._counts["spoilt"]:
+            log.warning(
+                "%s: the copy on scratch is damaged or gone (%s); those samples are read from the source",
+                self.name, kernel.Status(int(statuses[0])).name.lower().replace("_", " "),
+            )  # fmt: skip
+        self._counts["spoilt"] += len(positions)
+        shards, _ = self.locate(positions)
+        for shard, position, status in zip(
+            shards.tolist(), positions.tolist(), statuses.tolist(), strict=True
+        ):
+            if status in _LOST:
+                self._lost_shards[shard] = True
+            else:
+                self._distrusted.add(position)
+
+    def _count(self, **counts: int) -> None:
+        with self._doubts:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    def fetch_stats(self) -> FetchStats:
+        """Return what came from where so far."""
+        reader = self.reader
+        return FetchStats(
+            requests=reader.requests,
+            bytes_fetched=reader.bytes_read,
+            retries=reader.trouble.retries,
+            most_in_flight=reader.most_in_flight,
+            values_from_scratch=self._counts["from_scratch"],
+            values_from_source=self._counts["from_source"],
+            spoilt_on_scratch=self._counts["spoilt"],
+            landed_bytes=0 if self.landing is None else self.landing.landed_bytes,
+        )
+
+
+def _close_all(closing: Sequence[Callable[[], object]], process: int) -> None:
+    """The reader first: others wait for what it brings. In a forked child nothing of this is ours."""
+    if os.getpid() == process:
+        for close in closing:
+            close()
+
+
+class _ParcelFiles(kernel.Files):
+    """Files of which the last is a parcel, which lives as long as they do."""
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], parcel: Parcel) -> None:
+        super().__init__(paths)
+        self.parcel = parcel

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate stage`: the path on standard output, the talk on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from feedrate.cli import main
+from feedrate.report.stage import TransferBar, draw_stage
+from feedrate.results.pack import Tick
+from feedrate.results.scratch import StageResult
+from feedrate.stage.nodes import stage_on_nodes
+from images import read_tree
+from packs import write_images
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "set.pack", 12)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    (tmp_path / "scr").mkdir()
+    return tmp_path / "scr"
+
+
+def test_standard_output_is_the_path_alone(
+    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stage", str(source), "--to", str(scratch)]) == 0
+    out, err = capsys.readouterr()
+    path = out.removesuffix("\n")
+    assert read_tree(Path(path)) == read_tree(source)
+    assert err.splitlines()[0] == f"staging {source}"
+    assert f"scratch: {scratch} (you named it" in err
+    assert "copied " in err
+    assert main(["stage", str(source), "--to", str(scratch)]) == 0
+    again = capsys.readouterr()
+    assert again.out == out
+    assert "it was there already" in again.err
+
+
+def test_scratch_is_found_by_itself_and_named(
+    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedrate.store.scratch.is_scratch", lambda folder: folder == str(scratch))
+    monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
+    assert main(["stage", str(source)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{scratch}/feedrate/")
+    assert f"scratch: {scratch} ($SLURM_TMPDIR" in err
+
+
+def test_json_says_what_was_done(source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stage", str(source), "--to", str(scratch), "--json", "-", "--keep", "2d"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["command"], document["files"], document["keep_s"]) == ("stage", 5, 172800)
+    assert document["copied_bytes"] == document["size_bytes"]
+
+
+def test_mistakes_are_sentences(
+    source: Path, scratch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stage", str(tmp_path / "set.pak"), "--to", str(scratch)]) == 1
+    assert "hint:" in capsys.readouterr().err
+    assert main(["stage", str(source), "--to", str(tmp_path / "a" / "b")]) == 1
+    assert "error: no scratch folder at" in capsys.readouterr().err
+    for option, words in (
+        (["--keep", "soon"], "'soon' is not a time; write it like 7d, 12h, 90min or 30s"),
+        (["--rate-limit", "fast"], "'fast' is not a size"),
+        (["--streams", "0"], "must be at least 1, got 0"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["stage", str(source), *option])
+        assert words in capsys.readouterr().err
+
+
+def test_nodes_needs_a_slurm_job(
+    source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert main(["stage", str(source), "--nodes"]) == 1
+    err = capsys.readouterr().err
+    assert "--nodes works inside a Slurm job, and there is none here" in err
+    assert "hint: put the command into the sbatch script" in err
+
+
+FAKE_SRUN = """#!/bin/sh
+# Runs the command once for each of two nodes, as srun --label does.
+while [ "${1#--}" != "$1" ]; do shift; done
+for node in 0 1; do
+    [ "$node" = "$FAIL_ON" ] && { echo "$node: error: the disk is full at /scr" >&2; status=1; continue; }
+    SLURMD_NODENAME=n$node "$@" 2>/dev/null | sed "s/^/$node: /"
+done
+exit ${status:-0}
+"""
+
+
+@pytest.fixture
+def fake_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(FAKE_SRUN)
+    (tmp_path / "bin" / "scontrol").write_text("#!/bin/sh\necho n0; echo n1\n")
+    for program in (tmp_path / "bin").iterdir():
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+
+
+@pytest.mark.usefixtures("fake_job")
+def test_nodes_prints_one_path_when_all_have_the_same(
+    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stage", str(source), "--to", str(scratch), "--nodes"]) == 0
+    out, err = capsys.readouterr()
+    assert read_tree(Path(out.strip())) == read_tree(source)
+    assert "n0: copied " in err
+    assert "n1: " in err
+    assert "2 of 2 nodes have a copy" in err
+
+
+@pytest.mark.usefixtures("fake_job")
+def test_a_node_that_fails_is_named_and_the_exit_code_says_so(
+    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL_ON", "1")
+    assert main(["stage", str(source), "--to", str(scratch), "--nodes", "--json", "-"]) == 1
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert [node["node"] for node in document["nodes"]] == ["n0"]
+    assert document["failures"] == [{"node": "n1", "message": "the disk is full at /scr"}]
+    assert "1 of 2 nodes have a copy" in err
+
+
+def test_nodes_runs_this_python(source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@" >&2\n')
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    said: list[str] = []
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"}
+    result = stage_on_nodes(str(source), ["--to=/scr"], say=said.append, environ=environ)
+    assert f"{sys.executable} -m feedrate stage {source} --to=/scr --json -" in said[0]
+    assert [failure.message for failure in result.failures] == ["it ended without a word"]
+
+
+class Terminal:
+    """A stream that is no terminal, and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.text, self.now = "", 0.0
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_progress_names_rate_and_time_left() -> None:
+    terminal = Terminal()
+    with TransferBar(terminal, lambda: terminal.now) as bar:  # type: ignore[arg-type]
+        for second in range(0, 61, 10):
+            terminal.now = float(second)
+            bar.update(Tick("staging", 0, 3, second * 10**6, 100 * 10**6))
+    lines = terminal.text.splitlines()
+    assert lines[0] == "3 files, 100 MB"
+    assert lines[1] == "20.0 MB of 100 MB, 1.00 MB/s, 80.0 s left"
+
+
+def test_a_line_says_how_it_came_there() -> None:
+    fields = {
+        "source": "s", "path": "p", "kind": "pack", "node": "n", "scratch": "/scr", "why": "", "files": 4,
+        "size_bytes": 4000, "copied_files": 4, "copied_bytes": 4000, "resumed_bytes": 0, "is_joined": False,
+        "is_public": False, "keep_s": None, "seconds": 2.0,
+    }  # fmt: skip
+    words = {
+        "copied 4.00 KB in 4 files in 2.00 s, 2.00 KB/s": {},
+        "4.00 KB in 4 files: it was there already (2.00 s)": {"copied_files": 0, "copied_bytes": 0},
+        "4.00 KB in 4 files: another process copied it (2.00 s)": {"copied_files": 0, "is_joined": True},
+        "copied 1.00 KB in 1 file in 2.00 s, 500 B/s; 3.00 KB were there already": {
+            "copied_files": 1, "copied_bytes": 1000
+        },
+    }  # fmt: skip
+    assert [draw_stage(StageResult(**{**fields, **changes})) for changes in words.values()] == list(words)  # type: ignore[arg-type]

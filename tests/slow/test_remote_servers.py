@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epochs from real S3, HTTP and SFTP servers, which are killed, restarted and frozen under them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feedrate import Loader, RandomResizedCrop
+from feedrate.store.patience import Patience
+from feedrate.store.through import ThroughPack, open_pack
+from packs import write_images
+from servers import RealServer, start_server
+
+pytestmark = [
+    pytest.mark.slow,
+    # Of botocore, paramiko and connections that were cut on purpose.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
+
+COUNT = 240
+PATIENCE = Patience(stall_s=2.0, give_up_s=90.0, first_wait_s=0.05, longest_wait_s=0.5)
+
+
+@pytest.fixture(params=["s3", "http", "sftp"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServer]:
+    write_images(tmp_path / "server" / "served" / "pack", count=COUNT, shards=6)
+    with start_server(request.param, tmp_path / "server") as server:
+        if request.param == "s3":
+            __import__("s3fs").S3FileSystem.clear_instance_cache()
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little is fetched ahead and copied at a time: most is still to come when the server goes."""
+    monkeypatch.setattr("feedrate.store.ahead.choose_budget", lambda: 20_000)
+    monkeypatch.setattr("feedrate.store.landing.CHUNK_BYTES", 500)
+    monkeypatch.setattr("feedrate.store.landing.STREAMS", 1)
+
+
+def make(pack: Any, **options: Any) -> Loader:
+    return Loader(pack, 8, image=RandomResizedCrop(24), fields=("number", "image"), output="numpy", **options)
+
+
+def expected(server: RealServer, epochs: int, **options: Any) -> list[Any]:
+    with make(server.served / "pack", **options) as loader:
+        return [batch for _ in range(epochs) for batch in loader]
+
+
+def assert_same(found: list[Any], wanted: list[Any]) -> None:
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_equal(one, other)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "windowed"])
+def test_a_real_server_gives_the_same_batches(server: RealServer, order: str) -> None:
+    with make(f"{server.url}/pack", order=order) as loader:
+        assert_same([b for _ in range(2) for b in loader], expected(server, 2, order=order))
+
+
+@pytest.mark.parametrize("with_scratch", [False, True])
+def test_a_server_that_is_killed_and_restarted_costs_no_sample(
+    server: RealServer, with_scratch: bool, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    pack = open_pack(f"{server.url}/pack", str(scratch) if with_scratch else None, PATIENCE)
+    found = []
+    with make(pack, order="staged") as loader:
+        for _ in range(2):
+            for step, batch in enumerate(loader):
+                found.append(batch)
+                if step in (3, 15):
+                    server.kill()
+                    threading.Timer(1.0, server.start).start()
+    assert_same(found, expected(server, 2, order="staged"))
+    assert isinstance(pack, ThroughPack)
+    if pack.landing is not None:
+        pack.landing._thread.join(60)
+        copy = pack.landing.copy
+        assert copy.is_complete()
+        for path in (server.served / "pack").iterdir():
+            assert (copy.data / path.name).read_bytes() == path.read_bytes()
+    else:
+        assert pack.fetch_stats().retries > 0
+    pack.close()
+
+
+def test_a_server_that_freezes_is_asked_again(server: RealServer) -> None:
+    pack = open_pack(f"{server.url}/pack", patience=PATIENCE)
+    found = []
+    with make(pack) as loader:
+        for step, batch in enumerate(loader):
+            found.append(batch)
+            if step == 3:
+                server.signal(signal.SIGSTOP)
+                threading.Timer(4.0, server.signal, (signal.SIGCONT,)).start()
+    assert_same(found, expected(server, 1))
+    pack.close()

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was asked for lies in the parcel, however requests were joined, cut and answered."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedrate.errors import StorageError
+from feedrate.store.parcels import Delivery
+from feedrate.store.ranges import Piece, coalesce
+
+FILES = {name: bytes((n * step) % 251 for n in range(700)) for step, name in ((7, b"a"), (11, b"b"))}
+pieces = st.builds(Piece, st.sampled_from([b"a", b"b"]), st.integers(0, 600), st.integers(0, 90))
+
+
+class Supply:
+    """Answers in another order than it was asked."""
+
+    def __init__(self, request_bytes: int, cuts: bool) -> None:
+        self.request_bytes, self.cuts = request_bytes, cuts
+        self.open: list[tuple[Piece, Future[bytes]]] = []
+
+    def requests(self, wanted: Sequence[Piece]) -> list[Piece]:
+        if not self.cuts:
+            return coalesce(wanted, 20, self.request_bytes)
+        # As blocks of a grid: a piece may lie in several.
+        size = self.request_bytes
+        blocks = {(p.file, n) for p in wanted for n in range(p.offset // size, (p.stop - 1) // size + 1)}
+        return [Piece(file, n * size, min(size, 700 - n * size)) for file, n in sorted(blocks)]
+
+    def read(self, request: Piece) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        self.open.append((request, future))
+        return future
+
+    def answer(self) -> None:
+        for request, future in reversed(self.open):
+            future.set_result(FILES[request.file][request.offset : request.stop])
+
+
+@given(st.lists(st.lists(pieces, max_size=8), min_size=1, max_size=4), st.integers(1, 300), st.booleans())
+def test_the_parcel_holds_every_piece(wants: list[list[Piece]], request_bytes: int, cuts: bool) -> None:
+    supply = Supply(request_bytes, cuts)
+    delivery = Delivery(supply, wants)
+    supply.answer()
+    with open(delivery.parcel.path, "rb") as file:
+        for batch, wanted in enumerate(wants):
+            delivery.wait(batch)
+            for piece in wanted:
+                file.seek(delivery.parcel.places[piece])
+                assert file.read(piece.length) == FILES[piece.file][piece.offset : piece.stop]
+
+
+def test_a_batch_waits_for_its_own_pieces_alone() -> None:
+    supply = Supply(10, cuts=False)
+    delivery = Delivery(supply, [[Piece(b"a", 0, 10)], [Piece(b"b", 0, 10)]])
+    supply.open[0][1].set_result(FILES[b"a"][:10])
+    delivery.wait(0)
+    supply.open[1][1].set_exception(StorageError("gone"))
+    delivery.wait(0)
+    with pytest.raises(StorageError, match="gone"):
+        delivery.wait(1)
+
+
+def test_who_waits_is_let_go() -> None:
+    delivery = Delivery(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
+    delivery.stop()
+    with pytest.raises(StorageError, match="reading was stopped"):
+        delivery.wait()
+
+
+def test_a_parcel_that_nobody_knows_is_gone() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    delivery = Delivery(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    del delivery
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
