@@ -15,7 +15,7 @@ from feedrate import kernel
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.format.raw import dump_bare_table, measure_table
-from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8
+from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, Status
 from feedrate.load.geometry import Geometry, Places, Sides, decode_pixels, read_sides
 from feedrate.load.image import CenterCrop, ImageOp, Resize, whole
 from feedrate.load.samples import choose, pick, take_ranges
@@ -27,6 +27,8 @@ BLOCK_BYTES = 32768
 LARGEST_BYTES = 256 << 20  # a larger image would take too much memory on its way to the shelf
 BY_PILLOW = 1  # a mark: the kernel does not decode this kind of file
 _SAMPLED = 256
+# Another try may find the bytes elsewhere: in the source of a scratch copy.
+_MAY_BE_BETTER_LATER = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Job:
 
     def measure(self, i: int) -> int:
         """Return how many bytes a sample takes on the shelf, if it has colours."""
-        width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), self.out.shape[3]
+        width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), int(self.out.shape[3])
         return width * height * channels + measure_table(width, height, channels, BLOCK_BYTES)
 
     def part(self, at: I64) -> Places:
@@ -106,6 +108,8 @@ def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
             entries=None if entries is None else take_ranges(entries, one), nearest=job.is_mask,
         )  # fmt: skip
         number = int(job.numbers[at[i]])
+        if report.statuses[0] in _MAY_BE_BETTER_LATER:
+            return
         # Damage that Pillow decodes: of crops that do not show it, the kernel's pixels count.
         if report.statuses[0] or DAMAGED_BUT_DECODED in (report.pillow_reasons or {}):
             refused.append(number)
@@ -124,10 +128,11 @@ def keep_results(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
     tally.count(report)
     lengths = part.rows[f"{job.pixels.name}.length"]
-    refused = []
+    refused: list[int] = []
     for i, number in enumerate(job.numbers[at].tolist()):
         if report.statuses[i]:
-            refused.append(number)
+            if report.statuses[i] not in _MAY_BE_BETTER_LATER:
+                refused.append(number)
         elif not _put(shelf, number, pixels[i], int(lengths[i]), 0):
             break
     return refused
