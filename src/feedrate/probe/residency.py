@@ -78,7 +78,7 @@ def _ask_mincore(descriptor: int, size_bytes: int) -> float | None:
         libc.munmap(address, count * page)
         if failed:
             return None
-        resident += sum(byte & 1 for byte in vector.raw)
+        resident += vector.raw.count(1)  # Linux writes 0 and 1; a loop takes 4 ms per 256 MB
         looked += count
     return resident / looked
 

@@ -222,7 +222,7 @@ class OpenedShelf:
     def read(self, row: Rows) -> memoryview | None:
         """Return the bytes of a located row; None: they are not what was put there."""
         with self._using():
-            data, offset, done = memoryview(bytearray(int(row["length"]))), int(row["offset"]), 0
+            data, offset, done = np.empty(int(row["length"]), np.uint8).data, int(row["offset"]), 0
             try:
                 while done < len(data):
                     got = os.preadv(self._descriptors[str(row["tier"])], [data[done:]], offset + done)
