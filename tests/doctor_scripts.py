@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.records import read_run
+from feedrate.doctor.records import Recording, read_run
 
 HOOK = Path(__file__).parent.parent / "src" / "feedrate" / "doctor" / "hook"
 LIBRARIES = ("torchinductor", "torchelastic")  # their folders stay without us, too
@@ -131,7 +131,7 @@ class Run:
     errors: str
     facts: tuple[dict[str, Any], ...]
     leftovers: tuple[str, ...]
-    recorded: dict[int, int]
+    recording: Recording
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [fact for fact in self.facts if fact["kind"] == kind]
@@ -144,8 +144,9 @@ class Run:
         return found
 
     def waits(self, phase: int) -> int:
-        """How many waits for a batch the training process recorded in a phase."""
-        return self.recorded.get(phase, 0)
+        """How many batches were waited for in a phase, by the records."""
+        waits = [process.of(layout.WAIT, phase=phase) for process in self.recording.processes]
+        return sum(int((one["a"] >= 0).sum()) for one in waits)
 
     def blocked(self) -> str:
         return "\n".join(fact["what"] for fact in self.of("blocked"))
@@ -210,22 +211,11 @@ def run_script(
             for line in path.read_text().splitlines()
         ]
         facts.sort(key=lambda fact: int(fact["t_ns"]))
-        recorded = count_waits(Path(run))
+        recording = read_run(Path(run))
         leftovers = [name for name in os.listdir(temporary) if not name.startswith(LIBRARIES)]
         leftovers += processes_with(run)
         leftovers += [name for name in set(os.listdir("/dev/shm")) - shared_before if "torch_" in name]
-    return Run(folder, process.returncode, output, errors, tuple(facts), tuple(leftovers), recorded)
-
-
-def count_waits(run: Path) -> dict[int, int]:
-    """Batches that were waited for, by phase."""
-    phases = [
-        int(record["phase"])
-        for process in read_run(run).processes
-        for record in process.of(layout.WAIT)
-        if record["a"] >= 0
-    ]
-    return {phase: phases.count(phase) for phase in set(phases)}
+    return Run(folder, process.returncode, output, errors, tuple(facts), tuple(leftovers), recording)
 
 
 def processes_with(run: str) -> list[str]:

@@ -43,6 +43,21 @@ def test_a_loop_that_never_waits_is_device_bound(tmp_path: Path) -> None:
     assert [f.code for f in diagnosis.findings] == ["device-bound"]
 
 
+def test_the_step_before_the_experiments_counts_with_the_validation_in_it(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=1)
+    for number in range(5):
+        loop.main.record(layout.WAIT, "loader-1", loop.now, MS, a=8, b=number)
+        loop.now += 10 * MS
+    loop.main.fact("watched", t_ns=loop.now)
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path)
+    assert (len(measured.loop.steps), measured.loop.validations) == (38, 1)
+    assert measured.loop.steps[-1].wall_s == pytest.approx(0.061)
+    assert not any("no validation" in line for line in diagnosis.run.unseen)
+
+
 def test_workers_busy_decoding_on_full_cores_are_decode_bound(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     for _ in range(40):

@@ -128,6 +128,23 @@ def test_a_loader_made_anew_in_every_short_epoch_is_one_loader(tmp_path: Path) -
     assert STEPS <= run.output.count("step") <= STEPS + 8
 
 
+def test_workers_of_a_validation_that_counts_its_batches_are_sent_home(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        batches, check = iter(make(num_workers=1)), make(num_workers=1)
+        checked = iter(check)  # never at its end: its workers are there until the run is ended
+        with torch.no_grad():
+            for _ in range(len(check)):
+                model(next(checked)[0])
+        for x, y in batches:
+            train(x, y)
+        """,
+    )
+    assert run.phases() == ALL
+    assert run.leftovers == ()
+
+
 def test_a_loop_in_a_thread_beside_the_main_one_is_measured(tmp_path: Path) -> None:
     run = run_script(
         tmp_path,

@@ -143,17 +143,15 @@ def shut_down(loader: Any, iterator: Any) -> None:
     close = getattr(iterator, "_shutdown_workers", None)
     if close is not None:
         close()
-    if (
-        iterator is not None
-        and getattr(loader, "_iterator", None) is iterator
-        and not isinstance(loader, Remains)
-    ):
-        iterator.feedrate_closed = True
+    kept: Any = getattr(loader, "_iterator", None)
+    if kept is iterator and kept is not None and not isinstance(loader, Remains):
+        kept.feedrate_closed = True
 
 
 def forget_closed(loader: Any) -> None:
     """An iterator is asked for: one whose workers were ended cannot begin again."""
-    if getattr(getattr(loader, "_iterator", None), "feedrate_closed", False):
+    kept: Any = getattr(loader, "_iterator", None)
+    if getattr(kept, "feedrate_closed", False):
         loader._iterator = None
 
 

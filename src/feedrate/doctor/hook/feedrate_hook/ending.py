@@ -93,7 +93,8 @@ class Ending:
         clear_multiprocessing(self._scope)
 
     def _send_workers_home(self) -> None:
-        iterators = live_iterators()
+        # Those that were shut down have nobody to ask: their queues are closed.
+        iterators = [one for one in live_iterators() if not getattr(one, "_shutdown", False)]
         for iterator in iterators:
             forget_workers(iterator)
         within(1.0, lambda: ask_workers_to_leave(iterators), self._scope)

@@ -49,6 +49,7 @@ LEAVING_EVENTS = frozenset(
         "urllib.Request",
     )
 )
+FORKS = ("os.fork", "os.forkpty")
 WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
 # They read the device's state; loops that print it every few steps call them.
 HARMLESS_PROGRAMS = frozenset(("nvidia-smi", "rocm-smi"))
@@ -78,7 +79,7 @@ def add_audit_hook(scope: Any, end: Callable[[str], None]) -> None:
         target = str(args[0]) if args else ""
         scope.blocked(event, target)
         if scope.in_user_loop():
-            end(f"{event} {target}")
+            end("another process was to be started" if event in FORKS else f"{event} {target}".rstrip())
         raise PermissionError(errno.EACCES, f"feedrate doctor: nothing may be written any more: {event}")
 
     sys.addaudithook(hook)
