@@ -77,6 +77,7 @@ class RealServer:
 def start_server(kind: str, folder: Path) -> Iterator[RealServer]:
     """Start a server of `folder`/served; skips, in words, where there is none."""
     (folder / "served").mkdir(parents=True, exist_ok=True)
+    before = dict(os.environ)
     server = {"s3": _s3, "http": _http, "sftp": _sftp}[kind](folder, _free_port())
     server.start()
     try:
@@ -86,6 +87,8 @@ def start_server(kind: str, folder: Path) -> Iterator[RealServer]:
             timer.join()
         server.signal(signal.SIGCONT)
         server.kill()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _free_port() -> int:
