@@ -67,6 +67,12 @@ def jpeg_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk, in tests that are not about what survives a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KB; `mount -o remount,size=8m` makes it larger."""
     folder = tmp_path / "disk"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -21,6 +22,9 @@ from feedrate.store import leases
 from feedrate.store.copies import Copy, CopyGone, hold, list_copies
 from feedrate.store.marker import CopiedFile, Marker, dump_marker, load_marker
 from scratches import NOT_ROOT, STRANGER, as_stranger, make_marker, process, wait_for
+
+# Python 3.12 warns of every fork beside threads; the children here do nothing with them.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 FILES = {"a.tar": b"all of a", "below/b.tar": b"b"}
 
@@ -140,6 +144,23 @@ def test_no_lease_on_a_copy_that_is_deleted_under_its_gate(copy: Copy) -> None:
     assert len(failures) == 1
     with pytest.raises(CopyGone):
         copy.take_writer()
+
+
+def test_a_file_system_without_locks_is_a_sentence(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_fd: int, operation: int) -> None:
+        if operation != leases.fcntl.LOCK_UN:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(leases.fcntl, "flock", refuse)
+    with pytest.raises(StorageError, match=r"lies on a file system without locks \(No locks available\)"):
+        copy.lease()
+
+
+def test_a_pipe_among_the_leases_holds_nobody_up(copy: Copy) -> None:
+    os.mkfifo(copy.folder / "leases" / "1-1")
+    os.symlink("/etc/passwd", copy.folder / "leases" / "2-2")
+    with copy.lease():
+        assert os.getpid() in [lease.pid for lease in copy.info().leases]
 
 
 def test_only_one_process_writes(copy: Copy) -> None:

@@ -24,6 +24,8 @@ from images import read_tree
 from scratch_copies import held_elsewhere, make_files, make_pack, names_in, stage, stage_half
 from scratches import as_stranger
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 DAY_S = 86_400.0
 YEAR_S = 365 * DAY_S
 

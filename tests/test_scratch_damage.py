@@ -14,6 +14,8 @@ from feedrate.store.staging import StagingOptions, open_staging
 from images import read_tree
 from scratch_copies import make_files, stage
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 TAR_BLOCK = 512
 
 

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,8 @@ from feedrate.store.eviction import Kept, SourceUnseen, Vanished, evict
 from feedrate.store.registry import remember_copy
 from images import read_tree, save_image
 from scratch_copies import end, evict_copy, held_elsewhere, make_files, make_pack, names_in, stage, stage_half
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture
@@ -167,13 +172,34 @@ def test_a_source_that_vanishes_with_the_copy_brings_it_back(
     copy = stage(source, scratch)
     see = eviction.see_source
 
-    def see_by_server(marker: object) -> object:
+    def see_by_server(marker: Any) -> Any:
         if not copy.folder.exists():
             raise eviction.Doubt("404")
-        return see(marker)  # type: ignore[arg-type]
+        return see(marker)
 
     monkeypatch.setattr(eviction, "see_source", see_by_server)
     assert_kept(copy, "404")
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError(5, "Input/output error")], ids=["Ctrl-C", "EIO"]
+)
+def test_whatever_ends_the_second_look_brings_the_copy_back(
+    source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    copy = stage(source, scratch)
+    see = eviction.see_source
+
+    def fail_then(marker: Any) -> Any:
+        if not copy.folder.exists():
+            raise error
+        return see(marker)
+
+    monkeypatch.setattr(eviction, "see_source", fail_then)
+    with pytest.raises((KeyboardInterrupt, Kept)):
+        evict_copy(copy)
+    assert names_in(scratch) == [copy.folder.name]
+    assert copy.is_complete()
 
 
 def test_a_pack_of_files_in_several_folders_stays_when_one_folder_is_gone(
@@ -226,6 +252,33 @@ def test_a_copy_that_is_being_made_stays_until_its_maker_is_killed(source: Path,
         assert_kept(copy, "it is being copied right now", even_if_the_source_is_gone=True)
         end(process)
         evict_copy(copy)
+    assert names_in(scratch) == []
+
+
+@pytest.mark.parametrize("how", ["open", "mapped", "cwd"])
+def test_a_copy_that_a_program_without_a_lease_reads_stays(source: Path, scratch: Path, how: str) -> None:
+    copy = stage(source, scratch)
+    told, telling = os.pipe()
+    process = os.fork()
+    if not process:
+        if how == "cwd":
+            os.chdir(copy.data)
+        else:
+            fd = os.open(some_file(copy.data), os.O_RDONLY)
+            held = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+            if how == "mapped":
+                os.close(fd)
+            else:
+                held.close()
+        os.write(telling, b"!")
+        while True:
+            signal.pause()
+    try:
+        assert os.read(told, 1) == b"!"
+        assert_kept(copy, f"it is in use: process {process} has files of it open")
+    finally:
+        end(process)
+    evict_copy(copy)
     assert names_in(scratch) == []
 
 
@@ -388,3 +441,12 @@ def test_what_a_trial_looks_at_stays(source: Path, scratch: Path) -> None:
     remember_copy(copy, scratch)
     evict_copy(copy, is_trial=True)
     assert copy.is_complete()
+
+
+def test_a_file_of_another_size_is_seen_though_its_time_is_the_same(source: Path, scratch: Path) -> None:
+    copy = stage(source, scratch)
+    path = some_file(source)
+    info = path.stat()
+    os.truncate(path, info.st_size - 1)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    assert_kept(copy, "when it was copied")

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,8 @@ DEEDS = (
     "swap",
     "nothing",
 )
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def list_files(folder: Path) -> list[Path]:

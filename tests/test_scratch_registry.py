@@ -16,6 +16,8 @@ from feedrate.store.marker import find_node
 from feedrate.store.registry import find_registry, forget, recall, remember
 from scratch_copies import evict_copy, make_pack, stage
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 ENTRY = StagedCopy("n1", "/scr", "/scr/feedrate/7/a-1", "/scr/feedrate/7/a-1/data", "/nfs/a", 10, 5.0, None)
 
 

@@ -494,3 +494,38 @@ def test_a_copy_that_is_deleted_while_it_is_made_is_a_sentence(
         staging.wait()
         assert isinstance(staging.error, StorageError)
         assert "was deleted while it was made" in str(staging.error)
+
+
+def test_many_small_files_are_synced_together_before_they_have_their_names(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tree(tmp_path / "plain", {f"{n}.txt": b"%d" % n for n in range(1100)})
+    landed: list[int] = []
+
+    def count(data: Path) -> None:
+        landed.append(len([name for name in os.listdir(data) if not name.startswith(".")]))
+
+    monkeypatch.setattr("feedrate.store.copies.sync_file_system", count)
+    result = stage(folder, scratch)
+    assert result.copied_files == 1100
+    assert len(os.listdir(result.path)) == 1100
+    assert len(landed) <= 4  # 512 at a time, give or take what other threads had ready
+    assert landed[0] == 0
+
+
+def test_small_files_that_were_whole_when_it_was_killed_only_need_their_names(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tree(tmp_path / "plain", TREE)
+
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("feedrate.store.copies.sync_file_system", fail)
+        with pytest.raises(StorageError, match=r"cannot write .*: Input/output error"):
+            stage(folder, scratch)
+    assert list_copies(scratch)[0].landed_files == 0
+    result = stage(folder, scratch)
+    assert (result.copied_files, result.copied_bytes) == (4, 0)
+    assert copied_tree(result.path) == TREE

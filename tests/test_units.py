@@ -14,6 +14,9 @@ from feedrate.units import (
     format_ratio,
     format_seconds,
     parse_bytes,
+    parse_keep,
+    parse_rate,
+    parse_seconds,
 )
 
 
@@ -85,3 +88,14 @@ def test_counts_rates_and_ratios_print_plainly() -> None:
 )  # fmt: skip
 def test_small_shares_keep_a_digit(share: float, text: str) -> None:
     assert format_percent(share) == text
+
+
+def test_times_and_rates_are_read_as_people_write_them() -> None:
+    assert [parse_seconds(text) for text in ("7d", "12h", "90 min", "5m", "30s", "30", "1w")] == [
+        604800, 43200, 5400, 300, 30, 30, 604800
+    ]  # fmt: skip
+    assert (parse_keep("2d"), parse_keep("forever")) == (172800, None)
+    assert (parse_rate("100MB"), parse_rate("1.5 GB/s")) == (100_000_000, 1_500_000_000)
+    for parse, text in ((parse_seconds, "soon"), (parse_keep, "7 moons"), (parse_rate, "fast/s")):
+        with pytest.raises(UsageError, match="is not a"):
+            parse(text)

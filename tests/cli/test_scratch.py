@@ -16,6 +16,8 @@ from feedrate.cli import main
 from feedrate.store.copies import Copy
 from scratch_copies import make_files, stage, stage_half
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,13 +87,20 @@ class Server:
         )  # fmt: skip
 
     def run(self, step: str, source: Path, scratch: Path, *, moment: int = 0) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps([step, moment, str(source), str(scratch)]) + "\n")
-        self.process.stdin.flush()
-        told: dict[str, Any] = json.loads(self.process.stdout.readline())
+        self.begin(step, source, scratch, moment=moment)
+        told = self.end()
         if not moment:
             assert "error" not in told, told["error"]
+        return told
+
+    def begin(self, step: str, source: Path, scratch: Path, *, moment: int = 0) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([step, moment, str(source), str(scratch)]) + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        told: dict[str, Any] = json.loads(self.process.stdout.readline())
         return told
 
     def close(self) -> None:
@@ -193,6 +201,34 @@ def test_evicting_killed_at_any_moment_is_finished_by_gc(
 
 def bytes_of_data(scratch: Path) -> int:
     return sum(p.stat().st_size for p in scratch.glob("feedrate/*/*/data/**/*") if p.is_file())
+
+
+def test_of_two_copies_of_each_other_two_evictors_leave_one(tmp_path: Path) -> None:
+    # The registry would say that one is the other's source: neither would be tried.
+    os.environ["XDG_STATE_HOME"] = "/dev/null/none"
+    server, other = Server(), Server()
+    try:
+        for trial in range(25):
+            top = tmp_path / f"trial-{trial}"
+            source = make_files(top / "source", count=5)
+            whole = read_tree(source)
+            for name in ("one", "two"):
+                (top / name).mkdir()
+            first = Path(server.run("stage", source, top / "one")["answer"])
+            second = Path(server.run("stage", first, top / "two")["answer"])
+            shutil.rmtree(source)
+            source.symlink_to(second)
+            # Each of the two is now all that the other's source is; both are evicted at the same time.
+            server.begin("rm", source, top / "one")
+            other.begin("rm", first, top / "two")
+            for one in (server, other):
+                one.end()
+            for one, scratch in ((server, top / "one"), (other, top / "two")):
+                one.run("gc", source, scratch)
+            assert whole in (read_tree(first), read_tree(second)), f"both were deleted in trial {trial}"
+    finally:
+        server.close()
+        other.close()
 
 
 RACER = """

@@ -138,6 +138,29 @@ def read_user(pid: int) -> int | None:
         return None
 
 
+def find_openers(folder: str) -> Iterator[int]:
+    """Yield processes that have a file below a folder open or mapped, or stand in it; of those we may see."""
+    below = os.fsencode(folder.rstrip("/")) + b"/"
+    for pid in list_processes():
+        if _has_open(pid, below) or below in (read_file(f"/proc/{pid}/maps") or b""):
+            yield pid
+
+
+def _has_open(pid: int, below: bytes) -> bool:
+    try:
+        links = [f"/proc/{pid}/cwd", *(f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd"))]
+    except OSError:
+        return False
+    for link in links:
+        try:
+            target = os.readlink(os.fsencode(link))
+        except OSError:
+            continue
+        if (target + b"/").startswith(below):
+            return True
+    return False
+
+
 def read_file(path: str) -> bytes | None:
     # Plain system calls: three times as fast as open(), and /proc is read a hundred times a second.
     try:

@@ -67,7 +67,7 @@ class TransferBar:
 
     def describe(self, tick: Tick) -> str:
         """Return `1.2 GB of 3.2 GB, 264 MB/s, 8 s left`."""
-        rate = self._rate()
+        rate = 0.0 if tick.done_bytes >= tick.total_bytes else self._rate()
         words = f"{format_bytes(tick.done_bytes)} of {format_bytes(tick.total_bytes)}"
         if rate <= 0:
             return words

@@ -18,17 +18,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.results import CopyInfo
-from feedrate.store.files import appear, explain_write_error, temporary_name
+from feedrate.store.files import appear, sync_file_system
 from feedrate.store.homes import HOME, ROOT, check_trust, list_folders, make_home
+from feedrate.store.layout import (
+    DATA,
+    GATE,
+    LEASES,
+    MARKER,
+    USED,
+    WRITER,
+    make_copy,
+    modes,
+    read_marker,
+)
 from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, is_locked, live_leases, take_lock
 from feedrate.store.marker import (
     CopiedFile,
@@ -36,14 +45,27 @@ from feedrate.store.marker import (
     describe_maker,
     dump_marker,
     find_node,
-    load_marker,
     user_name,
 )
 
-__all__ = ["CopiedFile", "Copy", "CopyGone", "Lease", "Lock", "Marker", "find_node", "hold", "list_copies"]
-
-
-MARKER, DATA, GATE, WRITER, LEASES, USED = "copy.json", "data", "gate", "writer", "leases", "used"
+__all__ = [
+    "DATA",
+    "GATE",
+    "LEASES",
+    "MARKER",
+    "USED",
+    "WRITER",
+    "CopiedFile",
+    "Copy",
+    "CopyGone",
+    "Lease",
+    "Lock",
+    "Marker",
+    "find_node",
+    "hold",
+    "is_part",
+    "list_copies",
+]
 
 
 class Copy:
@@ -82,7 +104,7 @@ class Copy:
         check_trust(folder.parent.parent, may_be_shared=True)
         for one in (folder.parent, folder):
             check_trust(one)
-        copy = cls(folder, _read_marker(folder))
+        copy = cls(folder, read_marker(folder))
         if copy.is_ours:
             copy._mend()
         check_trust(copy.data)
@@ -126,11 +148,11 @@ class Copy:
             if copy is not None:
                 return copy
             made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
-            _make(home / marker.folder_name, made)
+            make_copy(home / marker.folder_name, made)
 
     def _mend(self) -> None:
         """Make again what somebody deleted by hand, so that the copy can be used and finished."""
-        folder_mode, file_mode = _modes(self.marker.is_public)
+        folder_mode, file_mode = modes(self.marker.is_public)
         for name in (DATA, LEASES):
             with contextlib.suppress(OSError):
                 (self.folder / name).mkdir(0o700)
@@ -142,7 +164,7 @@ class Copy:
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""
         try:
-            return (self.data / name).stat().st_size == self.files[name].size_bytes
+            return os.stat(os.path.join(self.data, name)).st_size == self.files[name].size_bytes
         except OSError:
             return False
 
@@ -164,8 +186,8 @@ class Copy:
 
     def part(self, name: str) -> Path:
         """Return where a file lies while it is on its way."""
-        path = self.data / name
-        return path.with_name(f".{path.name}.part")
+        folder, _, last = name.rpartition("/")
+        return Path(os.path.join(self.data, folder, f".{last}.part"))
 
     def open_part(self, name: str) -> int:
         """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
@@ -173,7 +195,7 @@ class Copy:
         try:
             return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
-            self._make_folders(part.parent, _modes(self.marker.is_public)[0])
+            self._make_folders(part.parent, modes(self.marker.is_public)[0])
             return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def _make_folders(self, folder: Path, mode: int) -> None:
@@ -189,12 +211,21 @@ class Copy:
 
     def land(self, name: str, fd: int) -> None:
         """Give a part, open as `fd`, its final name: it is whole and checked. Only for the writer."""
-        file = self.files[name]
-        os.fchmod(fd, _modes(self.marker.is_public)[1])
-        if file.mtime_ns:
-            os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
+        self.dress(name, fd)
         os.fsync(fd)
         os.rename(self.part(name), self.data / name)
+
+    def dress(self, name: str, fd: int) -> None:
+        """Give a part the mode and the time that it will have."""
+        os.fchmod(fd, modes(self.marker.is_public)[1])
+        if self.files[name].mtime_ns:
+            os.utime(fd, ns=(self.files[name].mtime_ns, self.files[name].mtime_ns))
+
+    def land_together(self, names: Iterable[str]) -> None:
+        """Give parts that are whole, checked and dressed their final names, after one sync for all."""
+        sync_file_system(self.data)
+        for name in names:
+            os.rename(self.part(name), self.data / name)
 
     @contextlib.contextmanager
     def landing(self, name: str) -> Iterator[Path]:
@@ -242,7 +273,7 @@ class Copy:
     def update(self, marker: Marker) -> None:
         """Write another marker: checksums that are known now, a longer time to keep. Only for its owner."""
         with self.take_gate(), appear(self.folder / MARKER) as file:
-            os.fchmod(file.fileno(), _modes(self.marker.is_public)[1])
+            os.fchmod(file.fileno(), modes(self.marker.is_public)[1])
             file.write(dump_marker(marker))
         self.marker, self.files = marker, {file.name: file for file in marker.files}
 
@@ -273,6 +304,11 @@ class Copy:
         )
 
 
+def is_part(path: Path) -> bool:
+    """Return whether this is a file on its way; no other file of a copy begins with a dot."""
+    return path.name.startswith(".")
+
+
 def list_copies(scratch: Path) -> list[CopyInfo]:
     """Return what lies on scratch, of all users; of what cannot be read, its owner and why."""
     found = []
@@ -297,60 +333,6 @@ def hold(path: str | os.PathLike[str]) -> Lease | None:
     return None
 
 
-def _make(folder: Path, marker: Marker) -> None:
-    """Make an empty copy; harmless where another process is quicker."""
-    aside = folder.parent / temporary_name(folder.name)
-    folder_mode, file_mode = _modes(marker.is_public)
-    # Users of a copy of root's put their leases there.
-    is_open = marker.is_public and os.getuid() == ROOT
-    try:
-        try:
-            aside.mkdir(0o700)
-            for name, mode in ((DATA, folder_mode), (LEASES, 0o1777 if is_open else folder_mode)):
-                (aside / name).mkdir(0o700)
-                (aside / name).chmod(mode)
-            for name, mode in (
-                (GATE, file_mode),
-                (WRITER, file_mode),
-                (USED, 0o666 if is_open else file_mode),
-            ):
-                (aside / name).touch()
-                (aside / name).chmod(mode)
-            with appear(aside / MARKER) as file:
-                os.fchmod(file.fileno(), file_mode)
-                file.write(dump_marker(marker))
-            aside.chmod(folder_mode)
-            os.rename(aside, folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-            return
-        raise explain_write_error(error, folder) from error
-
-
-def _modes(is_public: bool) -> tuple[int, int]:
-    """Return the modes of folders and files."""
-    return (0o755, 0o644) if is_public else (0o700, 0o600)
-
-
-def _read_marker(folder: Path) -> Marker:
-    path = folder / MARKER
-    try:
-        return load_marker(path.read_bytes())
-    except FileNotFoundError:
-        if not folder.exists():
-            raise CopyGone from None
-        raise StorageError(
-            f"{folder} has no {MARKER}: it is no copy of feedrate's",
-            hint="move it away, or name another folder",
-        ) from None
-    except FeedrateError as error:
-        raise StorageError(f"{path} {error}", hint=f"delete the copy: feedrate scratch rm {folder}") from None
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _describe(folder: Path) -> CopyInfo:
     info = folder.lstat()
     is_trusted = True
@@ -359,7 +341,7 @@ def _describe(folder: Path) -> CopyInfo:
     except StorageError:
         is_trusted = False
     try:
-        copy = Copy(folder, _read_marker(folder))
+        copy = Copy(folder, read_marker(folder))
         return dataclasses.replace(copy.info(), is_trusted=is_trusted)
     except StorageError as error:
         return CopyInfo(

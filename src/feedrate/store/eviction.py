@@ -23,6 +23,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from feedrate.errors import FeedrateError
+from feedrate.probe.process import find_openers
 from feedrate.store.copies import DATA, GATE, LEASES, MARKER, USED, WRITER
 from feedrate.store.leases import CopyGone, Lock, live_leases, take_lock
 from feedrate.store.marker import CopiedFile, Marker, load_marker
@@ -71,7 +72,7 @@ def evict(
     """Delete the copy of that name in a user's folder on scratch.
 
     Args:
-        home_fd: that folder (`homes.opened_home`).
+        home_fd: that folder (`clearing.opened_home`).
         sources: what known copies were made of: none of that is ever deleted.
         even_if_the_source_is_gone: it may be the only copy, and the user has said so. All else still holds.
         is_trial: look only, and delete nothing.
@@ -117,10 +118,11 @@ def _evict(
             raise Kept("it was just taken into use")
         doomed = name if is_doomed(name) else _doom(home_fd, name)
         try:
-            if _look(folder, fd, marker, is_blind=is_blind) != seen and not is_out:
-                raise SourceUnseen("its source changed while it was looked at")
-        except Kept as kept:
-            kept.is_back = _restore(home_fd, doomed) and is_doomed(name)
+            _refuse_change(seen, _look(folder, fd, marker, is_blind=is_blind))
+        except BaseException as error:
+            is_back = _restore(home_fd, doomed) and is_doomed(name)
+            if isinstance(error, Kept):
+                error.is_back = is_back
             raise
         _delete_data(fd, marker)
         _delete_rest(home_fd, doomed, fd)
@@ -174,6 +176,11 @@ def _look(folder: Path, fd: int, marker: Marker, *, is_blind: bool) -> Sight:
     except Doubt as doubt:
         raise SourceUnseen(str(doubt)) from None
     return seen
+
+
+def _refuse_change(before: Sight | None, now: Sight) -> None:
+    if before is not None and before != now:
+        raise SourceUnseen("its source changed while it was looked at")
 
 
 def _refuse_strangers(folder: Path, fd: int, marker: Marker) -> set[tuple[int, int]]:
@@ -230,6 +237,10 @@ def _refuse_users(folder: Path) -> None:
         job = f" (job {first.job})" if first.job else ""
         others = f" and {len(users) - 1} more" if len(users) > 1 else ""
         raise Kept(f"it is in use: process {first.pid} of {first.user or 'another user'}{job}{others}")
+    # Programs that know nothing of leases were given its path by `feedrate stage`.
+    opener = next(find_openers(os.path.join(os.path.realpath(folder), DATA)), None)
+    if opener is not None:
+        raise Kept(f"it is in use: process {opener} has files of it open")
 
 
 def _doom(home_fd: int, name: str) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
@@ -57,6 +58,21 @@ def sync_folder(folder: Path) -> None:
         # Some network file systems cannot fsync a folder; there the rename is as durable as it gets.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
             raise
+    finally:
+        os.close(fd)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Make durable all that was written to a folder's file system: many small files at the price of one."""
+    try:
+        sync = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError, TypeError):
+        os.sync()
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if sync(fd):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     finally:
         os.close(fd)
 

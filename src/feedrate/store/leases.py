@@ -18,10 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from feedrate.errors import StorageError
 from feedrate.results import LeaseInfo
 from feedrate.store.marker import describe_maker
 
 _LARGEST_BYTES = 64 * 1024
+# Others may put anything beside the leases of a copy of root's: no link is followed, no pipe waited for.
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _numbers = itertools.count()
 # Locks of a process that is forked would outlive it in its children: those close these.
 _close_in_children: set[int] = set()
@@ -70,7 +73,8 @@ def take_lock(path: Path, *, wait: bool) -> Lock | None:
 
     Raises:
         CopyGone: there is no such file, or it was deleted while this waited.
-        OSError: it cannot be opened or locked.
+        StorageError: its file system has no locks.
+        OSError: it cannot be opened.
     """
     try:
         fd = _open(path)
@@ -85,6 +89,12 @@ def take_lock(path: Path, *, wait: bool) -> Lock | None:
         return None
     except FileNotFoundError:
         is_there = False
+    except OSError as error:
+        lock.release()
+        raise StorageError(
+            f"{path.parent} lies on a file system without locks ({error.strerror})",
+            hint="name a folder on a local disk: --to FOLDER",
+        ) from error
     except BaseException:
         lock.release()
         raise
@@ -97,7 +107,7 @@ def take_lock(path: Path, *, wait: bool) -> Lock | None:
 def is_locked(path: Path) -> bool:
     """Return whether a process holds this file; also where that cannot be known."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, _LOOK)
     except FileNotFoundError:
         return False
     except OSError:
@@ -194,7 +204,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _describe(path: Path) -> LeaseInfo:
     try:
-        with open(path, "rb") as file:
+        fd = os.open(path, _LOOK)
+        with open(fd, "rb") as file:
             about = json.loads(file.read(_LARGEST_BYTES))
         return LeaseInfo(
             pid=int(about["pid"]),

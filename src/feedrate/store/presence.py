@@ -55,19 +55,19 @@ def see_source(marker: Marker) -> Sight:
     Raises:
         Doubt: one of them is gone, is no plain file, may not be read, or has another size.
     """
-    wanted = _wanted(marker)
+    contents, wanted = Contents(marker, {}), _wanted(marker)
     by_place: dict[Place, list[CopiedFile]] = {}
     for file in wanted:
-        by_place.setdefault(_locate(marker, file)[0], []).append(file)
+        by_place.setdefault(contents.locate(file)[0], []).append(file)
     found: Sight = {}
     for place, files in by_place.items():
-        names = [os.fsdecode(_locate(marker, file)[1]) for file in files]
+        names = [os.fsdecode(contents.locate(file)[1]) for file in files]
         see = _see_remote if place.is_remote else _see_local
         found |= zip((file.name for file in files), see(place, names), strict=True)
     for file in wanted:
         if found[file.name].size_bytes != file.size_bytes:
             raise Doubt(
-                f"{_address(marker, file)} has {found[file.name].size_bytes:,} bytes"
+                f"{_address(contents, file)} has {found[file.name].size_bytes:,} bytes"
                 f" and had {file.size_bytes:,} when it was copied"
             )
     return found
@@ -83,19 +83,20 @@ def compare_source(marker: Marker, seen: Sight, data: Path, ours: Collection[tup
     Raises:
         Doubt: a file of the source is the copy's own, or its bytes are others.
     """
+    contents = Contents(marker, {})
     has_pack_json = False
     for file in _wanted(marker):
         now = seen[file.name]
         if now.inode and (now.device, now.inode) in ours:
-            raise Doubt(f"{_address(marker, file)} is the copy itself")
+            raise Doubt(f"{_address(contents, file)} is the copy itself")
         if marker.kind == "pack" and file.source_name == FILE_NAME:
-            has_pack_json = _is_same(marker, file, data / file.name)
+            has_pack_json = _is_same(contents, file, data / file.name)
     for file in _wanted(marker):
         now = seen[file.name]
         has_times = now.mtime_ns and file.mtime_ns
         is_same = now.mtime_ns == file.mtime_ns if has_times else has_pack_json
-        if not is_same and (file.crc32c is None or _checksum(marker, file) != file.crc32c):
-            raise Doubt(f"{_address(marker, file)} was changed after it was copied")
+        if not is_same and (file.crc32c is None or _checksum(contents, file) != file.crc32c):
+            raise Doubt(f"{_address(contents, file)} was changed after it was copied")
 
 
 def checksum_file(path: Path) -> int:
@@ -107,12 +108,8 @@ def _wanted(marker: Marker) -> list[CopiedFile]:
     return [file for file in marker.files if file.source_name]
 
 
-def _locate(marker: Marker, file: CopiedFile) -> tuple[Place, bytes]:
-    return Contents(marker, {}).locate(file)
-
-
-def _address(marker: Marker, file: CopiedFile) -> str:
-    place, name = _locate(marker, file)
+def _address(contents: Contents, file: CopiedFile) -> str:
+    place, name = contents.locate(file)
     return place.address(name)
 
 
@@ -168,9 +165,9 @@ def _find(place: Place, name: str) -> Seen:
     return Seen(file.size_bytes, file.mtime_ns)
 
 
-def _is_same(marker: Marker, file: CopiedFile, landed: Path) -> bool:
+def _is_same(contents: Contents, file: CopiedFile, landed: Path) -> bool:
     """Compare a small file byte for byte; False: the copy does not have it yet."""
-    place, name = _locate(marker, file)
+    place, name = contents.locate(file)
     try:
         ours = landed.read_bytes()
     except FileNotFoundError:
@@ -179,17 +176,17 @@ def _is_same(marker: Marker, file: CopiedFile, landed: Path) -> bool:
         if place.read(name, 0, file.size_bytes) == ours:
             return True
     except (FeedrateError, OSError) as error:
-        raise Doubt(f"{_address(marker, file)} cannot be read: {error}") from error
-    raise Doubt(f"{_address(marker, file)} is not what was copied")
+        raise Doubt(f"{_address(contents, file)} cannot be read: {error}") from error
+    raise Doubt(f"{_address(contents, file)} is not what was copied")
 
 
-def _checksum(marker: Marker, file: CopiedFile) -> int:
-    place, name = _locate(marker, file)
+def _checksum(contents: Contents, file: CopiedFile) -> int:
+    place, name = contents.locate(file)
     try:
         with place.open(name) as stream:
             return _checksum_stream(iter(lambda: stream.read(_CHUNK_BYTES), b""))
     except (FeedrateError, OSError) as error:
-        raise Doubt(f"{_address(marker, file)} cannot be read: {error}") from error
+        raise Doubt(f"{_address(contents, file)} cannot be read: {error}") from error
 
 
 def _checksum_stream(chunks: Iterable[bytes]) -> int:

@@ -25,7 +25,7 @@ from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.results import Tick
 from feedrate.store.clearing import find_limit, make_room
 from feedrate.store.contents import Contents, read_contents
-from feedrate.store.copies import Copy, CopyGone, Lease
+from feedrate.store.copies import Copy, CopyGone, Lease, is_part
 from feedrate.store.files import explain_write_error, sync_folder
 from feedrate.store.homes import HOME
 from feedrate.store.place import is_url
@@ -39,6 +39,8 @@ DEFAULT_KEEP_S = 7 * 86400.0
 _POLL_S = 0.1
 # Up to so many files, who waits for another process looks whether all have landed; else only at its lock.
 _FEW_FILES = 1024
+_SMALL_BYTES, _TOGETHER = 1 << 20, 512
+_OWN_FILES = 5  # copy.json, gate, writer, used, a lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ class Staging:
         self._transfer: Transfer | None = None
         self._lock = threading.Lock()  # of the counts below, and of those above
         self._landed_files = self._done_bytes = 0
+        self._total_bytes = copy.marker.size_bytes
         self._crcs: dict[str, int] = {}
+        self._together: list[str] = []  # small files that are whole, and wait for others to land with
 
     @property
     def path(self) -> Path:
@@ -185,14 +189,12 @@ class Staging:
 
     def _write(self, wanted: Sequence[str]) -> None:
         missing = []
+        landed = {name for name in self.copy.files if self.copy.has_landed(name)}
         with self._lock:
-            self._landed_files = self._done_bytes = 0
-            for name, file in self.copy.files.items():
-                if self.copy.has_landed(name):
-                    self._landed_files += 1
-                    self._done_bytes += file.size_bytes
+            self._landed_files = len(landed)
+            self._done_bytes = sum(self.copy.files[name].size_bytes for name in landed)
         for name in wanted:
-            if self.copy.has_landed(name):
+            if name in landed:
                 if self.options.check and self._is_damaged(name):
                     missing.append(name)
                     self._done_bytes -= self.copy.files[name].size_bytes
@@ -211,8 +213,10 @@ class Staging:
         if self._stop.is_set():
             raise Stopped
         name = missing[0]
+        self._together = []
         try:
             transfer.carry(map(self._incoming, missing), self._open_part, self._land)
+            self._land_together()
             sync_folder(self.copy.data)
             self._note_checksums()
         except CopyGone:
@@ -245,14 +249,31 @@ class Staging:
         return self.copy.open_part(file.name)
 
     def _land(self, file: Incoming, fd: int, crc32c: int) -> None:
+        is_small = file.size_bytes <= _SMALL_BYTES
         try:
-            self.copy.land(file.name, fd)
+            (self.copy.dress if is_small else self.copy.land)(file.name, fd)
         finally:
             os.close(fd)
         with self._lock:
             self._crcs[file.name] = crc32c
-            self._landed_files += 1
-            self.copied_files += 1
+            self._together += [file.name] if is_small else []
+        if not is_small:
+            self._note_landed(1)
+        elif len(self._together) >= _TOGETHER:
+            self._land_together()
+
+    def _land_together(self) -> None:
+        """Small files land many at a time: one sync for all is far cheaper than one for each."""
+        with self._lock:
+            names, self._together = self._together, []
+        if names:
+            self.copy.land_together(names)
+            self._note_landed(len(names))
+
+    def _note_landed(self, count: int) -> None:
+        with self._lock:
+            self._landed_files += count
+            self.copied_files += count
         self._tell()
 
     def _note_checksums(self) -> None:
@@ -281,8 +302,8 @@ class Staging:
             self._tell()
 
     def _tell(self) -> None:
-        files, total = len(self.copy.files), self.copy.marker.size_bytes
-        self._watch(Tick("staging", self._landed_files, files, self._done_bytes, total))
+        files = len(self.copy.files)
+        self._watch(Tick("staging", self._landed_files, files, self._done_bytes, self._total_bytes))
 
     def _gone(self) -> StorageError:
         return StorageError(
@@ -317,8 +338,10 @@ def open_staging(
     marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
     while True:
         found = Copy.find(scratch.path, marker)
-        _make_room(scratch, found, contents, say)
-        _check_room(scratch, found, contents)
+        size_bytes, count = _missing(found, contents)
+        if count:
+            _make_room(scratch, found, size_bytes, say)
+            check_room(scratch, size_bytes, count + _OWN_FILES)
         copy = Copy.create(scratch.path, marker)
         try:
             lease = copy.lease()
@@ -336,32 +359,26 @@ def _missing(copy: Copy | None, contents: Contents) -> tuple[int, int]:
     files = contents.marker.files
     size_bytes, count = contents.marker.size_bytes, len(files)
     if copy is not None:
-        size_bytes -= sum(copy.find_available(file.name)[1] for file in files)
-        count -= sum(copy.has_landed(file.name) for file in files)
+        for file in files:
+            path, there_bytes = copy.find_available(file.name)
+            size_bytes -= there_bytes
+            count -= not is_part(path)
     return size_bytes, count
 
 
-def _make_room(scratch: Scratch, copy: Copy | None, contents: Contents, say: Callable[[str], None]) -> None:
+def _make_room(scratch: Scratch, copy: Copy | None, size_bytes: int, say: Callable[[str], None]) -> None:
     """Delete what need not stay where there is no room, or no more is allowed."""
-    size_bytes, count = _missing(copy, contents)
-    if count:
-        spare = "" if copy is None else str(copy.folder)
-        limit_bytes = find_limit()
-        cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare)
-        for gone in cleared.removed:
-            say(f"deleted {gone.path}, {format_bytes(gone.size_bytes)}: {gone.why}")
-        if limit_bytes is not None and cleared.used_bytes + size_bytes > limit_bytes:
-            raise StorageError(
-                f"the copy needs {format_bytes(size_bytes)} on {scratch.path}, where your copies take"
-                f" {format_bytes(cleared.used_bytes)} and may take {format_bytes(limit_bytes)}",
-                hint="raise FEEDRATE_SCRATCH_LIMIT, or see what is in use: feedrate scratch ls",
-            )
-
-
-def _check_room(scratch: Scratch, copy: Copy | None, contents: Contents) -> None:
-    size_bytes, count = _missing(copy, contents)
-    if count:
-        check_room(scratch, size_bytes, count + len(("copy.json", "gate", "writer", "used", "lease")))
+    spare = "" if copy is None else str(copy.folder)
+    limit_bytes = find_limit()
+    cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare)
+    for gone in cleared.removed:
+        say(f"deleted {gone.path}, {format_bytes(gone.size_bytes)}: {gone.why}")
+    if limit_bytes is not None and cleared.used_bytes + size_bytes > limit_bytes:
+        raise StorageError(
+            f"the copy needs {format_bytes(size_bytes)} on {scratch.path}, where your copies take"
+            f" {format_bytes(cleared.used_bytes)} and may take {format_bytes(limit_bytes)}",
+            hint="raise FEEDRATE_SCRATCH_LIMIT, or see what is in use: feedrate scratch ls",
+        )
 
 
 def _is_longer(keep_s: float | None, than_s: float | None) -> bool:
