@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from PIL import Image
 from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View
 from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
+from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.load import cached_pixels
 from feedrate.pack import PackOptions, Recode, pack
 from packs import IMAGE, LABEL, encode_image, make_image, write_everything, write_images, write_pack
@@ -284,6 +286,33 @@ def test_damage_on_the_disk_never_reaches_a_batch(tmp_path: Path, damage: str) -
     assert_same(epochs, plain)
 
 
+def test_a_disk_folder_that_is_deleted_under_the_job_takes_nothing_away(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "pack")
+    (tmp_path / "scratch").mkdir()
+    with (
+        Cache(ram=0, disk=tmp_path / "scratch") as cache,
+        Loader(folder, output="numpy", cache=cache) as loader,
+    ):
+        epochs = [list(loader)]
+        (tmp_path / "scratch").rmdir()
+        epochs.append(list(loader))
+        assert loader.stats().cache.hit_rate == 1
+    assert_same(epochs, load(folder, batch_size=256))
+
+
+def test_a_small_disk_that_fills_up_ends_the_filling_alone(
+    small_disk: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("feedrate.store.tiers.describe_storage", lambda _: SimpleNamespace(is_memory=False))
+    folder = write_images(tmp_path / "pack", count=120)
+    with Cache(ram=0, disk=small_disk) as cache, Loader(folder, 8, output="numpy", cache=cache) as loader:
+        epochs = [list(loader) for _ in range(2)]
+        stats = loader.stats().cache
+    assert 0.2 < stats.cached_share < 0.8
+    assert stats.hit_rate == stats.cached_share
+    assert_same(epochs, load(folder, batch_size=8))
+
+
 def spoil(path: str, damage: str) -> None:
     with open(path, "r+b") as file:
         data = np.frombuffer(file.read(), np.uint8).copy()
@@ -412,3 +441,9 @@ def test_a_loader_whose_cache_is_closed_says_so(tmp_path: Path) -> None:
 def test_without_a_cache_nothing_of_it_is_imported() -> None:
     check = "import feedrate.load.loader, sys; sys.exit('feedrate.store.shelf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@given(st.integers(1, 5000), st.integers(1, 90), st.sampled_from([1, 3]), st.sampled_from([64, 8192, 32768]))
+def test_the_size_of_a_table_is_known_beforehand(width: int, height: int, channels: int, block: int) -> None:
+    pixels = np.zeros((height, width) if channels == 1 else (height, width, channels), np.uint8)
+    assert len(dump_bare_table(pixels, block)) == measure_table(width, height, channels, block)

@@ -268,6 +268,8 @@ def test_a_link_in_place_of_the_meeting_folder_is_not_followed(tmp_path: Path) -
 
 def test_a_job_is_named_by_its_scheduler() -> None:
     assert sharing.name_job({"SLURM_JOB_ID": "17"}) == "SLURM_JOB_ID=17"
+    assert sharing.name_job({"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n2"}) == "SLURM_JOB_ID=17 n2"
+    assert sharing.name_job({}) == sharing.name_job({})
 
 
 def test_memory_that_runs_short_is_given_back_and_the_rest_stays(shelve) -> None:

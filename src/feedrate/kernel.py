@@ -292,7 +292,8 @@ def decode_batch(
             details=details.reshape(-1),
         )
         # Pillow is asked about damage too: what it decodes without complaint is what users get today.
-        left_over = np.flatnonzero(np.isin(details[:, 0], (Status.NOT_TAKEN, Status.CORRUPT)) & ~is_raw)
+        found = details[:, 0]
+        left_over = np.flatnonzero(((found == Status.NOT_TAKEN) | (found == Status.CORRUPT)) & ~is_raw)
         by_pillow = {int(i): _native.words(*map(int, details[i])) for i in left_over}
     statuses = details[:, 0].astype(np.int32)
     reasons = {

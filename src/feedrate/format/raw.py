@@ -66,6 +66,12 @@ def dump_bare_table(pixels: U8, block_bytes: int = BLOCK_BYTES) -> bytes:
     return _dump_table(pixels, 0, None, block_bytes)
 
 
+def measure_table(width: int, height: int, channels: int, block_bytes: int = BLOCK_BYTES) -> int:
+    """Return how many bytes `dump_bare_table` gives."""
+    block_rows = min(max(1, block_bytes // (width * channels)), height)
+    return _HEAD.size + 4 - 4 * (-height // block_rows)
+
+
 def bare_table(table: bytes) -> bytes:
     """Return the table of the same image without the header of its file."""
     return _check_table(_HEAD.pack(*_HEAD.unpack_from(table)[:7], 0), table[_HEAD.size + 4 :])

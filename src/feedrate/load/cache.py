@@ -19,7 +19,8 @@ class Cache:
     """Room for decoded samples, filled in the first epoch: each goes to the nearest tier with room and stays.
 
     All processes of a job on one node share it, and it goes with the last of them. Limits hold for each pack
-    that is loaded with it. Whole images are kept, so that crops and flips stay random.
+    that is loaded with it. Whole images are kept, so that crops and flips stay random; of operations that are
+    not random, what they make of an image, if that is smaller.
 
     Args:
         ram: "auto": as much as the job's memory limit allows, with a margin; a size such as "8GB"; 0: none.

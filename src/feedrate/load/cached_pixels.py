@@ -118,7 +118,7 @@ class CachedPixels:
         _, firsts = np.unique(job.numbers, return_index=True)
         missing = firsts[~located.found[firsts] & (sizes[firsts] > 0) & (sizes[firsts] <= LARGEST_BYTES)]
         at = np.array([i for i in missing.tolist() if int(job.numbers[i]) not in self._refused], np.int64)
-        if not at.size or not self._shelf.has_room(int(sizes[at].min())):
+        if not at.size or not self._shelf.has_room(job.measure(int(at[sizes[at].argmin()]))):
             return False
         keep = keep_results if self._keeps_results else keep_whole
         self._refused.update(keep(job, at, self._shelf, tally))

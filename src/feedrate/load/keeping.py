@@ -14,8 +14,8 @@ import numpy as np
 from feedrate import kernel
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from feedrate.format.raw import dump_bare_table
-from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8
+from feedrate.format.raw import dump_bare_table, measure_table
+from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, Status
 from feedrate.load.geometry import Geometry, Places, Sides, decode_pixels, read_sides
 from feedrate.load.image import CenterCrop, ImageOp, Resize, whole
 from feedrate.load.samples import choose, pick, take_ranges
@@ -27,6 +27,8 @@ BLOCK_BYTES = 32768
 LARGEST_BYTES = 256 << 20  # a larger image would take too much memory on its way to the shelf
 BY_PILLOW = 1  # a mark: the kernel does not decode this kind of file
 _SAMPLED = 256
+# Another try may find the bytes elsewhere: in the source of a scratch copy.
+_MAY_BE_BETTER_LATER = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class Job:
     @property
     def is_mask(self) -> bool:
         return self.pixels.kind is Kind.MASK
+
+    def measure(self, i: int) -> int:
+        """Return how many bytes a sample takes on the shelf, if it has colours."""
+        width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), int(self.out.shape[3])
+        return width * height * channels + measure_table(width, height, channels, BLOCK_BYTES)
 
     def part(self, at: I64) -> Places:
         return Places(self.places.pack, self.places.rows[at], self.places.positions[at])
@@ -84,20 +91,25 @@ def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp
 def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     """Decode whole images and put them on the shelf, while it has room; returns what must not go there."""
     part = job.part(at)
-    files, images, _ = part.pack.find_values(job.pixels.name, part.rows, part.positions)
+    files, images, entries = part.pack.find_values(
+        job.pixels.name, part.rows, part.positions, with_entries=not job.is_mask
+    )
     widths, heights = (side[at] for side in job.sides)
     boxes, channels = whole(widths, heights), job.out.shape[3]
     refused: list[int] = []
 
     def keep(i: int) -> None:
-        if not shelf.has_room(int(widths[i] * heights[i]) * channels):
+        if not shelf.has_room(job.measure(int(at[i]))):
             return
         pixels = np.empty((1, int(heights[i]), int(widths[i]), channels), np.uint8)
+        one = np.array([i])
         report = kernel.decode_batch(
-            files, take_ranges(images, np.array([i])), pixels, boxes=boxes[i : i + 1],
-            flips=np.zeros(1, np.bool_), nearest=job.is_mask,
+            files, take_ranges(images, one), pixels, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
+            entries=None if entries is None else take_ranges(entries, one), nearest=job.is_mask,
         )  # fmt: skip
         number = int(job.numbers[at[i]])
+        if report.statuses[0] in _MAY_BE_BETTER_LATER:
+            return
         # Damage that Pillow decodes: of crops that do not show it, the kernel's pixels count.
         if report.statuses[0] or DAMAGED_BUT_DECODED in (report.pillow_reasons or {}):
             refused.append(number)
@@ -116,10 +128,11 @@ def keep_results(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
     tally.count(report)
     lengths = part.rows[f"{job.pixels.name}.length"]
-    refused = []
+    refused: list[int] = []
     for i, number in enumerate(job.numbers[at].tolist()):
         if report.statuses[i]:
-            refused.append(number)
+            if report.statuses[i] not in _MAY_BE_BETTER_LATER:
+                refused.append(number)
         elif not _put(shelf, number, pixels[i], int(lengths[i]), 0):
             break
     return refused

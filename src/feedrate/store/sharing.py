@@ -37,7 +37,8 @@ def name_job(environ: Mapping[str, str] = os.environ) -> str:
     """
     for variable in _JOB_VARIABLES:
         if environ.get(variable):
-            return f"{variable}={environ[variable]}"
+            # Several nodes of a test cluster may be one machine.
+            return f"{variable}={environ[variable]} {environ.get('SLURMD_NODENAME', '')}".rstrip()
     group = find_memory_group()
     return "node" if group is None else str(group.folder)
 
