@@ -122,8 +122,8 @@ def test_most_bytes_are_fetched_once(scratch: Path, server: RangeServer, source:
 def test_a_copy_that_was_interrupted_is_gone_on_with(
     scratch: Path, server: RangeServer, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.store.landing.CHUNK_BYTES", 1000)
-    monkeypatch.setattr("feedrate.store.landing.STREAMS", 1)
+    monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("feedrate.store.writing.STREAMS", 1)
     hangs = threading.Event()
 
     def hang_soon(_path: str, number: int) -> str | None:
@@ -206,7 +206,7 @@ def test_a_copy_that_is_damaged_under_a_job_is_noticed_and_read_from_the_source(
 def test_a_copy_that_vanishes_while_it_is_made_does_not_stop_training(
     scratch: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.store.landing.CHUNK_BYTES", 500)
+    monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 500)
     with make(f"{server.url}/pack", None, order="staged") as plain:
         expected = read(plain)
     with make(f"{server.url}/pack", scratch) as loader:

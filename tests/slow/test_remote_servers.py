@@ -43,8 +43,8 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServe
 def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little is fetched ahead and copied at a time: most is still to come when the server goes."""
     monkeypatch.setattr("feedrate.store.ahead.choose_budget", lambda: 20_000)
-    monkeypatch.setattr("feedrate.store.landing.CHUNK_BYTES", 500)
-    monkeypatch.setattr("feedrate.store.landing.STREAMS", 1)
+    monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 500)
+    monkeypatch.setattr("feedrate.store.writing.STREAMS", 1)
 
 
 def make(pack: Any, **options: Any) -> Loader:

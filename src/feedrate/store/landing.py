@@ -15,8 +15,6 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from feedrate import kernel
 from feedrate.errors import FeedrateError
 from feedrate.format.manifest import ColumnPart, IndexPart, Manifest, Shard
 from feedrate.store.copies import CopyGone
@@ -32,14 +29,11 @@ from feedrate.store.files import explain_write_error
 from feedrate.store.flow import GROUP, order_shards
 from feedrate.store.index_folder import origin
 from feedrate.store.patience import log
-from feedrate.store.ranges import Piece, RangeReader, coalesce
+from feedrate.store.ranges import Piece, RangeReader
+from feedrate.store.scratch_supply import ScratchSupply
 from feedrate.store.staging import Staging, open_staging
+from feedrate.store.writing import Writer
 
-# 48 MB on their way: enough for 1 GB/s at 50 ms; a slow line still lets something land every few seconds.
-CHUNK_BYTES = 4 << 20
-STREAMS = 12
-# What lies so little behind the end of a file on its way is waited for; else it is read from the source.
-SOON_BYTES = 64 << 20
 # Groups of shards that are waited for: the one that flows, and what comes so soon behind it.
 FLOW_BYTES = 512 << 20
 POLL_S, LOOK_S, TAKE_OVER_S = 0.02, 0.5, 1.0
@@ -47,16 +41,6 @@ POLL_S, LOOK_S, TAKE_OVER_S = 0.02, 0.5, 1.0
 IDLE_S, IMPATIENT_S = 30.0, 600.0
 # A loader that is not iterated over lets its pack flow after so long.
 HOLD_BACK_S = 3.0
-
-
-@dataclass(slots=True)
-class _Growing:
-    """A file that is being written."""
-
-    name: str
-    fd: int
-    size_bytes: int
-    crc32c: int
 
 
 @dataclass(slots=True)
@@ -73,7 +57,7 @@ class Landing:
     """The copy of a pack on scratch, as one process sees it."""
 
     def __init__(self, staging: Staging, manifest: Manifest, reader: RangeReader) -> None:
-        self._staging, self._contents, self._reader = staging, staging.contents, reader
+        self._staging, self._reader = staging, reader
         self.copy = copy = staging.copy
         self._names = {file.source_name: name for name, file in copy.files.items() if file.source_name}
         self._shard_names = [self._names[os.fsdecode(origin(shard))] for shard in manifest.shards]
@@ -82,11 +66,10 @@ class Landing:
         self._looked = 0.0
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._growing: dict[str, _Growing] = {}
+        self._writer: Writer | None = None
         self._closing = threading.Event()
         self._stirred = threading.Event()
-        self._is_over = self._is_writing = False
-        self._written_bytes = 0
+        self._is_over = False
         self._progress = (0, 0.0)  # what had flowed when it was seen to grow, and when that was
         self._may_flow = threading.Event()
         self._impatient_until = 0.0  # nothing came that was waited for: read from the source for a while
@@ -176,8 +159,8 @@ class Landing:
 
     def _measure_progress(self) -> int:
         """Return how many bytes have flowed, by this process or another; only differences mean something."""
-        if self._is_writing:
-            return self._written_bytes
+        if self._writer is not None:
+            return self._writer.written_bytes
         return sum(self.copy.find_available(name)[1] for name in self._on_their_way())
 
     def let_flow(self) -> None:
@@ -189,7 +172,7 @@ class Landing:
         name = self._names.get(os.fsdecode(file))
         if name is None:
             return None, 0
-        growing = self._growing.get(name)
+        growing = None if self._writer is None else self._writer.growing.get(name)
         return name, growing.size_bytes if growing is not None else self.copy.find_available(name)[1]
 
     def read_near(self, name: str, request: Piece) -> bytes | None:
@@ -241,6 +224,14 @@ class Landing:
         with self._lock:
             self._waiting += still
 
+    def _list_groups(self) -> list[list[str]]:
+        """Return the files that flow side by side, group by group: index parts before their shards."""
+        found = []
+        for group in self._groups:
+            found.append([self._index_names[i] for i in group])
+            found.append([self._shard_names[i] for i in group])
+        return found
+
     def _origin(self, name: str) -> bytes:
         return os.fsencode(self.copy.files[name].source_name)
 
@@ -263,9 +254,8 @@ class Landing:
                 "copying to %s stops, and the rest is read from the source: %s", self.copy.folder, words
             )
         finally:
-            for growing in self._growing.values():
-                os.close(growing.fd)
-            self._growing.clear()
+            if self._writer is not None:
+                self._writer.close()
             with self._lock:
                 self._is_over = True
             self._serve()
@@ -279,143 +269,14 @@ class Landing:
                 if self.copy.is_complete():
                     return
                 if self.copy.is_ours and (lock := self.copy.take_writer()) is not None:
-                    self._is_writing = True
+                    self._writer = Writer(self._staging, self._reader, self._serve, self._closing)
                     with lock:
-                        self._copy()
+                        self._writer.copy_all(self._list_groups())
                     return
             self._serve()
             self._stirred.wait(POLL_S if self._waiting else LOOK_S)
             if not self._waiting:
                 self._stirred.clear()
-
-    def _copy(self) -> None:
-        for name, data in self._contents.known.items():
-            if not self.copy.has_landed(name):
-                with self.copy.landing(name) as part:
-                    part.write_bytes(data)
-        asked: deque[tuple[_Growing, int, Future[bytes]]] = deque()
-        for growing, offset, length in self._chunks():
-            piece = Piece(self._origin(growing.name), offset, length)
-            asked.append((growing, offset, self._reader.read(piece)))
-            while len(asked) >= STREAMS:
-                self._append(*asked.popleft())
-        while asked:
-            self._append(*asked.popleft())
-
-    def _chunks(self) -> Iterator[tuple[_Growing, int, int]]:
-        """Yield what to fetch: the index parts of a group of shards, then its shards side by side."""
-        done = set(self._contents.known)
-        rest = [name for name in self.copy.files if name not in {*self._shard_names, *self._index_names}]
-        for group in self._groups:
-            for names in ([self._index_names[i] for i in group], [self._shard_names[i] for i in group]):
-                fresh = [name for name in dict.fromkeys(names) if name not in done]
-                done.update(fresh)
-                yield from self._side_by_side(fresh)
-        yield from self._side_by_side([name for name in rest if name not in done])
-
-    def _side_by_side(self, names: Sequence[str]) -> Iterator[tuple[_Growing, int, int]]:
-        files = [self._begin(name) for name in names if not self.copy.has_landed(name)]
-        offsets = {growing.name: growing.size_bytes for growing in files}
-        while files:
-            for growing in list(files):
-                size_bytes, offset = self.copy.files[growing.name].size_bytes, offsets[growing.name]
-                length = min(CHUNK_BYTES, size_bytes - offset)
-                if length > 0:
-                    offsets[growing.name] = offset + length
-                    yield growing, offset, length
-                else:
-                    files.remove(growing)
-                    if growing.size_bytes == size_bytes and growing.name in self._growing:
-                        self._finish(growing)  # it was whole already, or is empty
-
-    def _begin(self, name: str) -> _Growing:
-        """Open a part; what is there of it counts."""
-        fd = self.copy.open_part(name)
-        growing = self._growing[name] = _Growing(name, fd, 0, 0)
-        size_bytes = os.fstat(fd).st_size
-        if size_bytes > self.copy.files[name].size_bytes:
-            os.ftruncate(fd, 0)
-        while growing.size_bytes < size_bytes and not self._closing.is_set():
-            data = os.pread(fd, CHUNK_BYTES, growing.size_bytes)
-            if not data:
-                break
-            growing.crc32c = kernel.crc32c(data, growing.crc32c)
-            growing.size_bytes += len(data)
-        return growing
-
-    def _append(self, growing: _Growing, offset: int, future: Future[bytes]) -> None:
-        data = future.result()
-        if growing.name not in self._growing or offset != growing.size_bytes:
-            return  # begun again since, after damage
-        view = memoryview(data)
-        while view:
-            view = view[os.pwrite(growing.fd, view, offset + len(data) - len(view)) :]
-        growing.crc32c = kernel.crc32c(data, growing.crc32c)
-        growing.size_bytes += len(data)
-        self._written_bytes += len(data)
-        if growing.size_bytes == self.copy.files[growing.name].size_bytes:
-            self._finish(growing)
-        self._serve()
-        if self._closing.is_set():
-            raise CancelledError
-
-    def _finish(self, growing: _Growing) -> None:
-        file = self.copy.files[growing.name]
-        if file.crc32c is not None and growing.crc32c != file.crc32c:
-            os.ftruncate(growing.fd, 0)
-            log.warning(
-                "%s: %s came damaged (checksum); it is not kept on scratch",
-                self.copy.marker.source, growing.name,
-            )  # fmt: skip
-        else:
-            self.copy.land(growing.name, growing.fd)
-        del self._growing[growing.name]
-        os.close(growing.fd)
-
-
-class ScratchSupply:
-    """Bytes from the copy as far as it has come, else from the source. For one delivery."""
-
-    def __init__(
-        self, landing: Landing, on_their_way: frozenset[str], spoilt: frozenset[Piece], landed: set[bytes]
-    ) -> None:
-        self._landing, self._on_their_way = landing, on_their_way
-        self._spoilt, self._landed = spoilt, landed
-        self._near: dict[Piece, str] = {}
-        self._coming: dict[Piece, str] = {}
-
-    def is_needed(self, piece: Piece) -> bool:
-        """Return whether a piece must be fetched: files that have landed are read where they are."""
-        return piece in self._spoilt or piece.file not in self._landed
-
-    def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
-        files = {piece.file for piece in pieces}
-        there = {file: self._landing.available_bytes(file) for file in files}
-        near, coming, far = [], [], []
-        for piece in pieces:
-            name, there_bytes = there[piece.file]
-            if name is None or piece in self._spoilt:
-                far.append(piece)
-            elif piece.stop <= there_bytes:
-                near.append(piece)
-            elif name in self._on_their_way and piece.stop - there_bytes <= SOON_BYTES:
-                coming.append(piece)
-            else:
-                far.append(piece)
-        self._near = {request: there[request.file][0] or "" for request in coalesce(near)}
-        self._coming = {request: there[request.file][0] or "" for request in coalesce(coming)}
-        return [*self._near, *self._coming, *coalesce(far)]
-
-    def read(self, request: Piece) -> Future[bytes]:
-        if request in self._coming:
-            return self._landing.wait_for(self._coming[request], request)
-        if request in self._near:
-            data = self._landing.read_near(self._near[request], request)
-            if data is not None:
-                future: Future[bytes] = Future()
-                future.set_result(data)
-                return future
-        return self._landing.read_source(request)
 
 
 def _forward(source: Future[bytes], target: Future[bytes]) -> None:
