@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ def main() -> int:
         measure(arguments)
         return 0
     with tempfile.TemporaryDirectory(prefix="feedrate-grid-", dir=arguments.scratch) as folder:
+        os.environ["XDG_STATE_HOME"] = f"{folder}/state"  # nothing of this stays in the registry
         write_pack(Path(folder), arguments.images)
         late = str(arguments.latency_ms)
         slow = [f"{folder}/store", f"{folder}/mounted", late, late, str(arguments.rate)]

@@ -39,6 +39,7 @@ def main() -> int:
         return 0
     rows = []
     with tempfile.TemporaryDirectory(prefix="feedrate-remote-", dir=arguments.scratch) as folder:
+        os.environ["XDG_STATE_HOME"] = f"{folder}/state"  # nothing of this stays in the registry
         source = make_pack(Path(folder), arguments.images, arguments.shard_size)
         size_bytes = sum(p.stat().st_size for p in source.iterdir())
         say(f"{arguments.images} images, {size_bytes / 1e6:.0f} MB")

@@ -44,6 +44,7 @@ def main() -> int:
         measure_all(Path(arguments.mounted), Path(arguments.folder), arguments)
         return 0
     with tempfile.TemporaryDirectory(prefix="feedrate-staging-", dir=arguments.scratch) as folder:
+        os.environ["XDG_STATE_HOME"] = f"{folder}/state"  # nothing of this stays in the registry
         sizes = make_sources(Path(folder) / "store", arguments.images)
         late = str(arguments.latency_ms)
         slow = [f"{folder}/store", f"{folder}/mounted", late, late, str(arguments.rate)]

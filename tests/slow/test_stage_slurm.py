@@ -55,9 +55,13 @@ open(os.path.join(os.environ["RESULTS"], name), "w").write(f"{count} samples, {c
 def slurm() -> Iterator[dict[str, str]]:
     if sys.executable.startswith("/tmp/") or str(DOCS).startswith("/tmp/"):
         pytest.skip("jobs have a /tmp of their own, and this Python lies in /tmp")
-    with cluster_or_skip(private_tmp=True) as environment:
+    with (
+        # What jobs note of their copies must not end in the home folder of who runs the tests.
+        tempfile.TemporaryDirectory(prefix="state-", dir="/var/tmp") as state,
+        cluster_or_skip(private_tmp=True) as environment,
+    ):
         path = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        yield {**environment, "PATH": path, "SLURM_JOB_NAME": "test"}
+        yield {**environment, "PATH": path, "SLURM_JOB_NAME": "test", "XDG_STATE_HOME": state}
 
 
 @pytest.fixture
