@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,28 @@ def test_an_entry_that_cannot_be_read_is_passed_over(text: bytes) -> None:
     remember(ENTRY)
     (next(find_registry().glob("node-*")) / "x.json").write_bytes(text)
     assert recall() == [ENTRY]
+
+
+def test_a_folder_that_goes_away_while_it_is_read_or_written_troubles_nobody() -> None:
+    other = replace(ENTRY, folder="/scr/feedrate/7/b-2")
+    is_over = threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            remember(other)
+            forget(other.node, other.folder)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(1000):
+            assert remember(ENTRY)
+            assert ENTRY in recall()
+            forget(ENTRY.node, ENTRY.folder)
+            recall()
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_a_home_folder_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:

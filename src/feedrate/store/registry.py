@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from feedrate.store.files import appear
 from feedrate.store.marker import find_node
 
 _LARGEST_BYTES = 64 * 1024
+_TRIES = 10
 
 
 def find_registry(environ: Mapping[str, str] = os.environ) -> Path:
@@ -37,13 +39,13 @@ def remember(copy: StagedCopy, registry: Path | None = None) -> bool:
     """Note a copy, or what has changed about it. False: the home folder did not take it."""
     path = _entry(copy.node, copy.folder, registry)
     text = json.dumps(dataclasses.asdict(copy), indent=1) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with appear(path, is_durable=False) as file:
-            file.write(text.encode("ascii"))
-    except (OSError, StorageError):
-        return False
-    return True
+    for _ in range(_TRIES):  # whoever strikes the node's last copy off takes its folder away under us
+        with contextlib.suppress(OSError, StorageError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with appear(path, is_durable=False) as file:
+                file.write(text.encode("ascii"))
+            return True
+    return False
 
 
 def forget(node: str, folder: str, registry: Path | None = None) -> None:
@@ -57,7 +59,8 @@ def forget(node: str, folder: str, registry: Path | None = None) -> None:
 def recall(registry: Path | None = None) -> list[StagedCopy]:
     """Return all that is known, by node and folder; entries that cannot be read are left out."""
     top = find_registry() if registry is None else registry
-    found = [_read_entry(path) for path in top.glob("*/*.json")]
+    # Not Path.glob, which raises where a folder goes away while it looks.
+    found = [_read_entry(top / name) for name in glob.glob("*/*.json", root_dir=top)]
     return sorted((one for one in found if one is not None), key=lambda one: (one.node, one.folder))
 
 
