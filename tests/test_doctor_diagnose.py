@@ -159,3 +159,22 @@ def test_a_ring_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> 
     facts = next(tmp_path.glob("*.facts"))
     facts.write_bytes(facts.read_bytes()[:-3])
     assert len(read_run(tmp_path).processes[0].records) == 160 - 16
+
+
+def test_what_is_done_once_is_still_handed_over_in_every_epoch(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    loop.main.fact("batch", loader="loader-0", tensors=[{"bytes": 20_000_000, "dtype": "torch.float32"}])
+    for _ in range(40):
+        loop.step(wait=60, wait_cpu=2)
+    loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=9, detail={"same": True})
+    for pid in (200, 201):
+        worker = loop.fetches(pid, 20, cpu=100)
+        for number in range(20):
+            worker.record(layout.HANDOVER, "", (1000 + 100 * number) * MS, 40 * MS, cpu=0, a=40 * MS)
+        worker.write(tmp_path)
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    assert measured.feeder_cpu_s == pytest.approx(0.040)
+    once = next(remedy for remedy in diagnosis.remedies if remedy.name == "preprocess-once")
+    # Of 152 ms on two cores, 72 stay: reading 20 MB, handing them over, and the training process.
+    assert once.predicted_speedup == pytest.approx(152 / 72, rel=0.05)

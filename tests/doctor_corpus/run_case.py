@@ -38,6 +38,7 @@ HERE = Path(__file__).parent
 PROGRESS = re.compile(r"\b(?:step|iter|batch|it)\b\W{0,3}(\d+)")
 NOT_ALLOWED = 77
 ENOUGH_STEPS = 400
+WATCHED_STEPS = 100  # by the doctor, before its experiments
 
 
 class CannotRun(Exception):
@@ -206,7 +207,9 @@ def watch(
         moments.append((int(found[1]), time.perf_counter()))
         if len(moments) == 1:
             foreign = foreign_cpu_s(process.pid)
-        is_over = moments[-1][1] - moments[0][1] >= seconds or moments[-1][0] - moments[0][0] >= ENOUGH_STEPS
+        steps = moments[-1][0] - moments[0][0]
+        is_over = steps >= (WATCHED_STEPS if case.is_drifting else ENOUGH_STEPS)
+        is_over |= moments[-1][1] - moments[0][1] >= seconds and not case.is_drifting
         if (is_over and len(moments) > 2) or (case.last_step and moments[-1][0] >= case.last_step):
             break
     if len(moments) < 2:

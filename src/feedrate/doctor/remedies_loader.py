@@ -306,8 +306,11 @@ def preprocess_once(m: Measured) -> Remedy | None:
         # Small images instead of large ones: they are opened, decoded and turned into tensors all the same.
         left = now.fetch_cpu_s - (1 - _SMALL_IMAGE) * decoding(m).cpu_s * m.samples_per_step
     else:
-        # The stored result, about as large as its part of the batch, has to be read instead.
-        left = now.fetch_cpu_s * (1 - share) + m.batch_bytes / _READ_BYTES_PER_S
+        # The stored result, about as large as its part of the batch, has to be opened and read instead;
+        # and the batch is handed over as before.
+        n = m.samples_per_step
+        made = sample.total.cpu_s * (1 - share) + sample.kind("read").cpu_s
+        left = min(made * n + m.feeder_cpu_s + m.batch_bytes / _READ_BYTES_PER_S, now.fetch_cpu_s)
     prediction, then = change(m, fetch_cpu_s=left, width=WIDEST)
     return make_remedy(
         m, "preprocess-once", "do the part that is the same in every epoch once, and store its result",
