@@ -68,6 +68,8 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> FakeRing:
     monkeypatch.setattr(session, "ring", ring)
     monkeypatch.setattr(session, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(session, "probing", True)
+    for name in ("steps", "calls_to_skip"):
+        monkeypatch.setattr(session, name, 0)
     FakeEvent.made, FakeEvent.now_ms, FakeEvent.device_ms = 0, 0.0, 0.0
     return ring
 
@@ -203,15 +205,32 @@ def test_a_copy_on_a_stream_of_its_own_says_so(
 
 
 def test_of_many_waits_in_one_step_a_few_are_timed_and_stand_for_all(
-    ring: FakeRing, tensor_class: type, monkeypatch: pytest.MonkeyPatch
+    ring: FakeRing, tensor_class: type
 ) -> None:
-    for step in (1, 2):
-        monkeypatch.setattr(session, "steps", step)
+    for _ in (1, 2):
+        session.begin_step()
         for _ in range(1024):
             tensor_class("cuda").item()
     calls = [r[3] for r in ring.records]
     assert len(calls) < 100
     assert sum(calls) == pytest.approx(2 * 1024, rel=0.05)
+
+
+def test_steps_with_few_waits_have_each_of_them_timed(ring: FakeRing, tensor_class: type) -> None:
+    for _ in range(3):
+        session.begin_step()
+        for _ in range(32):
+            tensor_class("cuda").item()
+    assert [r[3] for r in ring.records] == [1] * 96
+
+
+def test_in_a_step_that_is_left_alone_no_wait_is_timed(
+    ring: FakeRing, tensor_class: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "steps", 7)
+    session.begin_step()
+    tensor_class("cuda").item()
+    assert ring.records == []
 
 
 def test_what_comes_back_and_what_waits_is_told_apart(ring: FakeRing, tensor_class: type) -> None:

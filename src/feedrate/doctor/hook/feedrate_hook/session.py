@@ -13,6 +13,7 @@ from typing import Any
 from . import clock, layout
 from .ring import ParentPhase, Ring
 
+_ALL_CALLS = 1 << 60
 # Of each eight steps (in a worker: fetches) the last two are left alone, so that the cost of probing shows.
 _BLOCK = 8
 _PROBED_OF_BLOCK = 6
@@ -35,6 +36,7 @@ class Session:
         self.fetching = False
         self.steps = 0
         self.optimizer_steps = 0
+        self.calls_to_skip = 0  # that wait for the device, in this step: timing them all would slow it
         self.torch: Any = None
         self.loaders: Any = None  # set by loader.py: what is known about loaders and iterators
         self._experiments: Any = None
@@ -178,6 +180,7 @@ class Session:
         # Experiments are timed as a whole; their parts would only push the real run's out of the ring.
         self.probing = self.steps % _BLOCK < _PROBED_OF_BLOCK and self.ring.phase == layout.REAL
         self.steps += 1
+        self.calls_to_skip = 0 if self.probing else _ALL_CALLS
         if self.thread != threading.get_ident():
             self.thread = threading.get_ident()
             self.native_thread = threading.get_native_id()

@@ -19,20 +19,20 @@ _TIMED_CALLS, _STANDS_FOR = 32, 64
 
 
 class _Calls:
-    """Waiting calls of the present step."""
+    """Waiting calls of the present step that were timed."""
 
     step = -1
-    number = 0
+    timed = 0
 
 
 def _stands_for() -> int:
-    """Return for how many calls the present one is to be timed; 0: it is left alone."""
+    """Return for how many calls the present one, which is timed, stands."""
     if _Calls.step != session.steps:
-        _Calls.step, _Calls.number = session.steps, 0
-    _Calls.number += 1
-    if _Calls.number <= _TIMED_CALLS:
-        return 1
-    return 0 if _Calls.number % _STANDS_FOR else _STANDS_FOR
+        _Calls.step, _Calls.timed = session.steps, 0
+    _Calls.timed += 1
+    if _Calls.timed >= _TIMED_CALLS:
+        session.calls_to_skip = _STANDS_FOR - 1
+    return 1 if _Calls.timed <= _TIMED_CALLS else _STANDS_FOR
 
 
 def _is_off() -> bool:
@@ -98,11 +98,14 @@ def _waited(original: Any) -> Any:
     name = original.__name__.strip("_")
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if training.is_compiling():
+            return original(self, *args, **kwargs)
+        if session.calls_to_skip:  # before all that takes longer: there may be thousands in a step
+            session.calls_to_skip -= 1
+            return original(self, *args, **kwargs)
         if _is_off() or self.device.type == "cpu":
             return original(self, *args, **kwargs)
         calls = _stands_for()
-        if not calls:
-            return original(self, *args, **kwargs)
         start = clock.begin()
         try:
             return original(self, *args, **kwargs)
