@@ -63,18 +63,20 @@ def calls_in(loop: ast.For) -> list[ast.Call]:
     return [node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Call)]
 
 
-def make_traceml_command(case: Case, run: Run, place: Place, python: str, steps: str = "") -> list[str]:
+def make_traceml_command(
+    case: Case, run: Run, place: Place, python: str, source: Path | None = None
+) -> list[str]:
     """Return TraceML's command line for a case; its copy of the script lies in the scratch folder."""
-    source = (HERE / "scripts" / case.script).read_text()
+    source = source or HERE / "scripts" / case.script
     script = place.scratch / case.script
-    script.write_text(add_edits(source, case.model))
+    script.write_text(add_edits(source.read_text(), case.model))
     traceml = str(Path(python).parent / "traceml")
     tool = [traceml, "run", str(script), "--logs-dir", str(place.scratch / "traceml"), "--run-name", "run"]
     if case.launcher == "torchrun":
         tool += ["--nproc-per-node", "2"]
     command = make_command(case, run, place, script=script, launcher=())
     at = command.index(str(script))
-    return [*command[:at], *tool, "--args", *command[at + 1 :], *steps.split()]
+    return [*command[:at], *tool, "--args", *command[at + 1 :]]
 
 
 def ask_traceml(case: Case, place: Place, python: str, seconds: float = 60.0) -> Verdict:
