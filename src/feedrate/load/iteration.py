@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over a loader's epoch: gives the batches that the feed makes, and moves the loader's cursor on."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from feedrate.errors import UsageError
+from feedrate.load.assemble import Batch
+from feedrate.load.pipeline import Feed, FeedStopped
+from feedrate.load.ranks import Shares
+
+if TYPE_CHECKING:
+    from feedrate.load.loader import Loader
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where an epoch stands. `is_used`: a batch was given, so the next `iter()` goes to another epoch."""
+
+    epoch: int = 0
+    samples: int = 0
+    is_used: bool = False
+
+
+class LoaderIterator(Iterator[Any]):
+    """One pass over an epoch, or over the rest of it."""
+
+    def __init__(self, loader: Loader, feed: Feed[Batch], shares: Shares, cursor: Cursor) -> None:
+        self._loader = loader
+        self._feed = feed
+        self._shares = shares
+        self._cursor = cursor
+        self._step = 0
+        self._ended: str | None = None
+        self._finalizer = weakref.finalize(self, feed.stop)
+
+    def __len__(self) -> int:
+        """Return how many batches are still to come."""
+        return len(self._shares) - self._step
+
+    def __next__(self) -> Any:
+        self._check_usable()
+        while self._step < len(self._shares):
+            batch = self._take()
+            self._cursor.samples = self._shares.after(self._step)
+            self._cursor.is_used = True
+            self._step += 1
+            if batch.samples:
+                return batch.data
+        self._finish_epoch()
+        raise StopIteration
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._feed.process:
+            raise UsageError(
+                f"this iterator belongs to process {self._feed.process}, and this is a fork of it",
+                hint="call iter(loader) here for one of its own",
+            )
+        if self._loader._closed:
+            raise UsageError("the loader of this iterator is closed")
+        if self._ended is not None:
+            raise UsageError(
+                f"this iterator cannot go on: {self._ended}", hint="call iter(loader) for a new one"
+            )
+
+    def _take(self) -> Batch:
+        policy = self._loader._options.on_bad_sample
+        try:
+            batch = self._feed.take()
+            if callable(policy):
+                for bad in batch.bad:
+                    policy(bad)
+        except FeedStopped:
+            self._ended = self._ended or "it was stopped"
+            self._check_usable()
+            raise
+        except BaseException as error:
+            # Only words are kept: the error itself would hold this frame, and so this iterator, in a cycle.
+            self._ended = f"it ended with {type(error).__name__}: {error}"
+            self._finalizer()
+            raise
+        return batch
+
+    def _finish_epoch(self) -> None:
+        loader = self._loader
+        self._finalizer()
+        if loader._cursor is self._cursor:
+            loader._cursor = Cursor(self._cursor.epoch + 1)
+
+    def end(self, why: str) -> None:
+        """Stop this iteration; `why` is told to those who go on using it."""
+        if len(self):
+            self._ended = why
+        self._finalizer()
