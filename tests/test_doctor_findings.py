@@ -69,6 +69,17 @@ def test_busy_neighbours_that_nobody_waits_for_are_no_cause(tmp_path: Path) -> N
     assert "contended" not in [f.code for f in diagnosis.findings]
 
 
+def test_some_company_on_a_shared_machine_hides_no_other_cause(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=80, queue=20, parts={"decode:PIL": (75, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=1.6, cores_others=0.4))
+    shares = {finding.code: finding.share for finding in diagnosis.findings}
+    assert first(diagnosis) == "decode-bound"
+    assert 0.1 < shares["contended"] < 0.25
+
+
 def test_workers_that_may_use_one_core_only_are_pinned(tmp_path: Path) -> None:
     loop = FakeLoop(workers=4)
     run_steps(loop, 60)

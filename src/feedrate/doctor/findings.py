@@ -24,7 +24,7 @@ class Entry:
         title: the verdict's sentence.
         cause: why it happens, in one or two sentences.
         cures: names of remedies, the best ones first; only those that this run allows are shown.
-        explains: codes that this one is the reason of, when it holds.
+        explains: codes that this one is the reason of, when it costs as much as `explains_from`.
     """
 
     code: str
@@ -33,6 +33,7 @@ class Entry:
     find: Callable[[Measured], Evidence | None]
     cures: tuple[str, ...]
     explains: tuple[str, ...] = ()
+    explains_from: float = WORTH_A_VERDICT
 
 
 def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
@@ -41,7 +42,7 @@ def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, .
     shares = {code: evidence.share for code, (_, evidence) in found.items()}
     for entry, _ in found.values():
         explained = [shares[code] for code in entry.explains if code in shares]
-        if explained and shares[entry.code] >= WORTH_A_VERDICT:
+        if explained and shares[entry.code] >= entry.explains_from:
             # As much as the largest that it explains, and a trace more, so that the order says it.
             shares[entry.code] = min(max(shares[entry.code], max(explained) * 1.001 + 1e-4), 0.999)
     if any(share >= WORTH_A_VERDICT for code, share in shares.items() if code != "device-bound"):
@@ -157,6 +158,7 @@ CATALOGUE: tuple[Entry, ...] = (
         causes_machine.find_contention,
         cures=("stop-others", "faster-decode", "fewer-workers"),
         explains=(*_LOADER, "workers-oversubscribed", "workers-starved", "main-thread-bound", "device-bound"),
+        explains_from=0.3,  # some company is usual on shared machines, and hides no other cause
     ),
     Entry(
         "memory-pressure",
