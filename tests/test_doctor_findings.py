@@ -58,6 +58,8 @@ def test_waiting_for_cores_that_others_use_is_contention(tmp_path: Path) -> None
     loop.main.write(tmp_path)
     _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=0.9, cores_others=1.1))
     assert first(diagnosis) == "contended"
+    gain = next(remedy for remedy in diagnosis.remedies if remedy.name == "stop-others")
+    assert diagnosis.findings[0].share == pytest.approx(1 - 1 / gain.predicted_speedup, abs=0.01)
 
 
 def test_busy_neighbours_that_nobody_waits_for_are_no_cause(tmp_path: Path) -> None:

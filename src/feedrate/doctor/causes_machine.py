@@ -10,6 +10,7 @@ from feedrate.doctor.evidence import (
     capped,
     percent,
     queue_share,
+    waiting_for_cores,
 )
 from feedrate.doctor.measured import Measured
 from feedrate.units import format_bytes
@@ -19,15 +20,12 @@ _SHM_ERRORS = ("Bus error", "shared memory", "/dev/shm", "(shm)")
 
 def find_contention(m: Measured) -> Evidence | None:
     others = m.around.cores_others + m.around.steal_cores
-    ours = m.around.cores_ours or 0.0
     if others < 0.15 * m.around.cores:
         return None
     # What counts is the waiting for a core, by whoever makes the step long: others of low priority take
     # cores that nobody wants.
-    waiting = m.exposed_share * queue_share(m) + (1 - m.exposed_share) * m.computing_queue_share
-    if m.workers > m.around.cores:
-        waiting *= others / max(others + ours, 1e-9)  # the rest are our own, too many
-    if waiting < WORTH_TELLING:
+    share = waiting_for_cores(m)
+    if share < WORTH_TELLING:
         return None
     who = f": {m.around.biggest_other}" if m.around.biggest_other else ""
     lines = [f"other processes use {others:.1f} of {m.around.cores:.0f} cores{who}"]
@@ -36,7 +34,6 @@ def find_contention(m: Measured) -> Evidence | None:
     lines.append(f"forward and backward spend {percent(m.computing_queue_share)} of theirs so")
     if m.around.gpu_others:
         lines.append(f"on the GPU, too: {m.around.gpu_others}")
-    share = min(waiting, 0.95)
     return Evidence(share, tuple(lines), {"cores_others": round(others, 2), "cores": m.around.cores})
 
 

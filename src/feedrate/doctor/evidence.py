@@ -62,3 +62,12 @@ def wait_words(m: Measured) -> str:
 def queue_share(m: Measured) -> float:
     """Return how much of a sample's time is spent ready to run, without a core."""
     return m.sample.total.queue_s / max(m.sample.total.wall_s, 1e-9) if m.sample is not None else 0.0
+
+
+def waiting_for_cores(m: Measured) -> float:
+    """Return the share of the time in which whoever makes the step long had no core because of others."""
+    others, ours = m.around.cores_others + m.around.steal_cores, m.around.cores_ours or 0.0
+    waits = m.exposed_s * queue_share(m) + (m.own_s - m.exposed_s) * m.computing_queue_share
+    # Of more workers than cores, some wait for each other, whoever else is there.
+    theirs = 1.0 if m.workers <= m.around.cores else others / max(others + ours, 1e-9)
+    return min(waits * theirs / m.step_s, 0.95)

@@ -25,6 +25,7 @@ class Entry:
         cause: why it happens, in one or two sentences.
         cures: names of remedies, the best ones first; only those that this run allows are shown.
         explains: codes that this one is the reason of, when it costs as much as `explains_from`.
+        is_outside: not the script's doing: its own share is what it costs, and what it explains costs less.
     """
 
     code: str
@@ -34,6 +35,7 @@ class Entry:
     cures: tuple[str, ...]
     explains: tuple[str, ...] = ()
     explains_from: float = WORTH_A_VERDICT
+    is_outside: bool = False
 
 
 def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
@@ -41,10 +43,16 @@ def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, .
     found = {entry.code: (entry, evidence) for entry in CATALOGUE if (evidence := entry.find(m)) is not None}
     shares = {code: evidence.share for code, (_, evidence) in found.items()}
     for entry, _ in found.values():
-        explained = [shares[code] for code in entry.explains if code in shares]
-        if explained and shares[entry.code] >= entry.explains_from:
+        explained = [code for code in entry.explains if code in shares]
+        share = shares[entry.code]
+        if not explained or share < entry.explains_from:
+            continue
+        if entry.is_outside:
+            shares.update((code, min(shares[code], share * 0.999)) for code in explained)
+        else:
             # As much as the largest that it explains, and a trace more, so that the order says it.
-            shares[entry.code] = min(max(shares[entry.code], max(explained) * 1.001 + 1e-4), 0.999)
+            largest = max(shares[code] for code in explained)
+            shares[entry.code] = min(max(share, largest * 1.001 + 1e-4), 0.999)
     if any(share >= WORTH_A_VERDICT for code, share in shares.items() if code != "device-bound"):
         # A device at work is the good case: it never hides a cause that can be cured.
         rest = max(1.0 - max(share for code, share in shares.items() if code != "device-bound"), 0.0)
@@ -159,6 +167,7 @@ CATALOGUE: tuple[Entry, ...] = (
         cures=("stop-others", "faster-decode", "fewer-workers"),
         explains=(*_LOADER, "workers-oversubscribed", "workers-starved", "main-thread-bound", "device-bound"),
         explains_from=0.3,  # some company is usual on shared machines, and hides no other cause
+        is_outside=True,
     ),
     Entry(
         "memory-pressure",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from feedrate.doctor.evidence import queue_share
+from feedrate.doctor.evidence import waiting_for_cores
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.what_if import change, make_remedy
 from feedrate.model.predict import WIDEST, around, without
@@ -18,9 +18,7 @@ def stop_others(m: Measured) -> Remedy | None:
         return None
     then = m.pipeline.with_(cores=m.around.cores)
     # What waited for a core no longer does; our own processes beyond the cores go on waiting for each other.
-    theirs = 1.0 if m.workers <= m.around.cores else others / max(others + (m.around.cores_ours or 0.0), 1e-9)
-    waits = m.exposed_s * queue_share(m) + (m.own_s - m.exposed_s) * m.computing_queue_share
-    prediction = around(without(waits * theirs / m.step_s), WIDEST, then.slowest)
+    prediction = around(without(waiting_for_cores(m)), WIDEST, then.slowest)
     return make_remedy(
         m,
         "stop-others",
