@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Slurm of two nodes, each with a /tmp of its own for every job: one copy per node, killed jobs."""
+"""A real Slurm of four nodes, each with a /tmp of its own for every job: one copy per node, killed jobs."""
 
 from __future__ import annotations
 
