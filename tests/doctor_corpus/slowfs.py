@@ -3,8 +3,8 @@
 
 Speaks the kernel's FUSE protocol itself, so that nothing has to be installed; needs root and /dev/fuse.
 What a file's pages hold is forgotten when it is opened again, as on a network file system without a lease:
-every epoch is read from the server. Uncached, no page is kept at all, as when the data is much larger than
-the memory that a job may use for them: every read is one of the server.
+every epoch is read from the server. Of files that are larger than what the page cache may keep, no page is
+kept at all, as of data that is much larger than a job's memory: every read is one of the server.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ KEPT_S = 3  # names and attributes are believed for so long, as NFS does
 class Slowness:
     """How late an answer is, in seconds: to names and opens, to reads; and bytes per second of all.
 
-    `is_cached`: whether pages of files that are open stay in the page cache.
+    `kept_bytes`: of larger files no page stays in the page cache.
     """
 
     meta_s: float
     read_s: float
     bytes_per_s: float
-    is_cached: bool = True
+    kept_bytes: float = float("inf")
 
 
 class SlowFolder:
@@ -73,8 +73,9 @@ class SlowFolder:
             return struct.pack("<QII", KEPT_S, 0, 0) + self.attributes(self.paths[node])
         if opcode == OPEN:
             time.sleep(self.slowness.meta_s)
-            flags = 0 if self.slowness.is_cached else DIRECT_IO
-            return struct.pack("<QII", os.open(self.paths[node], os.O_RDONLY), flags, 0)
+            file = os.open(self.paths[node], os.O_RDONLY)
+            is_kept = os.fstat(file).st_size <= self.slowness.kept_bytes
+            return struct.pack("<QII", file, 0 if is_kept else DIRECT_IO, 0)
         if opcode == OPENDIR:
             return struct.pack("<QII", 0, 0, 0)
         if opcode == READ:
