@@ -173,8 +173,10 @@ def run_job(arguments: argparse.Namespace) -> None:
             epoch = time.perf_counter()
             images.append(sum(len(batch[0]) for batch in loader))
             seconds.append(time.perf_counter() - epoch)
+        fetch = loader.stats().fetch
     found = {"begin": begin, "end": time.time(), "cpu_seconds": time.process_time() - cpu}
     found |= {"epoch_images": images, "epoch_seconds": seconds}
+    found |= {"fetched_bytes": None if fetch is None else fetch.bytes_fetched}
     (Path(arguments.job) / f"{number}.json").write_text(json.dumps(found))
 
 
