@@ -89,7 +89,7 @@ class DelayLine:
                 await self._pump(answered, client, self._back)
             finally:
                 asking.cancel()
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # nobody listens; or the line is being taken away
             client.transport.abort()
         finally:
             self._ends -= ends
