@@ -34,7 +34,7 @@ def is_url(source: str) -> bool:
 class Place:
     """Files below a folder or a URL. Cheap to make; connects when something is asked of it.
 
-    `asks_once`: for who asks again himself, and says so. S3's libraries do it silently, for minutes.
+    `asks_once`: its user asks again, and says so. The libraries of S3 would do it silently, for minutes.
     """
 
     def __init__(self, root: str, options: dict[str, Any] | None = None, *, asks_once: bool = False) -> None:
