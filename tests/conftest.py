@@ -16,6 +16,8 @@ from hypothesis import settings
 
 from feedrate.errors import FeedrateError
 from images import save_image
+from packs import write_images
+from range_server import COUNT, RangeServer, serve
 
 # No time limit per example: the machine may be busy with something else.
 settings.register_profile("feedrate", deadline=None)
@@ -64,6 +66,26 @@ def jpeg_folder(tmp_path: Path) -> Path:
     save_image(root / "dog" / "picture.png", 23)
     (root / "dog" / "notes.txt").write_text("not an image")
     return root
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """An empty folder, for copies."""
+    (tmp_path / "scr").mkdir()
+    return tmp_path / "scr"
+
+
+@pytest.fixture
+def served_pack(tmp_path: Path) -> Path:
+    """A pack in five shards; `pack_server` serves it as /pack."""
+    return write_images(tmp_path / "served" / "pack", count=COUNT, shards=5)
+
+
+@pytest.fixture
+def pack_server(served_pack: Path) -> Iterator[RangeServer]:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    with serve(served_pack.parent) as server:
+        yield server
 
 
 @pytest.fixture

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+# Samples in the pack that the fixture `pack_server` serves.
+COUNT = 60
+
 # What to do with a request: answer it, answer "500", cut the connection, or never answer.
 Fault = str | None
 

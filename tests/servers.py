@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers on loopback, S3 (rclone), HTTP (nginx), SFTP (OpenSSH): can be killed, frozen, restarted."""
+"""Real servers behind a long line, S3 (rclone), HTTP (nginx), SFTP (OpenSSH): can be killed and frozen."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ from pathlib import Path
 import psutil
 import pytest
 
+from delay_line import DelayLine, delay_line
+
+# As from another building: a round trip takes 10 ms, and 160 Mbit/s pass.
+ONE_WAY_S, BYTES_PER_S = 0.005, 20e6
+
 
 @dataclass
 class RealServer:
-    """A server process. `url` is where it shows the folder `served`."""
+    """A server process. `url` is where it shows the folder `served`, at the other end of `line`."""
 
     url: str
     command: list[str]
-    port: int
     served: Path
+    line: DelayLine
     process: subprocess.Popen[bytes] | None = field(default=None)
     timers: list[threading.Timer] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -46,7 +51,7 @@ class RealServer:
         give_up = time.monotonic() + 30
         while True:
             with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                socket.create_connection(("127.0.0.1", self.line.server_port), timeout=1).close()
                 break
             if self.process.poll() is not None or time.monotonic() > give_up:
                 pytest.fail(f"{self.command[0]} does not start")
@@ -78,15 +83,18 @@ def start_server(kind: str, folder: Path) -> Iterator[RealServer]:
     """Start a server of `folder`/served; skips, in words, where there is none."""
     (folder / "served").mkdir(parents=True, exist_ok=True)
     before = dict(os.environ)
-    server = {"s3": _s3, "http": _http, "sftp": _sftp}[kind](folder, _free_port())
-    server.start()
     try:
-        yield server
+        with delay_line(_free_port(), ONE_WAY_S, BYTES_PER_S) as line:
+            server = {"s3": _s3, "http": _http, "sftp": _sftp}[kind](folder, line)
+            server.start()
+            try:
+                yield server
+            finally:
+                for timer in server.timers:
+                    timer.join()
+                server.signal(signal.SIGCONT)
+                server.kill()
     finally:
-        for timer in server.timers:
-            timer.join()
-        server.signal(signal.SIGCONT)
-        server.kill()
         os.environ.clear()
         os.environ.update(before)
 
@@ -98,7 +106,7 @@ def _free_port() -> int:
         return port
 
 
-def _s3(folder: Path, port: int) -> RealServer:
+def _s3(folder: Path, line: DelayLine) -> RealServer:
     pytest.importorskip("s3fs", reason="s3fs is not installed")
     rclone = shutil.which("rclone") or shutil.which("rclone", path=str(Path(sys.executable).parent))
     if rclone is None:
@@ -107,15 +115,15 @@ def _s3(folder: Path, port: int) -> RealServer:
         AWS_ACCESS_KEY_ID="key",
         AWS_SECRET_ACCESS_KEY="secret",
         AWS_DEFAULT_REGION="us-east-1",
-        AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
+        AWS_ENDPOINT_URL=f"http://127.0.0.1:{line.port}",
         AWS_RESPONSE_CHECKSUM_VALIDATION="when_required",
     )
-    command = [rclone, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "key,secret",
+    command = [rclone, "serve", "s3", "--addr", f"127.0.0.1:{line.server_port}", "--auth-key", "key,secret",
                "--config", "/dev/null", str(folder)]  # fmt: skip
-    return RealServer("s3://served", command, port, folder / "served")
+    return RealServer("s3://served", command, folder / "served", line)
 
 
-def _http(folder: Path, port: int) -> RealServer:
+def _http(folder: Path, line: DelayLine) -> RealServer:
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
@@ -126,13 +134,13 @@ def _http(folder: Path, port: int) -> RealServer:
         events {{ worker_connections 1024; }}
         http {{ access_log off; client_body_temp_path {folder}/a; proxy_temp_path {folder}/b;
           fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
-          server {{ listen 127.0.0.1:{port}; root {folder}/served; autoindex on; }} }}"""
+          server {{ listen 127.0.0.1:{line.server_port}; root {folder}/served; autoindex on; }} }}"""
     )
     command = [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")]
-    return RealServer(f"http://127.0.0.1:{port}", command, port, folder / "served")
+    return RealServer(f"http://127.0.0.1:{line.port}", command, folder / "served", line)
 
 
-def _sftp(folder: Path, port: int) -> RealServer:
+def _sftp(folder: Path, line: DelayLine) -> RealServer:
     pytest.importorskip("paramiko", reason="paramiko is not installed")
     sshd = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
     if sshd is None or shutil.which("ssh-keygen") is None:
@@ -144,12 +152,13 @@ def _sftp(folder: Path, port: int) -> RealServer:
     for key in (folder / "host", home / ".ssh" / "id_ed25519"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     (folder / "sshd.conf").write_text(
-        f"""ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nPidFile none\nUsePAM no\nStrictModes no
+        f"""ListenAddress 127.0.0.1:{line.server_port}\nHostKey {folder}/host
+        PidFile none\nUsePAM no\nStrictModes no
         AuthorizedKeysFile {home}/.ssh/id_ed25519.pub\nPasswordAuthentication no
         PermitRootLogin prohibit-password
         MaxStartups 64\nSubsystem sftp internal-sftp\n"""
     )
     os.environ["HOME"] = str(home)
     command = [sshd, "-D", "-f", str(folder / "sshd.conf")]
-    url = f"sftp://{getpass.getuser()}@127.0.0.1:{port}{folder}/served"
-    return RealServer(url, command, port, folder / "served")
+    url = f"sftp://{getpass.getuser()}@127.0.0.1:{line.port}{folder}/served"
+    return RealServer(url, command, folder / "served", line)

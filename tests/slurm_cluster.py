@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Slurm of two nodes on the loopback, for tests: started in a folder, and gone with it. Needs root."""
+"""A real Slurm of four nodes on loopback, for tests: started in a folder, and gone with it. Needs root."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -12,13 +13,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import pytest
-
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "scancel", "munged")
-NODES = 2
+NODES = 4
 
 CONFIGURATION = """\
 ClusterName=test
@@ -37,17 +36,18 @@ SlurmdLogFile={base}/slurmd-%n.log
 SlurmdSpoolDir={base}/spool-%n
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/{task}
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters={resources}
+SchedulerParameters=batch_sched_delay=0
 MpiDefault=none
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 ReturnToService=2
 KillWait=2
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port={first}-{second} CPUs=2 RealMemory=500
-PartitionName=main Nodes=n[1-2] Default=YES MaxTime=10 State=UP
+NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={first}-{last} CPUs=4 RealMemory=1000
+PartitionName=main Nodes={nodes} Default=YES MaxTime=10 State=UP
 """
 
 
@@ -70,11 +70,14 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def cluster_or_skip(*, private_tmp: bool = False) -> Iterator[dict[str, str]]:
+def cluster_or_skip(*, private_tmp: bool = False, memory_limits: bool = False) -> Iterator[dict[str, str]]:
     """Start a cluster in a folder of its own; skip the test, with the reason, where that cannot be done.
 
-    `private_tmp`: every job has a /tmp of its own on every node.
+    `private_tmp`: every job has a /tmp of its own on every node. `memory_limits`: a job that takes more than
+    its --mem is killed.
     """
+    import pytest  # benchmarks start clusters too
+
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
@@ -82,23 +85,32 @@ def cluster_or_skip(*, private_tmp: bool = False) -> Iterator[dict[str, str]]:
     # What jobs must see cannot lie in /tmp when each has its own.
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/var/tmp" if private_tmp else None) as base:
         try:
-            with slurm_cluster(Path(base), private_tmp=private_tmp) as environment:
+            options = {"private_tmp": private_tmp, "memory_limits": memory_limits}
+            with slurm_cluster(Path(base), **options) as environment:
                 yield environment
         except ClusterFailed as error:
             pytest.skip(str(error))
 
 
 @contextmanager
-def slurm_cluster(base: Path, *, private_tmp: bool = False) -> Iterator[dict[str, str]]:
+def slurm_cluster(
+    base: Path, *, private_tmp: bool = False, memory_limits: bool = False
+) -> Iterator[dict[str, str]]:
     """Start a cluster in `base`, a folder whose path is short; yield the environment of its users."""
+    # Control groups have the names of nodes, and two clusters on a machine must not share any.
+    prefix = f"n{os.getpid()}x" if memory_limits else "n"
+    nodes = [f"{prefix}{number}" for number in range(1, NODES + 1)]
     (base / "munge").mkdir(parents=True)
-    for name in ("state", *(f"spool-n{number}" for number in range(1, NODES + 1))):
+    for name in ("state", *(f"spool-{node}" for node in nodes)):
         (base / name).mkdir()
     base.chmod(0o755)
-    control, first, second = find_ports()
+    control, first = find_ports()
     text = CONFIGURATION.format(
-        host=socket.gethostname().split(".")[0], base=base, control=control, first=first, second=second
-    )
+        host=socket.gethostname().split(".")[0], base=base, nodes=f"{prefix}[1-{NODES}]",
+        control=control, first=first, last=first + NODES - 1,
+        task="cgroup" if memory_limits else "none",
+        resources="CR_Core_Memory" if memory_limits else "CR_Core",
+    )  # fmt: skip
     if private_tmp:
         text += PRIVATE_TMP
         (base / "job_container.conf").write_text(f"AutoBasePath=true\nBasePath={base}/tmp\n")
@@ -107,37 +119,59 @@ def slurm_cluster(base: Path, *, private_tmp: bool = False) -> Iterator[dict[str
     (base / "cgroup.conf").write_text(
         f"CgroupPlugin=cgroup/{'v1' if is_version_1 else 'v2'}\nCgroupMountpoint=/sys/fs/cgroup\n"
         + ("CgroupAutomount=no\n" if is_version_1 else "IgnoreSystemd=yes\n")
+        + ("ConstrainRAMSpace=yes\n" if memory_limits else "")
     )
     environment = {**os.environ, "SLURM_CONF": str(base / "slurm.conf")}
     try:
         start_munge(base)
         start(["slurmctld", "-c"], base / "slurmctld.log", environment)
-        for number in range(1, NODES + 1):
-            start(["slurmd", "-N", f"n{number}"], base / f"slurmd-n{number}.log", environment)
+        for node in nodes:
+            start(["slurmd", "-N", node], base / f"slurmd-{node}.log", environment)
         wait_for_nodes(environment)
         yield environment
         subprocess.run(["scancel", "-p", "main"], env=environment, check=False, capture_output=True)
     finally:
         stop_daemons(base)
         unmount_below(base)
+        if memory_limits:
+            remove_groups(nodes)
 
 
-def find_ports() -> list[int]:
-    """Return a port for the controller and two in a row for the nodes."""
+def submit(environment: dict[str, str], *words: str) -> str:
+    """Submit a job by `sbatch` and return its number."""
+    done = subprocess.run(
+        ["sbatch", "--parsable", *words], env=environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def wait_for_end(environment: dict[str, str], job: str, seconds: float = 120.0) -> list[str]:
+    """Return how a job ended, or each job of an array: COMPLETED, FAILED, OUT_OF_MEMORY ..."""
+    words = ["scontrol", "--oneliner", "show", "job", job]
+    deadline = time.monotonic() + seconds
     while True:
-        sockets = [socket.socket() for _ in range(2)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        control, first = (one.getsockname()[1] for one in sockets)
-        with socket.socket() as third:
-            try:
-                third.bind(("127.0.0.1", first + 1))
-            except OSError:
-                continue
-            finally:
-                for one in sockets:
-                    one.close()
-        return [control, first, first + 1]
+        shown = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
+        states = re.findall(r"\bJobState=(\w+)", shown)
+        # `sbatch --wait` would look after 2 s, 4 s, 8 s ...
+        if states and not {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}.intersection(states):
+            return states
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"job {job} has not ended after {seconds:.0f} s: {shown}")
+        time.sleep(0.05)
+
+
+def find_ports() -> tuple[int, int]:
+    """Return a port for the controller, and the first of as many in a row as there are nodes."""
+    while True:
+        with ExitStack() as stack:
+            control, first = (stack.enter_context(socket.socket()) for _ in range(2))
+            for one in (control, first):
+                one.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                for number in range(1, NODES):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + number))
+                return control.getsockname()[1], port
 
 
 def start_munge(base: Path) -> None:
@@ -194,6 +228,14 @@ def unmount_below(base: Path) -> None:
     mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for point in sorted((p for p in mounted if p.startswith(f"{base}/")), reverse=True):
         subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
+
+
+def remove_groups(nodes: list[str]) -> None:
+    """Remove the control groups that slurmd leaves (of version 1; in version 2 they are a service's)."""
+    for node in nodes:
+        for group in sorted(Path("/sys/fs/cgroup/memory").glob(f"slurm_{node}/**"), reverse=True):
+            with suppress(OSError):
+                group.rmdir()
 
 
 def is_daemon(pid: int) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +18,7 @@ from feedrate.load.order import Shuffled, Staged, measure_shuffle
 from feedrate.store.copies import Copy
 from feedrate.store.flow import order_shards
 from feedrate.store.through import ThroughPack
-from packs import write_images
-from range_server import RangeServer, serve
-
-COUNT = 60
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_images(tmp_path / "served" / "pack", count=COUNT, shards=5)
-
-
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def server(source: Path) -> Iterator[RangeServer]:
-    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
-    with serve(source.parent) as server:
-        yield server
+from range_server import COUNT, RangeServer
 
 
 def make(source: Any, scratch: Path | None, **options: Any) -> Loader:
@@ -73,11 +50,11 @@ def wait_for_copy(loader: Loader) -> Copy:
 
 
 def test_every_epoch_gives_the_samples_that_it_would_without_scratch(
-    source: Path, scratch: Path, server: RangeServer
+    served_pack: Path, scratch: Path, pack_server: RangeServer
 ) -> None:
-    with make(source, None, order="staged") as plain:
+    with make(served_pack, None, order="staged") as plain:
         expected = [read(plain), read(plain)]
-    for address in (str(source), f"{server.url}/pack"):
+    for address in (str(served_pack), f"{pack_server.url}/pack"):
         with make(address, scratch) as loader:
             assert_same(read(loader), expected[0])
             wait_for_copy(loader)
@@ -87,40 +64,40 @@ def test_every_epoch_gives_the_samples_that_it_would_without_scratch(
             assert stats.values_from_scratch >= COUNT
 
 
-def test_the_copy_is_the_source(source: Path, scratch: Path, server: RangeServer) -> None:
-    with make(f"{server.url}/pack", scratch) as loader:
+def test_the_copy_is_the_source(served_pack: Path, scratch: Path, pack_server: RangeServer) -> None:
+    with make(f"{pack_server.url}/pack", scratch) as loader:
         read(loader)
         copy = wait_for_copy(loader)
         assert len(copy.info().leases) == 1
     assert {p.name: p.read_bytes() for p in copy.data.iterdir()} == {
-        p.name: p.read_bytes() for p in source.iterdir()
+        p.name: p.read_bytes() for p in served_pack.iterdir()
     }
     assert copy.info().leases == ()
 
 
-def test_a_finished_copy_is_read_without_the_source(scratch: Path, server: RangeServer) -> None:
-    with make(f"{server.url}/pack", scratch) as loader:
+def test_a_finished_copy_is_read_without_the_source(scratch: Path, pack_server: RangeServer) -> None:
+    with make(f"{pack_server.url}/pack", scratch) as loader:
         expected = read(loader)
         wait_for_copy(loader)
-    asked = len(server.asked)
-    with make(f"{server.url}/pack", scratch) as loader:
+    asked = len(pack_server.asked)
+    with make(f"{pack_server.url}/pack", scratch) as loader:
         wait_for_copy(loader)
         assert_same(read(loader), expected)
-    assert {path for path, _ in server.asked[asked:]} <= {"/pack", "/pack/", "/pack/pack.json"}
+    assert {path for path, _ in pack_server.asked[asked:]} <= {"/pack", "/pack/", "/pack/pack.json"}
 
 
-def test_most_bytes_are_fetched_once(scratch: Path, server: RangeServer, source: Path) -> None:
-    with make(f"{server.url}/pack", scratch) as loader:
+def test_most_bytes_are_fetched_once(scratch: Path, pack_server: RangeServer, served_pack: Path) -> None:
+    with make(f"{pack_server.url}/pack", scratch) as loader:
         read(loader)
         wait_for_copy(loader)
         list(loader)
-    size_bytes = sum(p.stat().st_size for p in source.iterdir())
+    size_bytes = sum(p.stat().st_size for p in served_pack.iterdir())
     # The first batch is fetched by itself, and the index.
-    assert server.bytes_sent <= 1.7 * size_bytes
+    assert pack_server.bytes_sent <= 1.7 * size_bytes
 
 
 def test_a_copy_that_was_interrupted_is_gone_on_with(
-    scratch: Path, server: RangeServer, source: Path, monkeypatch: pytest.MonkeyPatch
+    scratch: Path, pack_server: RangeServer, served_pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 1000)
     monkeypatch.setattr("feedrate.store.writing.STREAMS", 1)
@@ -131,25 +108,25 @@ def test_a_copy_that_was_interrupted_is_gone_on_with(
             hangs.set()
         return "stall" if number > 40 else None
 
-    server.fault = hang_soon
-    loader = make(f"{server.url}/pack", scratch)
+    pack_server.fault = hang_soon
+    loader = make(f"{pack_server.url}/pack", scratch)
     loader._resources.pack.let_flow()  # type: ignore[attr-defined]
     assert hangs.wait(30)
     folder = loader._resources.pack.landing.copy  # type: ignore[attr-defined]
     loader.close()
     parts = sorted(p.name for p in folder.data.iterdir() if p.name.endswith(".part"))
     assert parts
-    server.fault = lambda _path, _number: None
-    server.released.set()
-    with make(f"{server.url}/pack", scratch) as loader:
+    pack_server.fault = lambda _path, _number: None
+    pack_server.released.set()
+    with make(f"{pack_server.url}/pack", scratch) as loader:
         copy = wait_for_copy(loader)
     assert {p.name: p.read_bytes() for p in copy.data.iterdir()} == {
-        p.name: p.read_bytes() for p in source.iterdir()
+        p.name: p.read_bytes() for p in served_pack.iterdir()
     }
 
 
-def test_a_copy_that_is_opened_by_its_path_is_held(source: Path, scratch: Path) -> None:
-    with make(source, scratch) as loader:
+def test_a_copy_that_is_opened_by_its_path_is_held(served_pack: Path, scratch: Path) -> None:
+    with make(served_pack, scratch) as loader:
         copy = wait_for_copy(loader)
     with make(copy.path, None) as loader:
         assert len(copy.info().leases) == 1
@@ -177,11 +154,11 @@ DAMAGE = {
 @pytest.mark.parametrize("what", DAMAGE)
 @pytest.mark.parametrize("kind", ["tar", "arrow"])
 def test_a_copy_that_is_damaged_under_a_job_is_noticed_and_read_from_the_source(
-    scratch: Path, server: RangeServer, what: str, kind: str, caplog: pytest.LogCaptureFixture
+    scratch: Path, pack_server: RangeServer, what: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with make(f"{server.url}/pack", None, order="staged") as plain:
+    with make(f"{pack_server.url}/pack", None, order="staged") as plain:
         expected = [read(plain) for _ in range(5)]
-    with make(f"{server.url}/pack", scratch) as loader:
+    with make(f"{pack_server.url}/pack", scratch) as loader:
         wait_for_copy(loader)
         assert_same(read(loader), expected[0])
         pack = loader._resources.pack
@@ -204,12 +181,12 @@ def test_a_copy_that_is_damaged_under_a_job_is_noticed_and_read_from_the_source(
 
 
 def test_a_copy_that_vanishes_while_it_is_made_does_not_stop_training(
-    scratch: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+    scratch: Path, pack_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 500)
-    with make(f"{server.url}/pack", None, order="staged") as plain:
+    with make(f"{pack_server.url}/pack", None, order="staged") as plain:
         expected = read(plain)
-    with make(f"{server.url}/pack", scratch) as loader:
+    with make(f"{pack_server.url}/pack", scratch) as loader:
         found = []
         for batch in loader:
             found.append(batch)
@@ -219,13 +196,16 @@ def test_a_copy_that_vanishes_while_it_is_made_does_not_stop_training(
 
 
 def test_scratch_that_is_full_does_not_stop_training(
-    small_disk: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    small_disk: Path,
+    pack_server: RangeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("feedrate.store.staging.check_room", lambda *_: None)
     (small_disk / "other").write_bytes(bytes(20_000))  # somebody fills the rest
-    with make(f"{server.url}/pack", None, order="staged") as plain:
+    with make(f"{pack_server.url}/pack", None, order="staged") as plain:
         expected = read(plain)
-    with make(f"{server.url}/pack", small_disk) as loader:
+    with make(f"{pack_server.url}/pack", small_disk) as loader:
         loader._resources.pack.landing.let_flow()  # type: ignore[attr-defined]
         loader._resources.pack.landing._thread.join(30)  # type: ignore[attr-defined]
         assert_same(read(loader), expected)
@@ -234,26 +214,31 @@ def test_scratch_that_is_full_does_not_stop_training(
 
 
 def test_no_scratch_is_no_reason_to_stop(
-    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served_pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("feedrate.store.scratch.list_scratch", lambda *_: [])
-    with Loader(source, 4, scratch="auto", output="numpy") as loader:
+    with Loader(served_pack, 4, scratch="auto", output="numpy") as loader:
         assert len(list(loader)) == COUNT // 4
     assert "is read without a copy on scratch: no scratch disk found" in caplog.text
 
 
-def test_scratch_that_was_named_and_is_not_there_is_an_error(source: Path, tmp_path: Path) -> None:
+def test_scratch_that_was_named_and_is_not_there_is_an_error(served_pack: Path, tmp_path: Path) -> None:
     with pytest.raises(FeedrateError, match="no scratch folder at"):
-        Loader(source, scratch=tmp_path / "no" / "such")
-    with Loader(source, 4, output="numpy") as loader, pytest.raises(UsageError, match="not an opened pack"):
+        Loader(served_pack, scratch=tmp_path / "no" / "such")
+    with (
+        Loader(served_pack, 4, output="numpy") as loader,
+        pytest.raises(UsageError, match="not an opened pack"),
+    ):
         Loader(loader._resources.pack, scratch=tmp_path)
 
 
-def test_with_a_cache_too_a_damaged_copy_is_read_from_the_source(scratch: Path, server: RangeServer) -> None:
-    with make(f"{server.url}/pack", None, order="staged") as plain:
+def test_with_a_cache_too_a_damaged_copy_is_read_from_the_source(
+    scratch: Path, pack_server: RangeServer
+) -> None:
+    with make(f"{pack_server.url}/pack", None, order="staged") as plain:
         expected = [read(plain) for _ in range(3)]
     cache = Cache(ram="25KB")  # a part of them
-    with make(f"{server.url}/pack", scratch, cache=cache) as loader:
+    with make(f"{pack_server.url}/pack", scratch, cache=cache) as loader:
         copy = wait_for_copy(loader)
         for path in sorted(copy.data.glob("*.tar")):
             flip(path)
@@ -265,12 +250,12 @@ def test_with_a_cache_too_a_damaged_copy_is_read_from_the_source(scratch: Path, 
     assert (stats.bad_samples, stats.fetch.spoilt_on_scratch >= 5) == (0, True)
 
 
-def test_what_the_cache_keeps_is_not_fetched_again(server: RangeServer) -> None:
-    with make(f"{server.url}/pack", None, cache=Cache(ram="10MB")) as loader:
+def test_what_the_cache_keeps_is_not_fetched_again(pack_server: RangeServer) -> None:
+    with make(f"{pack_server.url}/pack", None, cache=Cache(ram="10MB")) as loader:
         read(loader)
-        asked = len(server.asked)
+        asked = len(pack_server.asked)
         read(loader)
-    assert len(server.asked) == asked
+    assert len(pack_server.asked) == asked
 
 
 # The order while a pack flows to scratch.
@@ -318,22 +303,22 @@ def test_the_first_epoch_shuffles_well() -> None:
     assert found.neighbours < 0.001
 
 
-def test_a_split_is_read_in_the_order_of_the_flow(source: Path) -> None:
-    with make(source, None, order="staged", split=(0, 0.5)) as loader:
+def test_a_split_is_read_in_the_order_of_the_flow(served_pack: Path) -> None:
+    with make(served_pack, None, order="staged", split=(0, 0.5)) as loader:
         numbers = np.concatenate([numbers for _, numbers in loader])
-    with make(source, None, split=(0, 0.5)) as loader:
+    with make(served_pack, None, split=(0, 0.5)) as loader:
         expected = np.concatenate([numbers for _, numbers in loader])
     assert sorted(numbers) == sorted(expected)
 
 
-def test_a_state_of_the_first_epoch_goes_on_without_scratch(source: Path, scratch: Path) -> None:
-    with make(source, scratch) as loader:
+def test_a_state_of_the_first_epoch_goes_on_without_scratch(served_pack: Path, scratch: Path) -> None:
+    with make(served_pack, scratch) as loader:
         given = iter(loader)
         next(given)
         state, rest = loader.state_dict(), list(given)
     assert state["order"] == "staged"
-    with make(source, None, order="staged") as loader:
+    with make(served_pack, None, order="staged") as loader:
         loader.load_state_dict(state)
         assert_same(read(loader), rest)
-    with make(source, None) as loader, pytest.raises(UsageError, match="another kind of order"):
+    with make(served_pack, None) as loader, pytest.raises(UsageError, match="another kind of order"):
         loader.load_state_dict(state)

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 from feedrate.errors import MissingExtra, NotFound, SourceError, StorageError
 from feedrate.pack import PackOptions, pack, unpack, verify
 from images import read_tree
+from range_server import RangeServer, serve
 from sources import (
     dump_example,
     image_record,
@@ -122,66 +121,21 @@ def test_addresses_that_lead_nowhere_get_a_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "p").exists()
 
 
-class _Files(BaseHTTPRequestHandler):
-    """Serves a folder, with ranges."""
-
-    folder: Path
-    ranges: list[str]
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, *, with_body: bool) -> None:
-        path = self.folder / self.path.lstrip("/")
-        if not path.is_file():
-            self.send_error(404)
-            return
-        data, status, total = path.read_bytes(), 200, path.stat().st_size
-        wanted = self.headers.get("Range")
-        if wanted:
-            first, _, last = wanted.removeprefix("bytes=").partition("-")
-            stop = min(int(last or total), total - 1) + 1
-            self.ranges.append(wanted)
-            data, status = data[int(first) : stop], 206
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Accept-Ranges", "bytes")
-        if wanted:
-            self.send_header("Content-Range", f"bytes {first}-{stop - 1}/{total}")
-        self.end_headers()
-        if with_body:
-            self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
-def server(local: Path) -> Iterator[tuple[str, list[str]]]:
-    ranges: list[str] = []
-    handler = type("Handler", (_Files,), {"folder": local, "ranges": ranges})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", ranges
-        server.shutdown()
-        thread.join()
+def server(local: Path) -> Iterator[RangeServer]:
+    with serve(local) as server:
+        yield server
 
 
 @pytest.mark.parametrize("kind", ["d.zip", "d.tar", "d.tfrecord", "d.h5"])
-def test_a_web_server_is_read_by_ranges(local: Path, server: tuple[str, list[str]], kind: str) -> None:
-    url, ranges = server
-    check_same(local, url, kind)
-    assert ranges
+def test_a_web_server_is_read_by_ranges(local: Path, server: RangeServer, kind: str) -> None:
+    check_same(local, server.url, kind)
+    assert any(asked for _, asked in server.asked)
 
 
-def test_what_a_web_server_does_not_have_is_not_found(server: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_what_a_web_server_does_not_have_is_not_found(server: RangeServer, tmp_path: Path) -> None:
     with pytest.raises((NotFound, StorageError), match=r"http://127\.0\.0\.1:\d+/no\.zip"):
-        pack(f"{server[0]}/no.zip", tmp_path / "p")
+        pack(f"{server.url}/no.zip", tmp_path / "p")
 
 
 def test_a_storage_that_fails_midway_is_a_sentence(

@@ -43,12 +43,6 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    (tmp_path / "scr").mkdir()
-    return tmp_path / "scr"
-
-
-@pytest.fixture
 def public() -> Iterator[Path]:
     """A folder that everybody may read, as are those above it."""
     with tempfile.TemporaryDirectory(prefix="public-") as folder:

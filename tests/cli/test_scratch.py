@@ -20,12 +20,6 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    (tmp_path / "scr").mkdir()
-    return tmp_path / "scr"
-
-
-@pytest.fixture
 def copy(tmp_path: Path, scratch: Path) -> Copy:
     return stage(make_files(tmp_path / "set"), scratch, keep_s=7 * 86_400.0, used=time.time() - 3 * 3600 - 5)
 

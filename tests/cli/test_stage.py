@@ -24,12 +24,6 @@ def source(tmp_path: Path) -> Path:
     return write_images(tmp_path / "set.pack", 12)
 
 
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    (tmp_path / "scr").mkdir()
-    return tmp_path / "scr"
-
-
 def test_standard_output_is_the_path_alone(
     source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

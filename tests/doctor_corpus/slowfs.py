@@ -3,7 +3,8 @@
 
 Speaks the kernel's FUSE protocol itself, so that nothing has to be installed; needs root and /dev/fuse.
 What a file's pages hold is forgotten when it is opened again, as on a network file system without a lease:
-every epoch is read from the server.
+every epoch is read from the server. Of files that are larger than what the page cache may keep, no page is
+kept at all, as of data that is much larger than a job's memory: every read is one of the server.
 """
 
 from __future__ import annotations
@@ -30,17 +31,22 @@ OUT_HEADER = struct.Struct("<IiQ")
 ATTRIBUTES = struct.Struct("<6Q10I")
 SILENT = (FORGET, BATCH_FORGET, INTERRUPT)
 ASYNC_READ, PARALLEL_DIROPS = 1, 1 << 18
+DIRECT_IO = 1
 BUFFER_BYTES = 1 << 20
 KEPT_S = 3  # names and attributes are believed for so long, as NFS does
 
 
 @dataclass(frozen=True)
 class Slowness:
-    """How late an answer is, in seconds: to names and opens, to reads; and bytes per second of all."""
+    """How late an answer is, in seconds: to names and opens, to reads; and bytes per second of all.
+
+    `kept_bytes`: of larger files no page stays in the page cache.
+    """
 
     meta_s: float
     read_s: float
     bytes_per_s: float
+    kept_bytes: float = float("inf")
 
 
 class SlowFolder:
@@ -52,6 +58,7 @@ class SlowFolder:
         self.nodes = {str(source): 1}
         self.lock = threading.Lock()
         self.line_free_at = 0.0
+        self.bytes_read = 0
 
     def answer(self, opcode: int, node: int, body: bytes) -> bytes:
         """Return the answer's body; raise OSError to answer with its errno."""
@@ -66,7 +73,9 @@ class SlowFolder:
             return struct.pack("<QII", KEPT_S, 0, 0) + self.attributes(self.paths[node])
         if opcode == OPEN:
             time.sleep(self.slowness.meta_s)
-            return struct.pack("<QII", os.open(self.paths[node], os.O_RDONLY), 0, 0)
+            file = os.open(self.paths[node], os.O_RDONLY)
+            is_kept = os.fstat(file).st_size <= self.slowness.kept_bytes
+            return struct.pack("<QII", file, 0 if is_kept else DIRECT_IO, 0)
         if opcode == OPENDIR:
             return struct.pack("<QII", 0, 0, 0)
         if opcode == READ:
@@ -103,6 +112,7 @@ class SlowFolder:
         data = os.pread(file, size_bytes, offset)
         now = time.monotonic()
         with self.lock:
+            self.bytes_read += len(data)
             self.line_free_at = max(self.line_free_at, now) + len(data) / self.slowness.bytes_per_s
             ready_at = max(self.line_free_at, now + self.slowness.read_s)
         time.sleep(max(0.0, ready_at - time.monotonic()))
@@ -122,8 +132,8 @@ class SlowFolder:
         return answer
 
 
-def mount(source: Path, target: Path, slowness: Slowness, threads: int = 16) -> None:
-    """Mount and serve, in threads of this process; the mount ends with its namespace or with this process."""
+def mount(source: Path, target: Path, slowness: Slowness, threads: int = 16) -> SlowFolder:
+    """Mount and serve, in threads of this process; it ends with its namespace, or by umount."""
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     flags = MS_RDONLY | MS_NOSUID | MS_NODEV
@@ -133,6 +143,7 @@ def mount(source: Path, target: Path, slowness: Slowness, threads: int = 16) -> 
     folder = SlowFolder(source, slowness)
     for _ in range(threads):
         threading.Thread(target=serve, args=(folder, device), daemon=True).start()
+    return folder
 
 
 def serve(folder: SlowFolder, device: int) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a command on a machine that is worse than this one: slow server, slow disk, little memory, a crowd.
 
-    python surroundings.py [--slow SOURCE TARGET META_MS READ_MS MB_PER_S] [--shm BYTES]
+    python surroundings.py [--slow SOURCE TARGET META_MS READ_MS MB_PER_S] [--kept BYTES] [--shm BYTES]
                            [--memory BYTES] [--disk FOLDER MB_PER_S] [--crowd PROCESSES] -- COMMAND ...
 
 Mounts live in a mount namespace of their own, limits in control groups of their own: nothing is left
@@ -55,7 +55,8 @@ def prepare(arguments: argparse.Namespace, stack: ExitStack) -> list[Path]:
         source, target, *numbers = arguments.slow
         meta_ms, read_ms, rate = map(float, numbers)
         Path(target).mkdir(parents=True, exist_ok=True)
-        mount(Path(source), Path(target), Slowness(meta_ms / 1e3, read_ms / 1e3, rate * MB))
+        slowness = Slowness(meta_ms / 1e3, read_ms / 1e3, rate * MB, arguments.kept)
+        mount(Path(source), Path(target), slowness)
     if arguments.shm:
         size = f"size={arguments.shm}".encode()
         check(LIBC.mount(b"shm", b"/dev/shm", b"tmpfs", 0, size), "a small /dev/shm")
@@ -149,6 +150,7 @@ def joiner(groups: list[Path]) -> Callable[[], None]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--slow", nargs=5)
+    parser.add_argument("--kept", type=float, default=float("inf"), help="the page cache keeps smaller files")
     parser.add_argument("--shm", type=int)
     parser.add_argument("--memory", type=int)
     parser.add_argument("--disk", nargs=2)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache in jobs: with a memory limit that kills a dictionary, among ranks, and killed while it fills."""
+"""The cache in jobs: among ranks, and killed while it fills."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -20,106 +19,9 @@ import pytest
 
 from feedrate.store import sharing
 from feedrate.store.shelf import Shelf, Tier
-from packs import IMAGE, LABEL, encode_image, make_image, write_images, write_pack
+from packs import write_images
 
 pytestmark = pytest.mark.slow
-
-SURROUNDINGS = Path(__file__).parent.parent / "doctor_corpus" / "surroundings.py"
-NOT_ALLOWED, KILLED = 77, 137
-LIMIT_BYTES = 400_000_000
-
-NAIVE = """
-    import sys, feedrate
-    dataset = feedrate.Dataset(sys.argv[1], output="numpy")
-    cache = {}
-    for epoch in range(3):
-        for i in range(len(dataset)):
-            if i not in cache:
-                cache[i] = dataset[i]
-"""
-
-CACHED = """
-    import json, sys, feedrate
-    cache = feedrate.Cache(ram="auto")
-    crop = feedrate.RandomCrop(96)
-    loader = feedrate.Loader(sys.argv[1], 8, image=crop, cache=cache, output="numpy", threads=2)
-    for epoch in range(3):
-        for batch in loader:
-            pass
-    stats = loader.stats().cache
-    held = []  # the job itself needs more memory now, bit by bit
-    while 1_000_000 * len(held) < int(sys.argv[2]):
-        for batch in loader:
-            held += [bytes([len(held) % 255 + 1]) * 1_000_000 for _ in range(2)]
-    after = loader.stats().cache
-    print(json.dumps([[s.cached_share, s.hit_rate, s.returned_bytes, s.damaged] for s in (stats, after)]))
-"""
-
-
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack of 110 images of 2.6 megapixels: 870 MB when decoded."""
-    files = [encode_image(make_image(i, 1800, 1450), quality=80) for i in range(11)]
-    samples = [{"image": files[i % 11], "label": 0} for i in range(110)]
-    return write_pack(tmp_path_factory.mktemp("packs") / "pack", (IMAGE, LABEL), samples)
-
-
-def run_limited(
-    script: str, *words: object, limit_bytes: int = LIMIT_BYTES
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, words)]
-    limited = [sys.executable, str(SURROUNDINGS), "--memory", str(limit_bytes), "--", *command]
-    done = subprocess.run(limited, capture_output=True, text=True, check=False)
-    if done.returncode == NOT_ALLOWED:
-        pytest.skip(f"no memory limit can be set here: {done.stderr}")
-    return done
-
-
-def test_a_dictionary_of_decoded_images_is_killed_under_the_limit(photographs: Path) -> None:
-    assert run_limited(NAIVE, photographs).returncode == KILLED
-
-
-def test_the_cache_fills_up_to_the_limit_and_gives_back_what_the_job_needs(photographs: Path) -> None:
-    done = run_limited(CACHED, photographs, 120_000_000)
-    assert done.returncode == 0, done.stderr
-    (filled, hits, returned, _), (left, _, given_back, damaged) = json.loads(done.stdout)
-    assert 0.1 < filled < 0.5
-    assert hits == pytest.approx(filled, abs=0.03)
-    assert given_back >= max(returned, 40_000_000)
-    assert left < filled
-    assert damaged == 0
-
-
-RANKS = """
-    import subprocess, sys
-    rank = '''
-    import sys, feedrate
-    rank = {"rank": int(sys.argv[2]), "world_size": 3}
-    options = {"image": feedrate.RandomCrop(96), "output": "numpy", "threads": 2, **rank}
-    loader = feedrate.Loader(sys.argv[1], 4, cache=feedrate.Cache(), **options)
-    for epoch in range(3):
-        list(loader)
-    stats = loader.stats().cache
-    print(stats.cached_share, stats.hit_rate, stats.damaged)
-    '''
-    import textwrap
-    words = [sys.executable, "-c", textwrap.dedent(rank), sys.argv[1]]
-    ranks = [subprocess.Popen([*words, str(number)]) for number in range(3)]
-    sys.exit(max(abs(rank.wait()) for rank in ranks))
-"""
-
-
-def test_ranks_that_fill_at_once_stay_below_the_limit_together(photographs: Path) -> None:
-    done = run_limited(RANKS, photographs, limit_bytes=700_000_000)
-    assert done.returncode == 0, done.stderr
-    shares, rates, damaged = zip(
-        *(map(float, line.split()) for line in done.stdout.splitlines()), strict=True
-    )
-    assert min(shares) > 0.05
-    assert max(shares) < 0.7
-    assert set(damaged) == {0}
-    assert max(rates) > 0
-
 
 RANK = """
     import sys, feedrate

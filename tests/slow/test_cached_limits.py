@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from feedrate.store.kept import home_of
+from memory_limits import Ended, run_in_group
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent.parent
-LIMITER = ROOT / "tests" / "doctor_corpus" / "surroundings.py"
-NOT_ALLOWED = 77
 LIMIT_BYTES = 700 << 20
 TRIALS = 200
 
@@ -59,12 +57,8 @@ if __name__ == "__main__":
 """
 
 
-def run_limited(program: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(LIMITER), "--memory", str(LIMIT_BYTES), "--", sys.executable, str(program)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    if shown.returncode == NOT_ALLOWED:
-        pytest.skip(f"no memory limit can be set here: {shown.stderr.strip()}")
-    return shown
+def run_limited(program: Path) -> Ended:
+    return run_in_group([sys.executable, str(program)], LIMIT_BYTES)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -74,8 +68,8 @@ def test_in_a_job_with_little_memory_the_cache_fills_what_there_is_and_the_job_l
     program = tmp_path / "job.py"
     program.write_text(JOB.format(dataset="feedrate.cached(Large()).map(corner)", method=method))
     shown = run_limited(program)
-    assert shown.returncode == 0, shown.stderr
-    kept, hits = map(int, shown.stdout.split())
+    assert shown.how == "done", shown.errors
+    kept, hits = map(int, shown.output.split())
     assert 5 < kept < 120
     assert hits >= kept
 
@@ -84,8 +78,7 @@ def test_a_dictionary_in_the_same_job_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "job.py"
     program.write_text(JOB.format(dataset="InDictionary()", method="fork"))
     shown = run_limited(program)
-    assert shown.returncode != 0
-    assert shown.returncode == 137 or "killed by signal" in shown.stderr
+    assert shown.how == "killed" or (shown.how == "failed" and "killed by signal" in shown.errors)
 
 
 # Kills as many jobs as it is told to, each with two processes that fill one cache, and lets one end in peace.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs from real S3, HTTP and SFTP servers, which are killed, restarted and frozen under them."""
+"""Epochs from real S3, HTTP and SFTP servers behind a long line: killed, restarted, frozen, cut off."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServe
 def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little is fetched ahead and copied at a time: most is still to come when the server goes."""
     monkeypatch.setattr("feedrate.store.ahead.choose_budget", lambda: 20_000)
-    monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 500)
+    monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 2000)
     monkeypatch.setattr("feedrate.store.writing.STREAMS", 1)
 
 
@@ -57,6 +57,9 @@ def expected(server: RealServer, epochs: int, **options: Any) -> list[Any]:
 
 
 def assert_same(found: list[Any], wanted: list[Any]) -> None:
+    """Every epoch has every sample once, as it comes from a folder of this machine."""
+    numbers = [number for batch in found for number in batch[0].tolist()]
+    assert sorted(numbers) == sorted(list(range(COUNT)) * (len(numbers) // COUNT))
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_equal(one, other)
@@ -77,10 +80,10 @@ def test_a_server_that_is_killed_and_restarted_costs_no_sample(
     pack = open_pack(f"{server.url}/pack", str(scratch) if with_scratch else None, PATIENCE)
     found = []
     with make(pack, order="staged") as loader:
-        for _ in range(2):
+        for epoch in range(2):
             for step, batch in enumerate(loader):
                 found.append(batch)
-                if step in (3, 15):
+                if epoch == 0 and step in (3, 15):
                     server.kill()
                     server.later(1.0, server.start)
     assert_same(found, expected(server, 2, order="staged"))
@@ -93,6 +96,19 @@ def test_a_server_that_is_killed_and_restarted_costs_no_sample(
             assert (copy.data / path.name).read_bytes() == path.read_bytes()
     else:
         assert pack.fetch_stats().retries > 0
+    pack.close()
+
+
+def test_connections_that_the_line_cuts_cost_no_sample(server: RealServer) -> None:
+    pack = open_pack(f"{server.url}/pack", patience=PATIENCE)
+    found = []
+    with make(pack) as loader:
+        for step, batch in enumerate(loader):
+            found.append(batch)
+            if step in (3, 9, 15):
+                server.line.cut_next_answer()
+    assert_same(found, expected(server, 1))
+    assert server.line.cuts == 3
     pack.close()
 
 

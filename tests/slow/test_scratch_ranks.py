@@ -8,39 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from feedrate import Loader
 from feedrate.store.through import ThroughPack
-from packs import write_images
-from range_server import RangeServer, serve
+from range_server import COUNT, RangeServer
 
 pytestmark = pytest.mark.slow
-COUNT = 60
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_images(tmp_path / "served" / "pack", count=COUNT, shards=5)
-
-
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def server(source: Path) -> Iterator[RangeServer]:
-    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
-    with serve(source.parent) as server:
-        yield server
-
-
 PROGRAM = """
 import sys, numpy as np
 from feedrate import Loader
@@ -53,9 +29,9 @@ loader.close()
 
 
 def test_ranks_of_a_node_share_one_copy_and_every_sample_comes_once(
-    scratch: Path, server: RangeServer
+    scratch: Path, pack_server: RangeServer
 ) -> None:
-    command = [sys.executable, "-c", PROGRAM, f"{server.url}/pack", str(scratch)]
+    command = [sys.executable, "-c", PROGRAM, f"{pack_server.url}/pack", str(scratch)]
     ranks = [
         subprocess.Popen([*command, str(rank), "3"], stdout=subprocess.PIPE, text=True) for rank in range(3)
     ]
@@ -67,8 +43,10 @@ def test_ranks_of_a_node_share_one_copy_and_every_sample_comes_once(
     assert len(copies) == 1
 
 
-def test_a_killed_writer_is_followed_by_another(scratch: Path, server: RangeServer, source: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, f"{server.url}/pack", str(scratch), "0", "1"]
+def test_a_killed_writer_is_followed_by_another(
+    scratch: Path, pack_server: RangeServer, served_pack: Path
+) -> None:
+    command = [sys.executable, "-c", PROGRAM, f"{pack_server.url}/pack", str(scratch), "0", "1"]
     hangs = threading.Event()
 
     def hang_soon(_path: str, number: int) -> str | None:
@@ -76,13 +54,13 @@ def test_a_killed_writer_is_followed_by_another(scratch: Path, server: RangeServ
             hangs.set()
         return "stall" if number > 8 else None
 
-    server.fault = hang_soon
+    pack_server.fault = hang_soon
     writer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     assert hangs.wait(60)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    server.fault = lambda _path, _number: None
-    with Loader(f"{server.url}/pack", 4, output="numpy", scratch=scratch) as loader:
+    pack_server.fault = lambda _path, _number: None
+    with Loader(f"{pack_server.url}/pack", 4, output="numpy", scratch=scratch) as loader:
         pack = loader._resources.pack
         assert isinstance(pack, ThroughPack)
         assert pack.landing is not None
@@ -90,4 +68,4 @@ def test_a_killed_writer_is_followed_by_another(scratch: Path, server: RangeServ
         pack.landing._thread.join(60)
         copy = pack.landing.copy
         assert copy.is_complete()
-    assert (copy.data / "shard-00000.tar").read_bytes() == (source / "shard-00000.tar").read_bytes()
+    assert (copy.data / "shard-00000.tar").read_bytes() == (served_pack / "shard-00000.tar").read_bytes()

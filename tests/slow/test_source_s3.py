@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.errors import NotFound
+from feedrate.errors import NotFound, StorageError
 from feedrate.pack import PackOptions, pack
+from feedrate.store.place import Place
+from range_server import serve
 from sources import dump_example, jpeg, read_pack, write_tar, write_tfrecord, write_zip
 
 pytestmark = [
     pytest.mark.slow,
     # Of moto and botocore, not ours.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -71,3 +74,18 @@ def test_what_is_not_in_the_bucket_is_not_found(bucket: Path, tmp_path: Path) ->
     assert bucket.exists()
     with pytest.raises(NotFound, match=r"no dataset at s3://data/no\.zip"):
         pack("s3://data/no.zip", tmp_path / "p")
+
+
+def test_a_place_that_asks_once_leaves_it_to_its_user_to_ask_s3_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    with serve(tmp_path) as server:
+        settings = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "ENDPOINT_URL": server.url}
+        for name, value in settings.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        server.fault = lambda _path, _number: "error"
+        place = Place("s3://bucket", {"skip_instance_cache": True}, asks_once=True)
+        with pytest.raises(StorageError, match="cannot read s3://bucket/file"):
+            place.read(b"file", 0, 10)
+        assert [path for path, _ in server.asked] == ["/bucket/file"]

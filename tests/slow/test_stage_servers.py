@@ -51,12 +51,6 @@ def serve(kind: str, folder: Path, **trees: Path) -> Iterator[RealServer]:
         yield server
 
 
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    (tmp_path / "scr").mkdir()
-    return tmp_path / "scr"
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pack_and_a_file_come_from_a_real_server(
     kind: str, source: Path, tmp_path: Path, scratch: Path
@@ -82,8 +76,7 @@ def test_a_folder_of_plain_files_comes_from_a_server_that_lists(
         assert read_tree(Path(stage(f"{server.url}/plain", scratch).path)) == tree
 
 
-# Not sshd: its processes for single connections outlive it.
-@pytest.mark.parametrize("kind", ["s3", "http"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_server_that_is_killed_and_started_again_costs_nothing(
     kind: str, source: Path, tmp_path: Path, scratch: Path
 ) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Slurm of two nodes, each with a /tmp of its own for every job: one copy per node, killed jobs."""
+"""A real Slurm of four nodes, each with a /tmp of its own for every job: one copy per node, killed jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feedrate.stage import stage
 from images import read_tree
 from packs import write_images
 from scratches import wait_for, write_tree
-from slurm_cluster import cluster_or_skip
+from slurm_cluster import cluster_or_skip, submit, wait_for_end
 
 pytestmark = pytest.mark.slow
 
@@ -122,15 +122,14 @@ def test_a_job_is_killed_in_mid_copy_and_another_finishes(
     (tmp_path / "rank.py").write_text(RANK)
     slow = f"{sys.executable} {tmp_path}/rank.py {large} {scratch} {results} 300000"
     log = tmp_path / "job.log"
-    job = run(["sbatch", "--parsable", "--nodelist=n1", f"--output={log}", f"--wrap={slow}"], slurm)
+    job = submit(slurm, "--nodelist=n1", f"--output={log}", f"--wrap={slow}")
 
     def part_bytes() -> int:
         return sum(path.stat().st_size for path in (tmp_path / "scr-n1").rglob(".x.bin.part"))
 
     wait_for(lambda: part_bytes() > 150_000, "the first job to be in mid-copy")
     run(["scancel", "--full", "--signal=KILL", job], slurm)
-    listed = ["squeue", "--noheader", "--format=%i"]
-    wait_for(lambda: job not in run(listed, slurm).split(), "the first job to end")
+    wait_for_end(slurm, job)
     second = ["srun", "--nodelist=n1", sys.executable, str(tmp_path / "rank.py")]
     run([*second, str(large), str(scratch), str(results)], slurm)
     (finished,) = read_results(results)  # the first one wrote none
@@ -171,18 +170,10 @@ def test_the_sbatch_file_of_the_manual_works_as_it_stands(
     (tmp_path / "train.sbatch").write_text(script)
     (tmp_path / "train.py").write_text(TRAIN)
     environment = {**slurm, "FEEDRATE_SCRATCH": "/tmp", "RESULTS": str(results)}
-    words = [
-        "sbatch",
-        "--wait",
-        "--parsable",
-        f"--chdir={tmp_path}",
-        str(tmp_path / "train.sbatch"),
-        str(source),
-    ]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
-    job = done.stdout.strip()
+    job = submit(environment, f"--chdir={tmp_path}", str(tmp_path / "train.sbatch"), str(source))
+    states = wait_for_end(environment, job)
     log = (tmp_path / f"train-{job}.log").read_text()
-    assert done.returncode == 0, log
+    assert states == ["COMPLETED"], log
     found = {path.name: path.read_text() for path in results.iterdir()}
     assert found == {f"{job}-n1": "24 samples, 1 copy", f"{job}-n2": "24 samples, 1 copy"}
     assert "2 of 2 nodes have a copy" in log

@@ -64,7 +64,7 @@ class Contents:
         if is_url(root):  # storages know no '..'
             while name.startswith("../"):
                 root, name = posixpath.dirname(root.rstrip("/")), name.removeprefix("../")
-        return self._places.setdefault(root, Place(root)), os.fsencode(name)
+        return self._places.setdefault(root, Place(root, asks_once=True)), os.fsencode(name)
 
 
 def read_contents(source: str | os.PathLike[str]) -> Contents:

@@ -46,7 +46,8 @@ def open_line(place: Place, in_flight: int, trouble: Trouble) -> Line:
         threads = min(SFTP_CONNECTIONS, in_flight)
         stall_s = trouble.patience.stall_s
         return ThreadLine(lambda: SftpReader(place.root, options, stall_s), threads, place, trouble)
-    own = Place(place.root, {**options, "skip_instance_cache": True} if not is_chain else {})
+    own_options = {} if is_chain else {**options, "skip_instance_cache": True}
+    own = Place(place.root, own_options, asks_once=True)
     fs, _ = own.connect()
     if getattr(fs, "async_impl", False):
         return AsyncLine(own, in_flight, trouble)
@@ -72,7 +73,6 @@ def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
             "max_pool_connections": in_flight,
             "connect_timeout": stall_s,
             "read_timeout": stall_s,
-            "retries": {"max_attempts": 0},  # asking again is done here
         }
         return {"config_kwargs": config}
     if scheme in ("sftp", "ssh"):
@@ -103,8 +103,6 @@ class AsyncLine:
         self.in_flight = in_flight
         self._place, self._trouble = place, trouble
         self._fs, _ = place.connect()
-        if hasattr(self._fs, "retries"):
-            self._fs.retries = 1  # as above: of s3fs
         self._gate = asyncio.Semaphore(in_flight)
         # A backstop for storages that do not know of `stall_s`; a slow link may take long for 8 MB.
         self._limit_s = 10 * trouble.patience.stall_s

@@ -32,10 +32,16 @@ def is_url(source: str) -> bool:
 
 
 class Place:
-    """Files below a folder or a URL. Cheap to make; connects when something is asked of it."""
+    """Files below a folder or a URL. Cheap to make; connects when something is asked of it.
 
-    def __init__(self, root: str, options: dict[str, Any] | None = None) -> None:
-        self.root, self._options = root, options or {}
+    `asks_once`: its user asks again, and says so. The libraries of S3 would do it silently, for minutes.
+    """
+
+    def __init__(self, root: str, options: dict[str, Any] | None = None, *, asks_once: bool = False) -> None:
+        self.root, self._options, self._asks_once = root, options or {}, asks_once
+        if asks_once and root.startswith(("s3://", "s3a://")):
+            config = {"retries": {"max_attempts": 0}, **self._options.get("config_kwargs", {})}
+            self._options = {**self._options, "config_kwargs": config}
         self._fs: Any = None
         self._top = ""
 
@@ -138,6 +144,8 @@ class Place:
         """Return fsspec's object for this place, and what it calls a file."""
         if self._fs is None:
             self._fs, self._top = _connect(self.root, self._options)
+            if self._asks_once and hasattr(self._fs, "retries"):
+                self._fs.retries = 1  # of s3fs, beside those of botocore
         name = os.fsdecode(file)
         if not file:
             return self._fs, self._top
