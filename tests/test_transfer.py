@@ -103,6 +103,54 @@ def test_whatever_was_there_before_the_bytes_are_those_of_the_source(
     assert shelf.whole == text(server.files)
 
 
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=150),
+    there=st.lists(st.sampled_from(["nothing", "a beginning", "all of it", "other bytes", "more"])),
+    is_checked=st.booleans(),
+)
+def test_small_files_of_a_folder_arrive_whole_in_groups(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], there: list[str], is_checked: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("source")
+    shelf, place, files = Shelf(tmp_path_factory.mktemp("shelf")), Place(str(folder)), []
+    for n, size in enumerate(sizes):
+        data = os.urandom(size)
+        (folder / str(n)).write_bytes(data)
+        files.append(Incoming(str(n), place, b"%d" % n, size, kernel.crc32c(data) if is_checked else None))
+        what = there[n] if n < len(there) else "nothing"
+        before = {"nothing": b"", "a beginning": data[: size // 2], "all of it": data, "more": data + b"?"}
+        # Bytes that are not the source's are known by nothing but its checksum.
+        other = b"?" * size if is_checked else b""
+        shelf.part(str(n)).write_bytes(before.get(what, other))
+    counted: list[int] = []
+    Transfer(3, count=counted.append).carry(files, shelf.open_part, shelf.arrived)
+    assert shelf.whole == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(shelf.order) == len(set(shelf.order))
+
+
+def test_small_files_that_are_there_whole_are_not_read_again(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.part("x").write_bytes(b"12345")
+    counted: list[int] = []
+    missing = Incoming("x", Place(str(tmp_path)), b"missing", 5, kernel.crc32c(b"12345"))
+    Transfer(1, count=counted.append).carry([missing], shelf.open_part, shelf.arrived)
+    assert (shelf.whole, sum(counted)) == ({"x": b"12345"}, 0)
+
+
+def test_of_a_group_of_small_files_the_one_that_is_missing_is_named(shelf: Shelf, tmp_path: Path) -> None:
+    for n in range(100):
+        (tmp_path / str(n)).write_bytes(b"%d" % n)
+    place = Place(str(tmp_path))
+    files = [Incoming(f"f{n}", place, b"%d" % n, len(str(n))) for n in range(100)]
+    (tmp_path / "70").unlink()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(NotFound, match=r"no dataset at .*/70"):
+        Transfer(2).carry(files, shelf.open_part, shelf.arrived)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert {"f0", "f1"} <= shelf.whole.keys()
+    assert "f70" not in shelf.whole
+
+
 def test_what_was_there_is_not_asked_for_again(shelf: Shelf) -> None:
     server = Server({b"one": DATA[b"one"]})
     shelf.part("one").write_bytes(DATA[b"one"][:9000])

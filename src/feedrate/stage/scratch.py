@@ -67,7 +67,7 @@ def remove_copies(
         UsageError: a name fits several, or somebody else's copy.
     """
     clearings = [Clearing(scratch.path) for scratch in find_scratches(wish)]
-    copies = [copy for clearing in clearings for copy in list_copies(clearing.scratch)]
+    copies = [copy for clearing in clearings for copy in clearing.everybodys]
     chosen = {copy.folder for copy in (_choose(name, copies) for name in names)}
     for clearing in clearings:
         mine = [copy for copy in clearing.copies if copy.folder in chosen]

@@ -88,11 +88,11 @@ class Clearing:
         self.now = time.time() if now is None else now
         self.result = Cleared()
         self._is_trial = is_trial
-        known = list_copies(scratch)
-        self._sources = {copy.folder: copy.source for copy in known if copy.source}
+        self.everybodys = list_copies(scratch)
+        self._sources = {copy.folder: copy.source for copy in self.everybodys if copy.source}
         here = [copy for copy in recall() if copy.node == find_node()]
         self._more_sources = [copy.source for copy in here if copy.folder not in self._sources]
-        self.copies = sorted(filter(is_mine, known), key=lambda copy: copy.used)
+        self.copies = sorted(filter(is_mine, self.everybodys), key=lambda copy: copy.used)
         self.result.used_bytes = sum(map(size_on_disk, self.copies))
 
     def remove(self, copies: Iterable[CopyInfo], *, even_if_the_source_is_gone: bool = False) -> None:

@@ -63,9 +63,17 @@ __all__ = [
     "Marker",
     "find_node",
     "hold",
-    "is_part",
     "list_copies",
+    "part_name",
 ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Survey:
+    """What is there of a copy's files: those that have landed, and bytes of those on their way."""
+
+    landed: set[str]
+    partial: dict[str, int]
 
 
 class Copy:
@@ -78,6 +86,7 @@ class Copy:
         self.folder = folder
         self.marker = marker
         self.files = {file.name: file for file in marker.files}
+        self._top = str(self.data)
 
     @property
     def data(self) -> Path:
@@ -164,7 +173,7 @@ class Copy:
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""
         try:
-            return os.stat(os.path.join(self.data, name)).st_size == self.files[name].size_bytes
+            return os.stat(self._text(name)).st_size == self.files[name].size_bytes
         except OSError:
             return False
 
@@ -184,19 +193,35 @@ class Copy:
     def is_complete(self) -> bool:
         return all(self.has_landed(name) for name in self.files)
 
+    def survey(self) -> Survey:
+        """See what is there of all files: one walk, where there may be a million of them."""
+        sizes: dict[str, int] = {}
+        _measure_below(str(self.data), "", sizes)
+        landed = {file.name for file in self.marker.files if sizes.get(file.name) == file.size_bytes}
+        partial = {
+            file.name: min(size_bytes, file.size_bytes)
+            for file in self.marker.files
+            if file.name not in landed and (size_bytes := sizes.get(part_name(file.name))) is not None
+        }
+        return Survey(landed, partial)
+
     def part(self, name: str) -> Path:
         """Return where a file lies while it is on its way."""
-        folder, _, last = name.rpartition("/")
-        return Path(os.path.join(self.data, folder, f".{last}.part"))
+        return Path(self._text(part_name(name)))
+
+    def _text(self, name: str) -> str:
+        """Return a path as text: making a `Path` costs as much as opening the file."""
+        return f"{self._top}/{name}"
 
     def open_part(self, name: str) -> int:
         """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
-        part = self.part(name)
+        part = self._text(part_name(name))
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            return os.open(part, flags, 0o600)
         except FileNotFoundError:
-            self._make_folders(part.parent, modes(self.marker.is_public)[0])
-            return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._make_folders(Path(part).parent, modes(self.marker.is_public)[0])
+            return os.open(part, flags, 0o600)
 
     def _make_folders(self, folder: Path, mode: int) -> None:
         if not self.data.is_dir():
@@ -213,7 +238,10 @@ class Copy:
         """Give a part, open as `fd`, its final name: it is whole and checked. Only for the writer."""
         self.dress(name, fd)
         os.fsync(fd)
-        os.rename(self.part(name), self.data / name)
+        self._rename(name)
+
+    def _rename(self, name: str) -> None:
+        os.rename(self._text(part_name(name)), self._text(name))
 
     def dress(self, name: str, fd: int) -> None:
         """Give a part the mode and the time that it will have."""
@@ -225,7 +253,7 @@ class Copy:
         """Give parts that are whole, checked and dressed their final names, after one sync for all."""
         sync_file_system(self.data)
         for name in names:
-            os.rename(self.part(name), self.data / name)
+            self._rename(name)
 
     @contextlib.contextmanager
     def landing(self, name: str) -> Iterator[Path]:
@@ -278,10 +306,8 @@ class Copy:
         self.marker, self.files = marker, {file.name: file for file in marker.files}
 
     def info(self) -> CopyInfo:
-        """Look at all of it: one `stat` per file."""
-        marker = self.marker
-        landed = [file for file in marker.files if self.has_landed(file.name)]
-        missing = self.files.keys() - {file.name for file in landed}
+        """Look at all of it."""
+        marker, there = self.marker, self.survey()
         owner = self.folder.lstat().st_uid
         return CopyInfo(
             path=str(self.path),
@@ -292,9 +318,9 @@ class Copy:
             uid=owner,
             files=len(marker.files),
             size_bytes=marker.size_bytes,
-            landed_files=len(landed),
-            landed_bytes=sum(file.size_bytes for file in landed),
-            partial_bytes=sum(_size(self.part(name)) for name in missing),
+            landed_files=len(there.landed),
+            landed_bytes=sum(file.size_bytes for file in marker.files if file.name in there.landed),
+            partial_bytes=sum(there.partial.values()),
             created=marker.created,
             used=_time(self.folder / USED) or marker.created,
             keep_s=marker.keep_s,
@@ -304,9 +330,10 @@ class Copy:
         )
 
 
-def is_part(path: Path) -> bool:
-    """Return whether this is a file on its way; no other file of a copy begins with a dot."""
-    return path.name.startswith(".")
+def part_name(name: str) -> str:
+    """Return what a file is called while it is on its way; no other file of a copy begins with a dot."""
+    folder, slash, last = name.rpartition("/")
+    return f"{folder}{slash}.{last}.part"
 
 
 def list_copies(scratch: Path) -> list[CopyInfo]:
@@ -352,11 +379,15 @@ def _describe(folder: Path) -> CopyInfo:
         )  # fmt: skip
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+def _measure_below(folder: str, prefix: str, sizes: dict[str, int]) -> None:
+    """Note the sizes of all files below a folder, by their path in it."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _measure_below(entry.path, f"{prefix}{entry.name}/", sizes)
+            else:
+                with contextlib.suppress(OSError):
+                    sizes[prefix + entry.name] = entry.stat().st_size
 
 
 def _time(path: Path) -> float:

@@ -25,21 +25,22 @@ from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.results.pack import Tick
 from feedrate.store.clearing import find_limit, make_room
 from feedrate.store.contents import Contents, read_contents
-from feedrate.store.copies import Copy, CopyGone, Lease, is_part
+from feedrate.store.copies import Copy, CopyGone, Lease
 from feedrate.store.files import explain_write_error, sync_folder
 from feedrate.store.homes import HOME
 from feedrate.store.place import is_url
 from feedrate.store.presence import checksum_file
 from feedrate.store.registry import remember_copy
 from feedrate.store.scratch import Scratch, check_room, find_scratch
-from feedrate.store.transfer import Incoming, RateLimit, Stopped, Transfer, choose_streams
+from feedrate.store.transfer import SMALL_BYTES, Incoming, RateLimit, Stopped, Transfer, choose_streams
 from feedrate.units import format_bytes
 
 DEFAULT_KEEP_S = 7 * 86400.0
 _POLL_S = 0.1
 # Up to so many files, who waits for another process looks whether all have landed; else only at its lock.
 _FEW_FILES = 1024
-_SMALL_BYTES, _TOGETHER = 1 << 20, 512
+# Small files land so many at a time: each time, all that was written to the disk is waited for.
+_TOGETHER, _TOGETHER_BYTES = 2048, 128 << 20
 _OWN_FILES = 5  # copy.json, gate, writer, used, a lease
 
 
@@ -97,6 +98,7 @@ class Staging:
         self._total_bytes = copy.marker.size_bytes
         self._crcs: dict[str, int] = {}
         self._together: list[str] = []  # small files that are whole, and wait for others to land with
+        self._together_bytes = 0
 
     @property
     def path(self) -> Path:
@@ -188,32 +190,33 @@ class Staging:
         return lease
 
     def _write(self, wanted: Sequence[str]) -> None:
+        limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
+        streams = choose_streams(self.contents.marker.source, self.options.streams)
+        # Its own: a transfer that fails stops its threads by it, and this may be tried again.
+        self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
         missing = []
-        landed = {name for name in self.copy.files if self.copy.has_landed(name)}
+        there = self.copy.survey()
         with self._lock:
-            self._landed_files = len(landed)
-            self._done_bytes = sum(self.copy.files[name].size_bytes for name in landed)
+            self._landed_files = len(there.landed)
+            self._done_bytes = sum(self.copy.files[name].size_bytes for name in there.landed)
         for name in wanted:
-            if name in landed:
+            if name in there.landed:
                 if self.options.check and self._is_damaged(name):
                     missing.append(name)
                     self._done_bytes -= self.copy.files[name].size_bytes
             else:
                 missing.append(name)
-                _, there_bytes = self.copy.find_available(name)
-                self.resumed_bytes += there_bytes
-                self._done_bytes += there_bytes
+                size_bytes, there_bytes = self.copy.files[name].size_bytes, there.partial.get(name, 0)
+                if there_bytes == size_bytes or not transfer.is_small(size_bytes):
+                    self.resumed_bytes += there_bytes
+                    self._done_bytes += there_bytes
         self._tell()
         if not missing:
             return
-        limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
-        streams = choose_streams(self.contents.marker.source, self.options.streams)
-        # Its own: a transfer that fails stops its threads by it, and this may be tried again.
-        self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
         if self._stop.is_set():
             raise Stopped
         name = missing[0]
-        self._together = []
+        self._together, self._together_bytes = [], 0
         try:
             transfer.carry(map(self._incoming, missing), self._open_part, self._land)
             self._land_together()
@@ -249,23 +252,26 @@ class Staging:
         return self.copy.open_part(file.name)
 
     def _land(self, file: Incoming, fd: int, crc32c: int) -> None:
-        is_small = file.size_bytes <= _SMALL_BYTES
+        is_small = file.size_bytes <= SMALL_BYTES
         try:
             (self.copy.dress if is_small else self.copy.land)(file.name, fd)
         finally:
             os.close(fd)
         with self._lock:
             self._crcs[file.name] = crc32c
-            self._together += [file.name] if is_small else []
+            if is_small:
+                self._together.append(file.name)
+                self._together_bytes += file.size_bytes
+            is_enough = len(self._together) >= _TOGETHER or self._together_bytes >= _TOGETHER_BYTES
         if not is_small:
             self._note_landed(1)
-        elif len(self._together) >= _TOGETHER:
+        elif is_enough:
             self._land_together()
 
     def _land_together(self) -> None:
         """Small files land many at a time: one sync for all is far cheaper than one for each."""
         with self._lock:
-            names, self._together = self._together, []
+            names, self._together, self._together_bytes = self._together, [], 0
         if names:
             self.copy.land_together(names)
             self._note_landed(len(names))
@@ -359,10 +365,10 @@ def _missing(copy: Copy | None, contents: Contents) -> tuple[int, int]:
     files = contents.marker.files
     size_bytes, count = contents.marker.size_bytes, len(files)
     if copy is not None:
-        for file in files:
-            path, there_bytes = copy.find_available(file.name)
-            size_bytes -= there_bytes
-            count -= not is_part(path)
+        there = copy.survey()
+        size_bytes -= sum(file.size_bytes for file in files if file.name in there.landed)
+        size_bytes -= sum(there.partial.values())
+        count -= len(there.landed)
     return size_bytes, count
 
 

@@ -5,6 +5,7 @@ Blocks are asked for ahead by threads and appended in order, so a file that is o
 beginning of the whole: an interrupted one goes on where it ends, and its beginning can be read meanwhile.
 Memory: one and a half blocks per stream. When the last block of a file is there, its checksum is compared and
 the file is handed over; what gave another checksum is brought once more from the start, then given up.
+Small files are brought whole, many by one thread: handing each over would cost more than reading it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from feedrate.units import format_seconds
 BLOCK_BYTES = 4 << 20
 STREAMS, REMOTE_STREAMS = 8, 16
 _SMALLEST_BLOCK_BYTES = 64 << 10
+SMALL_BYTES = 1 << 20
+# So many of them are brought by one task; behind an address each is one: their answers take long.
+_GROUP_FILES, _GROUP_BYTES = 64, 4 << 20
 _TRIES = 6
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 # OpenSSH lets in 10 connections at a time that have not said who they are.
@@ -134,13 +138,13 @@ class Transfer:
     ) -> list[Incoming]:
         """Return the files whose checksum was not right; of them nothing is left."""
         spoilt: list[Incoming] = []
-        waiting: deque[_Block] = deque()
+        waiting: deque[_Block | _Group] = deque()
         handed: deque[Future[None]] = deque()
         pool = ThreadPoolExecutor(self.streams, "feedrate-fetch")
         landers = ThreadPoolExecutor(max(2, self.streams // 2), "feedrate-land")
         in_flight = 0
         try:
-            for block in self._ask(files, open_part, pool):
+            for block in self._ask(files, open_part, arrived, pool):
                 waiting.append(block)
                 in_flight += block.future is not None
                 # Half as many again as there are threads: one slow answer should not stop the others.
@@ -159,20 +163,96 @@ class Transfer:
             pool.shutdown(wait=True, cancel_futures=True)
             landers.shutdown(wait=True)
             for block in waiting:
-                block.part.close()
+                if isinstance(block, _Block):
+                    block.part.close()
         return spoilt
 
     def _ask(
-        self, files: Iterable[Incoming], open_part: Callable[[Incoming], int], pool: ThreadPoolExecutor
-    ) -> Iterator[_Block]:
-        """Open parts and ask for what they lack; each file ends with an empty block."""
-        for file in files:
+        self,
+        files: Iterable[Incoming],
+        open_part: Callable[[Incoming], int],
+        arrived: Callable[[Incoming, int, int], None],
+        pool: ThreadPoolExecutor,
+    ) -> Iterator[_Block | _Group]:
+        """Open parts and ask for what they lack; each file ends with an empty block. Small ones in groups."""
+        for group in self._gather(files):
+            if self.is_small(group[0].size_bytes):
+                yield _Group(pool.submit(self._bring_small, group, open_part, arrived))
+                continue
+            file = group[0]
             part = _Part(file, open_part(file))
             size = self._block_size()
             for offset in range(part.there_bytes, file.size_bytes, size):
                 length = min(size, file.size_bytes - offset)
                 yield _Block(part, offset, length, pool.submit(self._fetch, part.source, offset, length))
             yield _Block(part, file.size_bytes, 0, None)
+
+    def _gather(self, files: Iterable[Incoming]) -> Iterator[list[Incoming]]:
+        """Yield the files in order: small ones that follow each other together, the others one by one."""
+        group: list[Incoming] = []
+        size_bytes = 0
+        for file in files:
+            is_full = size_bytes + file.size_bytes > _GROUP_BYTES or len(group) >= _GROUP_FILES
+            is_loner = file.place.is_remote or not self.is_small(file.size_bytes)
+            if group and (is_full or is_loner):
+                yield group
+                group, size_bytes = [], 0
+            if is_loner:
+                yield [file]
+            else:
+                group.append(file)
+                size_bytes += file.size_bytes
+        if group:
+            yield group
+
+    def is_small(self, size_bytes: int) -> bool:
+        """Return whether a file of this size is brought whole: of a part of it, nothing is kept."""
+        return size_bytes <= min(SMALL_BYTES, self._block_size())
+
+    def _bring_small(
+        self,
+        files: Iterable[Incoming],
+        open_part: Callable[[Incoming], int],
+        arrived: Callable[[Incoming, int, int], None],
+    ) -> list[Incoming]:
+        """Bring files whole, but for those that are there whole; return those with another checksum."""
+        spoilt: list[Incoming] = []
+        size_bytes = 0
+        for file in files:
+            if self.stop.is_set():
+                raise Stopped
+            fd = open_part(file)
+            try:
+                there_bytes = os.fstat(fd).st_size
+                is_there = there_bytes == file.size_bytes
+                data = os.pread(fd, there_bytes, 0) if is_there else self._fetch_whole(file)
+                crc32c = kernel.crc32c(data)
+                is_right = file.crc32c in (None, crc32c)
+                if there_bytes and not (is_there and is_right):
+                    os.ftruncate(fd, 0)
+                if is_right:
+                    if not is_there:
+                        write_all(fd, data)
+                    _check_unchanged(file)
+            except BaseException:
+                os.close(fd)
+                raise
+            if is_right:
+                size_bytes += 0 if is_there else len(data)
+                arrived(file, fd, crc32c)
+            else:
+                size_bytes -= len(data) if is_there else 0
+                spoilt.append(file)
+                os.close(fd)
+        self.count(size_bytes)
+        return spoilt
+
+    def _fetch_whole(self, file: Incoming) -> bytes:
+        source = Source(file)
+        try:
+            return self._fetch(source, 0, file.size_bytes)
+        finally:
+            source.close()
 
     def _block_size(self) -> int:
         if self.limit is None:
@@ -182,12 +262,15 @@ class Transfer:
 
     def _append(
         self,
-        block: _Block,
+        block: _Block | _Group,
         arrived: Callable[[Incoming, int, int], None],
         landers: ThreadPoolExecutor,
         handed: deque[Future[None]],
         spoilt: list[Incoming],
     ) -> None:
+        if isinstance(block, _Group):
+            spoilt += block.future.result()
+            return
         part = block.part
         try:
             if block.future is not None:
@@ -336,12 +419,19 @@ def _check_unchanged(file: Incoming) -> None:
     """A file without a checksum may have been written to while it was read."""
     if file.crc32c is not None or file.place.is_remote or not file.mtime_ns:
         return
-    found = file.place.find(file.source)
-    if found is None or (found.size_bytes, found.mtime_ns) != (file.size_bytes, file.mtime_ns):
+    with explained(file.place.address(file.source)):
+        found = os.stat(os.path.join(os.fsencode(file.place.root), file.source))
+    if (found.st_size, found.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
         raise StorageError(
             f"{file.place.address(file.source)} was changed while it was copied",
             hint="wait until it is finished, then run the same command again",
         )
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 class _Part:
@@ -374,9 +464,7 @@ class _Part:
         assert self._fd is not None
         assert len(data) == length
         self.crc32c = kernel.crc32c(data, self.crc32c)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        write_all(self._fd, data)
 
     def clear(self) -> None:
         assert self._fd is not None
@@ -405,3 +493,10 @@ class _Block:
     offset: int
     length: int
     future: Future[bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Small files that a thread brings; the future ends with those whose checksum was not right."""
+
+    future: Future[list[Incoming]]
