@@ -25,10 +25,9 @@ from feedrate.results.pack import Tick
 from feedrate.stage import stage
 from feedrate.stage.staging import release_all
 from feedrate.store import scratch as scratch_module
-from feedrate.store import transfer
 from feedrate.store.copies import list_copies
+from feedrate.store.fetching import Fetcher, Incoming, Stopped
 from feedrate.store.staging import Staging, StagingOptions, open_staging
-from feedrate.store.transfer import Stopped
 from images import read_tree
 from packs import write_images
 from scratches import process, wait_for, write_tree
@@ -221,15 +220,15 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
         self.is_reached = threading.Event()
-        real = transfer.Source.read
+        real = Fetcher.read
 
-        def read(source: transfer.Source, offset: int, length: int) -> bytes:
-            if source.file.source.endswith(b".tar"):
+        def read(fetcher: Fetcher, file: Incoming, offset: int, length: int) -> bytes:
+            if file.source.endswith(b".tar"):
                 self.is_reached.set()
                 assert self.open.wait(60)
-            return real(source, offset, length)
+            return real(fetcher, file, offset, length)
 
-        monkeypatch.setattr(transfer.Source, "read", read)
+        monkeypatch.setattr(Fetcher, "read", read)
 
 
 def test_who_comes_while_it_is_copied_joins(

@@ -8,6 +8,8 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 
 from feedrate import kernel
 from feedrate.errors import NotFound, SourceError, StorageError
-from feedrate.store import transfer
+from feedrate.store import fetching, readers, transfer
+from feedrate.store.fetching import Incoming, RateLimit, Stopped
 from feedrate.store.place import Place
-from feedrate.store.transfer import Incoming, RateLimit, Stopped, Transfer
+from feedrate.store.transfer import Transfer
 
 
 class Server(Place):
@@ -29,9 +32,13 @@ class Server(Place):
         self.asked: list[tuple[bytes, int, int]] = []
         self.answer: Callable[[bytes, int, int, bytes], bytes] = lambda _name, _offset, _size, data: data
 
-    def read(self, file: bytes, offset: int, size_bytes: int) -> bytes:
-        self.asked.append((file, offset, size_bytes))
-        return self.answer(file, offset, size_bytes, self.files[file][offset : offset + size_bytes])
+    def connect(self, file: bytes = b"") -> tuple[Any, str]:
+        return SimpleNamespace(async_impl=True, cat_file=self.cat_file), file.decode()
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        file, size_bytes = path.encode(), end - start
+        self.asked.append((file, start, size_bytes))
+        return self.answer(file, start, size_bytes, self.files[file][start:end])
 
 
 class Shelf:
@@ -240,18 +247,20 @@ def test_a_local_file_that_cannot_be_read_is_not_tried_again(shelf: Shelf, tmp_p
 def test_a_file_whose_server_forgot_it_is_opened_again(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_bytes(b"12345")
+    for name in ("file", "again"):
+        (tmp_path / name).write_bytes(b"12345")
     file = Incoming("x", Place(str(tmp_path)), b"file", 5)
     real = os.pread
     calls: list[int] = []
 
     def fail_once(fd: int, length: int, offset: int) -> bytes:
-        calls.append(fd)
+        calls.append(os.fstat(fd).st_ino)
         if len(calls) == 1:
+            (tmp_path / "again").rename(tmp_path / "file")
             raise OSError(errno.ESTALE, "Stale file handle")
         return real(fd, length, offset)
 
-    monkeypatch.setattr(transfer.os, "pread", fail_once)
+    monkeypatch.setattr(readers.os, "pread", fail_once)
     Transfer(1, wait=lambda _: False).carry([file], shelf.open_part, shelf.arrived)
     assert shelf.whole == {"x": b"12345"}
     assert len(set(calls)) == 2
@@ -379,4 +388,4 @@ def test_memory_is_bounded_by_the_streams(shelf: Shelf) -> None:
     server.answer = answer
     Transfer(4, block_bytes=1000).carry(incoming(server), shelf.open_part, shelf.arrived)
     assert asked_when_stuck[0] <= 4 + 4 // 2 + 1
-    assert transfer.REMOTE_STREAMS * transfer.BLOCK_BYTES * 3 // 2 < 128 << 20
+    assert fetching.REMOTE_STREAMS * transfer.BLOCK_BYTES * 3 // 2 < 128 << 20

@@ -197,20 +197,28 @@ def explained(address: str) -> Iterator[None]:
     """Turn what disks and storages raise into sentences: each storage has exceptions of its own."""
     try:
         yield
-    except FeedrateError:
-        raise
-    except FileNotFoundError as error:
-        raise NotFound(f"no dataset at {address}") from error
-    except ImportError as error:
-        raise MissingExtra(f"cannot open {address}: {error}") from error
     except Exception as error:
-        if not is_url(address) and not isinstance(error, OSError):
+        better = explain(error, address)
+        if better is error:
             raise
-        words = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-        raise StorageError(
-            f"cannot read {address}: {words[:300]}",
-            hint="is it there, and are you allowed to read it? When it answers, run the same again",
-        ) from error
+        raise better from error
+
+
+def explain(error: Exception, address: str) -> Exception:
+    """Return the sentence for what a disk or a storage raised; what is none of that as it is."""
+    if isinstance(error, FeedrateError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"no dataset at {address}")
+    if isinstance(error, ImportError):
+        return MissingExtra(f"cannot open {address}: {error}")
+    if not is_url(address) and not isinstance(error, OSError):
+        return error
+    words = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+    return StorageError(
+        f"cannot read {address}: {words[:300]}",
+        hint="is it there, and are you allowed to read it? When it answers, run the same again",
+    )
 
 
 def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:

@@ -26,13 +26,14 @@ from feedrate.results.pack import Tick
 from feedrate.store.clearing import find_limit, make_room
 from feedrate.store.contents import Contents, read_contents
 from feedrate.store.copies import Copy, CopyGone, Lease
+from feedrate.store.fetching import Incoming, RateLimit, Stopped, choose_streams
 from feedrate.store.files import explain_write_error, sync_folder
 from feedrate.store.homes import HOME
 from feedrate.store.place import is_url
 from feedrate.store.presence import checksum_file
 from feedrate.store.registry import remember_copy
 from feedrate.store.scratch import Scratch, check_room, find_scratch
-from feedrate.store.transfer import SMALL_BYTES, Incoming, RateLimit, Stopped, Transfer, choose_streams
+from feedrate.store.transfer import SMALL_BYTES, Transfer
 from feedrate.units import format_bytes
 
 DEFAULT_KEEP_S = 7 * 86400.0
