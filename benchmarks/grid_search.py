@@ -27,7 +27,7 @@ from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
 from feedrate.pack import PackOptions, pack
 from feedrate.probe.machine import describe_machine
-from feedrate.store.copies import list_copies
+from feedrate.store.inventory import list_copies
 
 SOURCE, COPY = "each reads the source", "one copy on scratch"
 

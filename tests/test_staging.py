@@ -25,9 +25,10 @@ from feedrate.results.pack import Tick
 from feedrate.stage import stage
 from feedrate.stage.staging import release_all
 from feedrate.store import scratch as scratch_module
-from feedrate.store.copies import list_copies
 from feedrate.store.fetching import Fetcher, Incoming, Stopped
-from feedrate.store.staging import Staging, StagingOptions, open_staging
+from feedrate.store.inventory import list_copies
+from feedrate.store.preparing import open_staging
+from feedrate.store.staging import Staging, StagingOptions
 from images import read_tree
 from packs import write_images
 from scratches import process, wait_for, write_tree

@@ -12,9 +12,9 @@ from feedrate.errors import FeedrateError, NotFound, UsageError
 from feedrate.probe.paths import suggest_path
 from feedrate.results.scratch import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing
 from feedrate.store.clearing import Clearing, find_limit, is_mine, list_leftovers
-from feedrate.store.copies import list_copies
 from feedrate.store.files import free_bytes
 from feedrate.store.homes import HOME
+from feedrate.store.inventory import list_copies
 from feedrate.store.marker import find_node
 from feedrate.store.registry import forget, recall
 from feedrate.store.scratch import Scratch, find_scratch

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from feedrate.errors import StorageError, UsageError
 from feedrate.results.scratch import CopyInfo, Leftover, Verdict
-from feedrate.store.copies import list_copies
 from feedrate.store.eviction import (
     Kept,
     SourceUnseen,
@@ -27,6 +26,7 @@ from feedrate.store.eviction import (
 )
 from feedrate.store.files import free_bytes
 from feedrate.store.homes import HOME
+from feedrate.store.inventory import list_copies
 from feedrate.store.marker import find_node
 from feedrate.store.registry import forget, recall
 from feedrate.store.removal import opened_folder, walk

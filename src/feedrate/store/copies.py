@@ -24,9 +24,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
-from feedrate.results.scratch import CopyInfo
 from feedrate.store.files import appear, sync_file_system
-from feedrate.store.homes import HOME, ROOT, check_trust, list_folders, make_home
+from feedrate.store.homes import HOME, ROOT, check_trust, make_home
 from feedrate.store.layout import (
     DATA,
     GATE,
@@ -38,14 +37,13 @@ from feedrate.store.layout import (
     modes,
     read_marker,
 )
-from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, is_locked, live_leases, take_lock
+from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, take_lock
 from feedrate.store.marker import (
     CopiedFile,
     Marker,
     describe_maker,
     dump_marker,
     find_node,
-    user_name,
 )
 
 __all__ = [
@@ -63,17 +61,8 @@ __all__ = [
     "Marker",
     "find_node",
     "hold",
-    "list_copies",
     "part_name",
 ]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Survey:
-    """What is there of a copy's files: those that have landed, and bytes of those on their way."""
-
-    landed: set[str]
-    partial: dict[str, int]
 
 
 class Copy:
@@ -193,18 +182,6 @@ class Copy:
     def is_complete(self) -> bool:
         return all(self.has_landed(name) for name in self.files)
 
-    def survey(self) -> Survey:
-        """See what is there of all files: one walk, where there may be a million of them."""
-        sizes: dict[str, int] = {}
-        _measure_below(str(self.data), "", sizes)
-        landed = {file.name for file in self.marker.files if sizes.get(file.name) == file.size_bytes}
-        partial = {
-            file.name: min(size_bytes, file.size_bytes)
-            for file in self.marker.files
-            if file.name not in landed and (size_bytes := sizes.get(part_name(file.name))) is not None
-        }
-        return Survey(landed, partial)
-
     def part(self, name: str) -> Path:
         """Return where a file lies while it is on its way."""
         return Path(self._text(part_name(name)))
@@ -305,47 +282,11 @@ class Copy:
             file.write(dump_marker(marker))
         self.marker, self.files = marker, {file.name: file for file in marker.files}
 
-    def info(self) -> CopyInfo:
-        """Look at all of it."""
-        marker, there = self.marker, self.survey()
-        owner = self.folder.lstat().st_uid
-        return CopyInfo(
-            path=str(self.path),
-            folder=str(self.folder),
-            source=marker.address,
-            kind=marker.kind,
-            owner=user_name(owner),
-            uid=owner,
-            files=len(marker.files),
-            size_bytes=marker.size_bytes,
-            landed_files=len(there.landed),
-            landed_bytes=sum(file.size_bytes for file in marker.files if file.name in there.landed),
-            partial_bytes=sum(there.partial.values()),
-            created=marker.created,
-            used=_time(self.folder / USED) or marker.created,
-            keep_s=marker.keep_s,
-            leases=live_leases(self.folder / LEASES),
-            is_being_written=is_locked(self.folder / WRITER),
-            is_trusted=owner in (os.getuid(), ROOT),
-        )
-
 
 def part_name(name: str) -> str:
     """Return what a file is called while it is on its way; no other file of a copy begins with a dot."""
     folder, slash, last = name.rpartition("/")
     return f"{folder}{slash}.{last}.part"
-
-
-def list_copies(scratch: Path) -> list[CopyInfo]:
-    """Return what lies on scratch, of all users; of what cannot be read, its owner and why."""
-    found = []
-    for home in list_folders(scratch / HOME):
-        for folder in list_folders(home):
-            if folder.name.startswith("."):
-                continue  # being made, or being deleted
-            with contextlib.suppress(CopyGone, FileNotFoundError):
-                found.append(_describe(folder))
-    return found
 
 
 def hold(path: str | os.PathLike[str]) -> Lease | None:
@@ -358,40 +299,3 @@ def hold(path: str | os.PathLike[str]) -> Lease | None:
             except (CopyGone, FeedrateError, OSError):
                 return None
     return None
-
-
-def _describe(folder: Path) -> CopyInfo:
-    info = folder.lstat()
-    is_trusted = True
-    try:
-        check_trust(folder)
-    except StorageError:
-        is_trusted = False
-    try:
-        copy = Copy(folder, read_marker(folder))
-        return dataclasses.replace(copy.info(), is_trusted=is_trusted)
-    except StorageError as error:
-        return CopyInfo(
-            path=str(folder / DATA), folder=str(folder), source="", kind="", owner=user_name(info.st_uid),
-            uid=info.st_uid, files=0, size_bytes=0, landed_files=0, landed_bytes=0, partial_bytes=0,
-            created=0.0, used=0.0, keep_s=None, leases=(), is_being_written=False, is_trusted=is_trusted,
-            problem=str(error),
-        )  # fmt: skip
-
-
-def _measure_below(folder: str, prefix: str, sizes: dict[str, int]) -> None:
-    """Note the sizes of all files below a folder, by their path in it."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                _measure_below(entry.path, f"{prefix}{entry.name}/", sizes)
-            else:
-                with contextlib.suppress(OSError):
-                    sizes[prefix + entry.name] = entry.stat().st_size
-
-
-def _time(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
