@@ -337,6 +337,9 @@ class OpenedShelf:
             self.is_closed = True
             while self._users:
                 self._idle.wait()
+        if self._kept is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._descriptors["lock"])  # when it was last used
         self._meeting.leave()
         self.table.close()
         for descriptor in self._descriptors.values():
