@@ -36,12 +36,9 @@ class Place:
 
     def __init__(self, root: str, options: dict[str, Any] | None = None) -> None:
         self.root, self._options = root, options or {}
+        self.is_remote = is_url(root)
         self._fs: Any = None
         self._top = ""
-
-    @property
-    def is_remote(self) -> bool:
-        return is_url(self.root)
 
     def find(self, file: bytes = b"", *, suggest: bool = True) -> PlacedFile | None:
         """Return a file's facts; None: it is a folder. `suggest`: look for one of a similar name.

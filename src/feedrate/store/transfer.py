@@ -21,7 +21,7 @@ from feedrate import kernel
 from feedrate.errors import StorageError
 from feedrate.store.fetching import STREAMS, Fetcher, Incoming, RateLimit, Stopped
 from feedrate.store.part import Part, write_all
-from feedrate.store.place import explained
+from feedrate.store.place import explain
 
 # Small enough that the end, when fewer and fewer are in flight, is short.
 BLOCK_BYTES = 4 << 20
@@ -220,8 +220,10 @@ def _check_unchanged(file: Incoming) -> None:
     """A file without a checksum may have been written to while it was read."""
     if file.crc32c is not None or file.place.is_remote or not file.mtime_ns:
         return
-    with explained(file.address):
+    try:
         found = os.stat(os.path.join(os.fsencode(file.place.root), file.source))
+    except OSError as error:
+        raise explain(error, file.address) from error
     if (found.st_size, found.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
         raise StorageError(
             f"{file.address} was changed while it was copied",
