@@ -12,9 +12,11 @@ from typing import Any
 
 from feedrate.results.scratch import CopyInfo
 from feedrate.store.clearing import opened_home
-from feedrate.store.copies import Copy, list_copies
+from feedrate.store.copies import Copy
 from feedrate.store.eviction import evict
-from feedrate.store.staging import StagingOptions, open_staging
+from feedrate.store.inventory import list_copies
+from feedrate.store.preparing import open_staging
+from feedrate.store.staging import StagingOptions
 from packs import write_images
 
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from feedrate.errors import StorageError
 from feedrate.store import leases
-from feedrate.store.copies import Copy, CopyGone, hold, list_copies
+from feedrate.store.copies import Copy, CopyGone, hold
+from feedrate.store.inventory import describe_copy, list_copies
 from feedrate.store.marker import CopiedFile, Marker, dump_marker, load_marker
 from scratches import NOT_ROOT, STRANGER, as_stranger, make_marker, process, wait_for
 
@@ -101,28 +102,28 @@ def test_a_lease_ends_with_its_process_however_that_ends(copy: Copy) -> None:
     with process(HOLD, copy.folder) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
-        (info,) = copy.info().leases
-        assert (info.pid, info.user) == (child.pid, copy.info().owner)
+        (info,) = describe_copy(copy).leases
+        assert (info.pid, info.user) == (child.pid, describe_copy(copy).owner)
         assert "-c" in info.command
         child.send_signal(signal.SIGKILL)
         child.wait()
-    assert copy.info().leases == ()
+    assert describe_copy(copy).leases == ()
     assert len(os.listdir(copy.folder / "leases")) == 1
     with copy.lease():  # whoever sees a stale one removes it
         assert len(os.listdir(copy.folder / "leases")) == 1
-        assert [lease.pid for lease in copy.info().leases] == [os.getpid()]
+        assert [lease.pid for lease in describe_copy(copy).leases] == [os.getpid()]
     assert os.listdir(copy.folder / "leases") == []
 
 
 def test_a_lease_says_when_the_copy_was_used(copy: Copy) -> None:
     os.utime(copy.folder / "used", (1, 1))
-    assert copy.info().used == 1
+    assert describe_copy(copy).used == 1
     lease = copy.lease()
-    assert copy.info().used > 1
+    assert describe_copy(copy).used > 1
     os.utime(copy.folder / "used", (1, 1))
     lease.release()
     lease.release()
-    assert copy.info().used > 1
+    assert describe_copy(copy).used > 1
 
 
 def test_no_lease_on_a_copy_that_is_deleted_under_its_gate(copy: Copy) -> None:
@@ -160,19 +161,19 @@ def test_a_pipe_among_the_leases_holds_nobody_up(copy: Copy) -> None:
     os.mkfifo(copy.folder / "leases" / "1-1")
     os.symlink("/etc/passwd", copy.folder / "leases" / "2-2")
     with copy.lease():
-        assert os.getpid() in [lease.pid for lease in copy.info().leases]
+        assert os.getpid() in [lease.pid for lease in describe_copy(copy).leases]
 
 
 def test_only_one_process_writes(copy: Copy) -> None:
     writer = copy.take_writer()
     assert writer is not None
     assert copy.take_writer() is None
-    assert copy.info().is_being_written
+    assert describe_copy(copy).is_being_written
     writer.release()
     again = copy.take_writer()
     assert again is not None
     again.release()
-    assert not copy.info().is_being_written
+    assert not describe_copy(copy).is_being_written
 
 
 def test_a_child_does_not_inherit_the_writer(copy: Copy) -> None:
@@ -198,7 +199,7 @@ def test_a_path_inside_of_a_copy_is_held(copy: Copy, tmp_path: Path) -> None:
     for path in (copy.path, copy.path / "below" / "b.tar"):
         lease = hold(path)
         assert lease is not None
-        assert len(copy.info().leases) == 1
+        assert len(describe_copy(copy).leases) == 1
         lease.release()
     assert hold(tmp_path) is None
     assert hold(tmp_path / "nothing") is None
@@ -241,7 +242,7 @@ def test_a_finished_public_copy_of_roots_is_for_everybody(public_scratch: Path) 
         found = Copy.create(public_scratch, make_marker(FILES, is_public=True))
         os.utime(found.folder / "used")
         with found.lease():
-            users = [lease.user for lease in found.info().leases]
+            users = [lease.user for lease in describe_copy(found).leases]
             return [str(found.folder), users, found.is_ours]
 
     own = str(public_scratch / "feedrate" / str(STRANGER) / copy.folder.name)

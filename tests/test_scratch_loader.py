@@ -17,6 +17,7 @@ from feedrate.errors import FeedrateError, UsageError
 from feedrate.load.order import Shuffled, Staged, measure_shuffle
 from feedrate.store.copies import Copy
 from feedrate.store.flow import order_shards
+from feedrate.store.inventory import describe_copy
 from feedrate.store.through import ThroughPack
 from range_server import COUNT, RangeServer
 
@@ -68,11 +69,11 @@ def test_the_copy_is_the_source(served_pack: Path, scratch: Path, pack_server: R
     with make(f"{pack_server.url}/pack", scratch) as loader:
         read(loader)
         copy = wait_for_copy(loader)
-        assert len(copy.info().leases) == 1
+        assert len(describe_copy(copy).leases) == 1
     assert {p.name: p.read_bytes() for p in copy.data.iterdir()} == {
         p.name: p.read_bytes() for p in served_pack.iterdir()
     }
-    assert copy.info().leases == ()
+    assert describe_copy(copy).leases == ()
 
 
 def test_a_finished_copy_is_read_without_the_source(scratch: Path, pack_server: RangeServer) -> None:
@@ -129,9 +130,9 @@ def test_a_copy_that_is_opened_by_its_path_is_held(served_pack: Path, scratch: P
     with make(served_pack, scratch) as loader:
         copy = wait_for_copy(loader)
     with make(copy.path, None) as loader:
-        assert len(copy.info().leases) == 1
+        assert len(describe_copy(copy).leases) == 1
         read(loader)
-    assert copy.info().leases == ()
+    assert describe_copy(copy).leases == ()
 
 
 # What can happen to a copy under a running job.
@@ -201,7 +202,7 @@ def test_scratch_that_is_full_does_not_stop_training(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("feedrate.store.staging.check_room", lambda *_: None)
+    monkeypatch.setattr("feedrate.store.preparing.check_room", lambda *_: None)
     (small_disk / "other").write_bytes(bytes(20_000))  # somebody fills the rest
     with make(f"{pack_server.url}/pack", None, order="staged") as plain:
         expected = read(plain)

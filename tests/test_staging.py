@@ -25,10 +25,10 @@ from feedrate.results.pack import Tick
 from feedrate.stage import stage
 from feedrate.stage.staging import release_all
 from feedrate.store import scratch as scratch_module
-from feedrate.store import transfer
-from feedrate.store.copies import list_copies
-from feedrate.store.staging import Staging, StagingOptions, open_staging
-from feedrate.store.transfer import Stopped
+from feedrate.store.fetching import Fetcher, Incoming, Stopped
+from feedrate.store.inventory import list_copies
+from feedrate.store.preparing import open_staging
+from feedrate.store.staging import Staging, StagingOptions
 from images import read_tree
 from packs import write_images
 from scratches import process, wait_for, write_tree
@@ -215,15 +215,15 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
         self.is_reached = threading.Event()
-        real = transfer.Source.read
+        real = Fetcher.read
 
-        def read(source: transfer.Source, offset: int, length: int) -> bytes:
-            if source.file.source.endswith(b".tar"):
+        def read(fetcher: Fetcher, file: Incoming, offset: int, length: int) -> bytes:
+            if file.source.endswith(b".tar"):
                 self.is_reached.set()
                 assert self.open.wait(60)
-            return real(source, offset, length)
+            return real(fetcher, file, offset, length)
 
-        monkeypatch.setattr(transfer.Source, "read", read)
+        monkeypatch.setattr(Fetcher, "read", read)
 
 
 def test_who_comes_while_it_is_copied_joins(
@@ -500,6 +500,7 @@ def test_many_small_files_are_synced_together_before_they_have_their_names(
         landed.append(len([name for name in os.listdir(data) if not name.startswith(".")]))
 
     monkeypatch.setattr("feedrate.store.copies.sync_file_system", count)
+    monkeypatch.setattr("feedrate.store.staging._TOGETHER", 512)
     result = stage(folder, scratch)
     assert result.copied_files == 1100
     assert len(os.listdir(result.path)) == 1100
@@ -523,3 +524,41 @@ def test_small_files_that_were_whole_when_it_was_killed_only_need_their_names(
     result = stage(folder, scratch)
     assert (result.copied_files, result.copied_bytes) == (4, 0)
     assert copied_tree(result.path) == TREE
+
+
+STAGE_AND_DIE_AT_A_SYNC = """
+import os, signal, sys
+from feedrate.stage import stage
+from feedrate.store import copies, staging
+real, syncs = copies.sync_file_system, 0
+def die_at_the_last(folder):
+    global syncs
+    syncs += 1
+    if syncs == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(folder)
+copies.sync_file_system, staging._TOGETHER = die_at_the_last, 40
+stage(sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("sync", [1, 3])
+def test_killed_before_a_sync_only_what_was_synced_is_believed_and_what_was_cut_is_brought_again(
+    tmp_path: Path, scratch: Path, sync: int
+) -> None:
+    files = {f"{n % 3}/{n}.bin": b"%d " % n * 50 for n in range(200)}
+    folder = write_tree(tmp_path / "plain", files)
+    with process(STAGE_AND_DIE_AT_A_SYNC, folder, scratch, sync) as child:
+        assert child.wait() == -signal.SIGKILL
+    (copy,) = list_copies(scratch)
+    assert copy.landed_files < 200
+    there = read_tree(Path(copy.path))
+    assert {name: data for name, data in there.items() if not Path(name).name.startswith(".")}.items() <= (
+        files.items()
+    )
+    # What a crash of the machine could do to bytes that nobody waited for.
+    parts = sorted(path for path in Path(copy.path).rglob(".*.part"))
+    assert len(parts) >= 40
+    for part, size_bytes in zip(parts, itertools.cycle([0, 1, 20]), strict=False):
+        os.truncate(part, size_bytes)
+    assert copied_tree(stage(folder, scratch).path) == files

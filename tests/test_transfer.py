@@ -8,6 +8,8 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 
 from feedrate import kernel
 from feedrate.errors import NotFound, SourceError, StorageError
-from feedrate.store import transfer
+from feedrate.store import fetching, readers, transfer
+from feedrate.store.fetching import Incoming, RateLimit, Stopped
 from feedrate.store.place import Place
-from feedrate.store.transfer import Incoming, RateLimit, Stopped, Transfer
+from feedrate.store.transfer import Transfer
 
 
 class Server(Place):
@@ -29,9 +32,13 @@ class Server(Place):
         self.asked: list[tuple[bytes, int, int]] = []
         self.answer: Callable[[bytes, int, int, bytes], bytes] = lambda _name, _offset, _size, data: data
 
-    def read(self, file: bytes, offset: int, size_bytes: int) -> bytes:
-        self.asked.append((file, offset, size_bytes))
-        return self.answer(file, offset, size_bytes, self.files[file][offset : offset + size_bytes])
+    def connect(self, file: bytes = b"") -> tuple[Any, str]:
+        return SimpleNamespace(async_impl=True, cat_file=self.cat_file), file.decode()
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        file, size_bytes = path.encode(), end - start
+        self.asked.append((file, start, size_bytes))
+        return self.answer(file, start, size_bytes, self.files[file][start:end])
 
 
 class Shelf:
@@ -101,6 +108,54 @@ def test_whatever_was_there_before_the_bytes_are_those_of_the_source(
         shelf.part(name.decode()).write_bytes(data[:cut] + b"?" * max(0, cut - len(data)))
     Transfer(streams, block_bytes=block).carry(incoming(server), shelf.open_part, shelf.arrived)
     assert shelf.whole == text(server.files)
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=150),
+    there=st.lists(st.sampled_from(["nothing", "a beginning", "all of it", "other bytes", "more"])),
+    is_checked=st.booleans(),
+)
+def test_small_files_of_a_folder_arrive_whole_in_groups(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], there: list[str], is_checked: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("source")
+    shelf, place, files = Shelf(tmp_path_factory.mktemp("shelf")), Place(str(folder)), []
+    for n, size in enumerate(sizes):
+        data = os.urandom(size)
+        (folder / str(n)).write_bytes(data)
+        files.append(Incoming(str(n), place, b"%d" % n, size, kernel.crc32c(data) if is_checked else None))
+        what = there[n] if n < len(there) else "nothing"
+        before = {"nothing": b"", "a beginning": data[: size // 2], "all of it": data, "more": data + b"?"}
+        # Bytes that are not the source's are known by nothing but its checksum.
+        other = b"?" * size if is_checked else b""
+        shelf.part(str(n)).write_bytes(before.get(what, other))
+    counted: list[int] = []
+    Transfer(3, count=counted.append).carry(files, shelf.open_part, shelf.arrived)
+    assert shelf.whole == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(shelf.order) == len(set(shelf.order))
+
+
+def test_small_files_that_are_there_whole_are_not_read_again(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.part("x").write_bytes(b"12345")
+    counted: list[int] = []
+    missing = Incoming("x", Place(str(tmp_path)), b"missing", 5, kernel.crc32c(b"12345"))
+    Transfer(1, count=counted.append).carry([missing], shelf.open_part, shelf.arrived)
+    assert (shelf.whole, sum(counted)) == ({"x": b"12345"}, 0)
+
+
+def test_of_a_group_of_small_files_the_one_that_is_missing_is_named(shelf: Shelf, tmp_path: Path) -> None:
+    for n in range(100):
+        (tmp_path / str(n)).write_bytes(b"%d" % n)
+    place = Place(str(tmp_path))
+    files = [Incoming(f"f{n}", place, b"%d" % n, len(str(n))) for n in range(100)]
+    (tmp_path / "70").unlink()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(NotFound, match=r"no dataset at .*/70"):
+        Transfer(2).carry(files, shelf.open_part, shelf.arrived)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert {"f0", "f1"} <= shelf.whole.keys()
+    assert "f70" not in shelf.whole
 
 
 def test_what_was_there_is_not_asked_for_again(shelf: Shelf) -> None:
@@ -192,18 +247,20 @@ def test_a_local_file_that_cannot_be_read_is_not_tried_again(shelf: Shelf, tmp_p
 def test_a_file_whose_server_forgot_it_is_opened_again(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_bytes(b"12345")
+    for name in ("file", "again"):
+        (tmp_path / name).write_bytes(b"12345")
     file = Incoming("x", Place(str(tmp_path)), b"file", 5)
     real = os.pread
     calls: list[int] = []
 
     def fail_once(fd: int, length: int, offset: int) -> bytes:
-        calls.append(fd)
+        calls.append(os.fstat(fd).st_ino)
         if len(calls) == 1:
+            (tmp_path / "again").rename(tmp_path / "file")
             raise OSError(errno.ESTALE, "Stale file handle")
         return real(fd, length, offset)
 
-    monkeypatch.setattr(transfer.os, "pread", fail_once)
+    monkeypatch.setattr(readers.os, "pread", fail_once)
     Transfer(1, wait=lambda _: False).carry([file], shelf.open_part, shelf.arrived)
     assert shelf.whole == {"x": b"12345"}
     assert len(set(calls)) == 2
@@ -331,4 +388,4 @@ def test_memory_is_bounded_by_the_streams(shelf: Shelf) -> None:
     server.answer = answer
     Transfer(4, block_bytes=1000).carry(incoming(server), shelf.open_part, shelf.arrived)
     assert asked_when_stuck[0] <= 4 + 4 // 2 + 1
-    assert transfer.REMOTE_STREAMS * transfer.BLOCK_BYTES * 3 // 2 < 128 << 20
+    assert fetching.REMOTE_STREAMS * transfer.BLOCK_BYTES * 3 // 2 < 128 << 20

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import main
-from feedrate.report.stage import TransferBar, draw_stage
+from feedrate.report.progress import TransferBar
+from feedrate.report.stage import draw_stage
 from feedrate.results.pack import Tick
 from feedrate.results.scratch import StageResult
 from feedrate.stage.nodes import stage_on_nodes

@@ -6,7 +6,8 @@
 were never finished, or are more than a size limit allows, and what ended jobs left behind.
 
 Nothing is deleted that a running process uses, that feedrate did not make, or whose source
-was not seen a moment before, unchanged.
+was not seen a moment before, unchanged. Caches that feedrate.cached(key=...) keeps are listed
+and deleted too: they have no source, and can be made anew.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     removing = kinds.add_parser("rm", help="delete copies")
     removing.add_argument(
-        "copies", metavar="COPY", nargs="+", help="a copy by its name, its path, or its source"
+        "copies",
+        metavar="COPY",
+        nargs="+",
+        help="a copy by its name, path or source; a cache by its name or path",
     )
     removing.add_argument(
         "--even-if-the-source-is-gone",

@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _stage(arguments: argparse.Namespace) -> int:
     from feedrate.report.document import dump_document
-    from feedrate.report.stage import TransferBar, draw_stage
+    from feedrate.report.progress import TransferBar
+    from feedrate.report.stage import draw_stage
     from feedrate.stage import stage
 
     say(f"staging {arguments.source}")

@@ -80,6 +80,8 @@ def restored_path(field: Field, path: bytes, content: bytes) -> bytes:
 def printable(path: bytes) -> str:
     """Return a path for people: bytes that are no text, and control characters, are written as escapes."""
     text = path.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

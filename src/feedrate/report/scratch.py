@@ -6,7 +6,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from feedrate.results.scratch import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing, Verdict
+from feedrate.results.scratch import (
+    CacheInfo,
+    ClearResult,
+    CopyInfo,
+    Everywhere,
+    ScratchFolder,
+    ScratchListing,
+    Verdict,
+)
 from feedrate.units import format_age, format_bytes, format_count, format_percent
 
 
@@ -55,10 +63,17 @@ def draw_cleared(result: ClearResult) -> str:
 def _folder_lines(folder: ScratchFolder, now: float) -> list[str]:
     copies = format_count(len(folder.copies), "copy", "copies")
     size = format_bytes(sum(copy.landed_bytes + copy.partial_bytes for copy in folder.copies))
-    lines = [f"{folder.scratch} ({folder.why}): {copies}, {size}; {format_bytes(folder.free_bytes)} free"]
+    held = f"{copies}, {size}"
+    if folder.caches:
+        cached = format_bytes(sum(cache.size_bytes for cache in folder.caches))
+        held += f"; {format_count(len(folder.caches), 'cache')}, {cached}"
+    lines = [f"{folder.scratch} ({folder.why}): {held}; {format_bytes(folder.free_bytes)} free"]
     if folder.copies:
         rows = [("NAME", "SIZE", "OWNER", "LAST USED", "KEPT", "IN USE BY", "SOURCE")]
         lines += _columns(rows + [_copy_row(copy, now) for copy in folder.copies])
+    if folder.caches:
+        heads = ("CACHE", "SIZE", "SAMPLES", "LAST USED", "IN USE BY")
+        lines += _columns([heads, *(_cache_row(cache, now) for cache in folder.caches)])
     lines += [
         f"  left behind: {one.path}, {one.what}, {format_bytes(one.size_bytes)}" for one in folder.leftovers
     ]
@@ -79,6 +94,17 @@ def _copy_row(copy: CopyInfo, now: float) -> tuple[str, ...]:
         "" if copy.keep_s is None else format_age(copy.keep_s),
         _user_words(copy),
         copy.source,
+    )
+
+
+def _cache_row(cache: CacheInfo, now: float) -> tuple[str, ...]:
+    users = format_count(len(cache.users), "process", "processes") if cache.users else "nobody"
+    return (
+        os.path.basename(cache.path),
+        format_bytes(cache.size_bytes),
+        f"{cache.samples:,}",
+        _ago(now - cache.used),
+        users + (", being filled" if cache.is_being_filled else ""),
     )
 
 

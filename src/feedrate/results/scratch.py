@@ -144,14 +144,34 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """What `feedrate.cached(..., key=...)` keeps on scratch for the next job.
+
+    Attributes:
+        size_bytes: what it takes on the disk.
+        used: when a job opened it last, in seconds since 1970.
+        users: processes that have it open now.
+        is_being_filled: one of them adds samples.
+    """
+
+    path: str
+    size_bytes: int
+    samples: int
+    used: float
+    users: tuple[int, ...]
+    is_being_filled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ScratchFolder:
-    """One scratch folder of this node: copies of all users, leftovers of this one."""
+    """One scratch folder of this node: copies of all users; caches and leftovers of this one."""
 
     scratch: str
     why: str
     copies: tuple[CopyInfo, ...]
     leftovers: tuple[Leftover, ...]
     free_bytes: int
+    caches: tuple[CacheInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +185,7 @@ class ScratchListing:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happened to a copy or a leftover, and why: a clause that ends a sentence.
+    """What happened to a copy, a cache or a leftover, and why: a clause that ends a sentence.
 
     `is_only_copy`: its source was not found as it was, and that is all that speaks against deleting it.
     """

@@ -11,10 +11,11 @@ from pathlib import Path
 from feedrate.errors import FeedrateError, NotFound, UsageError
 from feedrate.probe.paths import suggest_path
 from feedrate.results.scratch import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing
+from feedrate.store.cache_listing import list_caches
 from feedrate.store.clearing import Clearing, find_limit, is_mine, list_leftovers
-from feedrate.store.copies import list_copies
 from feedrate.store.files import free_bytes
 from feedrate.store.homes import HOME
+from feedrate.store.inventory import list_copies
 from feedrate.store.marker import find_node
 from feedrate.store.registry import forget, recall
 from feedrate.store.scratch import Scratch, find_scratch
@@ -36,6 +37,7 @@ def list_scratch(wish: str | None = None) -> ScratchListing:
             copies=tuple(list_copies(scratch.path)),
             leftovers=tuple(list_leftovers(scratch.path, now)),
             free_bytes=free_bytes(scratch.path),
+            caches=tuple(list_caches(scratch.path)),
         )
         for scratch in find_scratches(wish)
     ]
@@ -60,16 +62,26 @@ def remove_copies(
     even_if_the_source_is_gone: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> ClearResult:
-    """Delete copies by name, path or source.
+    """Delete copies by name, path or source, and caches by name or path.
 
     Raises:
         NotFound: there is no such copy.
         UsageError: a name fits several, or somebody else's copy.
     """
     clearings = [Clearing(scratch.path) for scratch in find_scratches(wish)]
-    copies = [copy for clearing in clearings for copy in list_copies(clearing.scratch)]
-    chosen = {copy.folder for copy in (_choose(name, copies) for name in names)}
+    copies = [copy for clearing in clearings for copy in clearing.everybodys]
+    caches = {cache.path: cache for clearing in clearings for cache in clearing.caches}
+    chosen, chosen_caches = set(), set()
+    for name in names:
+        fitting = [
+            path for path in caches if name == os.path.basename(path) or os.path.realpath(name) == path
+        ]
+        if fitting:
+            chosen_caches.update(fitting)
+        else:
+            chosen.add(_choose(name, copies).folder)
     for clearing in clearings:
+        clearing.remove_caches(cache for cache in clearing.caches if cache.path in chosen_caches)
         mine = [copy for copy in clearing.copies if copy.folder in chosen]
         if even_if_the_source_is_gone:
             for copy in mine:
@@ -85,7 +97,8 @@ def remove_copies(
 def collect_garbage(
     wish: str | None = None, *, limit_bytes: int | None = None, is_trial: bool = False
 ) -> ClearResult:
-    """Delete this user's copies that expired, were never finished, or are over the limit, and leftovers.
+    """Delete this user's copies that expired, were never finished, or are over the limit, caches that no job
+    has used for long, and leftovers.
 
     Raises:
         NotFound: there is no folder of that name.

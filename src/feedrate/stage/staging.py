@@ -14,7 +14,8 @@ from feedrate.results.scratch import StageResult
 from feedrate.store.leases import Lease
 from feedrate.store.marker import find_node
 from feedrate.store.place import is_url
-from feedrate.store.staging import Staging, StagingOptions, open_staging
+from feedrate.store.preparing import open_staging
+from feedrate.store.staging import Staging, StagingOptions
 from feedrate.units import format_count, parse_keep, parse_rate
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feedrate.errors import StorageError, UsageError
-from feedrate.results.scratch import CopyInfo, Leftover, Verdict
-from feedrate.store.copies import list_copies
+from feedrate.results.scratch import CacheInfo, CopyInfo, Leftover, Verdict
+from feedrate.store.cache_listing import list_caches, list_doomed
 from feedrate.store.eviction import (
     Kept,
     SourceUnseen,
@@ -27,11 +27,15 @@ from feedrate.store.eviction import (
 )
 from feedrate.store.files import free_bytes
 from feedrate.store.homes import HOME
+from feedrate.store.inventory import list_copies
+from feedrate.store.kept import delete_cache
 from feedrate.store.marker import find_node
 from feedrate.store.registry import forget, recall
 from feedrate.store.removal import opened_folder, walk
 from feedrate.units import parse_bytes
 
+# A cache does not say how long it should stay: as long as copies of which nothing else was said.
+_KEEP_CACHES_S = 7 * 86400.0
 # Making an empty copy takes milliseconds: what is older has no maker any more.
 _MAKING_S = 600.0
 
@@ -88,11 +92,12 @@ class Clearing:
         self.now = time.time() if now is None else now
         self.result = Cleared()
         self._is_trial = is_trial
-        known = list_copies(scratch)
-        self._sources = {copy.folder: copy.source for copy in known if copy.source}
+        self.everybodys = list_copies(scratch)
+        self._sources = {copy.folder: copy.source for copy in self.everybodys if copy.source}
         here = [copy for copy in recall() if copy.node == find_node()]
         self._more_sources = [copy.source for copy in here if copy.folder not in self._sources]
-        self.copies = sorted(filter(is_mine, known), key=lambda copy: copy.used)
+        self.copies = sorted(filter(is_mine, self.everybodys), key=lambda copy: copy.used)
+        self.caches = list_caches(scratch)
         self.result.used_bytes = sum(map(size_on_disk, self.copies))
 
     def remove(self, copies: Iterable[CopyInfo], *, even_if_the_source_is_gone: bool = False) -> None:
@@ -100,9 +105,18 @@ class Clearing:
         for copy in copies:
             self._try(copy, "you asked for it", even_if_the_source_is_gone)
 
+    def remove_caches(self, caches: Iterable[CacheInfo], why: str = "you asked for it") -> None:
+        """Delete caches. They have no source that must be there: what they hold can be made anew."""
+        for cache in caches:
+            objection = delete_cache(Path(cache.path), is_trial=self._is_trial)
+            verdict = Verdict(cache.path, "", cache.size_bytes, objection or why)
+            (self.result.kept if objection else self.result.removed).append(verdict)
+
     def remove_idle(self) -> None:
         """Delete copies that have expired, or that nobody finishes, and what killed processes left behind."""
         self._remove_leftovers()
+        idle = [cache for cache in self.caches if self.now - cache.used > _KEEP_CACHES_S and not cache.users]
+        self.remove_caches(idle, "no job has used this cache for 7 days")
         for copy in list(self.copies):
             if copy.is_being_written or copy.problem:
                 continue
@@ -149,7 +163,11 @@ class Clearing:
             forget(find_node(), copy.folder)
 
     def _remove_leftovers(self) -> None:
-        for leftover in list_leftovers(self.scratch, self.now):
+        for leftover in list_doomed(self.scratch):
+            objection = delete_cache(Path(leftover.path), is_trial=self._is_trial)
+            verdict = Verdict(leftover.path, "", leftover.size_bytes, objection or leftover.what)
+            (self.result.kept if objection else self.result.removed).append(verdict)
+        for leftover in list_left_copies(self.scratch, self.now):
             name = os.path.basename(leftover.path)
             verdict = Verdict(leftover.path, "", leftover.size_bytes, leftover.what)
             try:
@@ -171,6 +189,11 @@ class Clearing:
 
 def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
     """Return what killed processes of this user left on a scratch folder."""
+    return [*list_left_copies(scratch, now), *list_doomed(scratch)]
+
+
+def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
+    """Return what killed processes left of copies that they made or deleted."""
     found = []
     with opened_home(scratch) as home:
         for name in sorted(os.listdir(home)) if home is not None else ():

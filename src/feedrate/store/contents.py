@@ -64,7 +64,8 @@ class Contents:
         if is_url(root):  # storages know no '..'
             while name.startswith("../"):
                 root, name = posixpath.dirname(root.rstrip("/")), name.removeprefix("../")
-        return self._places.setdefault(root, Place(root, asks_once=True)), os.fsencode(name)
+        place = self._places.get(root) or self._places.setdefault(root, Place(root, asks_once=True))
+        return place, os.fsencode(name)
 
 
 def read_contents(source: str | os.PathLike[str]) -> Contents:

@@ -24,9 +24,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
-from feedrate.results.scratch import CopyInfo
 from feedrate.store.files import appear, sync_file_system
-from feedrate.store.homes import HOME, ROOT, check_trust, list_folders, make_home
+from feedrate.store.homes import HOME, ROOT, check_trust, make_home
 from feedrate.store.layout import (
     DATA,
     GATE,
@@ -38,14 +37,13 @@ from feedrate.store.layout import (
     modes,
     read_marker,
 )
-from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, is_locked, live_leases, take_lock
+from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, take_lock
 from feedrate.store.marker import (
     CopiedFile,
     Marker,
     describe_maker,
     dump_marker,
     find_node,
-    user_name,
 )
 
 __all__ = [
@@ -63,8 +61,7 @@ __all__ = [
     "Marker",
     "find_node",
     "hold",
-    "is_part",
-    "list_copies",
+    "part_name",
 ]
 
 
@@ -78,6 +75,7 @@ class Copy:
         self.folder = folder
         self.marker = marker
         self.files = {file.name: file for file in marker.files}
+        self._top = str(self.data)
 
     @property
     def data(self) -> Path:
@@ -164,7 +162,7 @@ class Copy:
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""
         try:
-            return os.stat(os.path.join(self.data, name)).st_size == self.files[name].size_bytes
+            return os.stat(self._text(name)).st_size == self.files[name].size_bytes
         except OSError:
             return False
 
@@ -186,17 +184,21 @@ class Copy:
 
     def part(self, name: str) -> Path:
         """Return where a file lies while it is on its way."""
-        folder, _, last = name.rpartition("/")
-        return Path(os.path.join(self.data, folder, f".{last}.part"))
+        return Path(self._text(part_name(name)))
+
+    def _text(self, name: str) -> str:
+        """Return a path as text: making a `Path` costs as much as opening the file."""
+        return f"{self._top}/{name}"
 
     def open_part(self, name: str) -> int:
         """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
-        part = self.part(name)
+        part = self._text(part_name(name))
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            return os.open(part, flags, 0o600)
         except FileNotFoundError:
-            self._make_folders(part.parent, modes(self.marker.is_public)[0])
-            return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._make_folders(Path(part).parent, modes(self.marker.is_public)[0])
+            return os.open(part, flags, 0o600)
 
     def _make_folders(self, folder: Path, mode: int) -> None:
         if not self.data.is_dir():
@@ -213,7 +215,10 @@ class Copy:
         """Give a part, open as `fd`, its final name: it is whole and checked. Only for the writer."""
         self.dress(name, fd)
         os.fsync(fd)
-        os.rename(self.part(name), self.data / name)
+        self._rename(name)
+
+    def _rename(self, name: str) -> None:
+        os.rename(self._text(part_name(name)), self._text(name))
 
     def dress(self, name: str, fd: int) -> None:
         """Give a part the mode and the time that it will have."""
@@ -225,7 +230,7 @@ class Copy:
         """Give parts that are whole, checked and dressed their final names, after one sync for all."""
         sync_file_system(self.data)
         for name in names:
-            os.rename(self.part(name), self.data / name)
+            self._rename(name)
 
     @contextlib.contextmanager
     def landing(self, name: str) -> Iterator[Path]:
@@ -277,48 +282,11 @@ class Copy:
             file.write(dump_marker(marker))
         self.marker, self.files = marker, {file.name: file for file in marker.files}
 
-    def info(self) -> CopyInfo:
-        """Look at all of it: one `stat` per file."""
-        marker = self.marker
-        landed = [file for file in marker.files if self.has_landed(file.name)]
-        missing = self.files.keys() - {file.name for file in landed}
-        owner = self.folder.lstat().st_uid
-        return CopyInfo(
-            path=str(self.path),
-            folder=str(self.folder),
-            source=marker.address,
-            kind=marker.kind,
-            owner=user_name(owner),
-            uid=owner,
-            files=len(marker.files),
-            size_bytes=marker.size_bytes,
-            landed_files=len(landed),
-            landed_bytes=sum(file.size_bytes for file in landed),
-            partial_bytes=sum(_size(self.part(name)) for name in missing),
-            created=marker.created,
-            used=_time(self.folder / USED) or marker.created,
-            keep_s=marker.keep_s,
-            leases=live_leases(self.folder / LEASES),
-            is_being_written=is_locked(self.folder / WRITER),
-            is_trusted=owner in (os.getuid(), ROOT),
-        )
 
-
-def is_part(path: Path) -> bool:
-    """Return whether this is a file on its way; no other file of a copy begins with a dot."""
-    return path.name.startswith(".")
-
-
-def list_copies(scratch: Path) -> list[CopyInfo]:
-    """Return what lies on scratch, of all users; of what cannot be read, its owner and why."""
-    found = []
-    for home in list_folders(scratch / HOME):
-        for folder in list_folders(home):
-            if folder.name.startswith("."):
-                continue  # being made, or being deleted
-            with contextlib.suppress(CopyGone, FileNotFoundError):
-                found.append(_describe(folder))
-    return found
+def part_name(name: str) -> str:
+    """Return what a file is called while it is on its way; no other file of a copy begins with a dot."""
+    folder, slash, last = name.rpartition("/")
+    return f"{folder}{slash}.{last}.part"
 
 
 def hold(path: str | os.PathLike[str]) -> Lease | None:
@@ -331,36 +299,3 @@ def hold(path: str | os.PathLike[str]) -> Lease | None:
             except (CopyGone, FeedrateError, OSError):
                 return None
     return None
-
-
-def _describe(folder: Path) -> CopyInfo:
-    info = folder.lstat()
-    is_trusted = True
-    try:
-        check_trust(folder)
-    except StorageError:
-        is_trusted = False
-    try:
-        copy = Copy(folder, read_marker(folder))
-        return dataclasses.replace(copy.info(), is_trusted=is_trusted)
-    except StorageError as error:
-        return CopyInfo(
-            path=str(folder / DATA), folder=str(folder), source="", kind="", owner=user_name(info.st_uid),
-            uid=info.st_uid, files=0, size_bytes=0, landed_files=0, landed_bytes=0, partial_bytes=0,
-            created=0.0, used=0.0, keep_s=None, leases=(), is_being_written=False, is_trusted=is_trusted,
-            problem=str(error),
-        )  # fmt: skip
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _time(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -100,7 +100,8 @@ def _evict(
             if not is_trial:
                 _delete_rest(home_fd, name, fd)
         return
-    marker = _read_marker(fd)
+    text = _read_marker(fd)
+    marker = _load_marker(text)
     _refuse_sources(folder, [marker.address, *sources])
     # What is out of reach already needs one look only.
     is_out = is_doomed(name) and not is_trial
@@ -114,7 +115,7 @@ def _evict(
         _refuse_users(folder)
         if is_trial:
             return
-        if _read_marker(fd) != marker:
+        if _read_marker(fd) != text:
             raise Kept("it was just taken into use")
         doomed = name if is_doomed(name) else _doom(home_fd, name)
         try:
@@ -144,11 +145,16 @@ def remove_unmade(home_fd: int, name: str) -> None:
         raise Kept(f"it cannot be deleted: {error.strerror or error}") from error
 
 
-def _read_marker(fd: int) -> Marker:
+def _read_marker(fd: int) -> bytes:
     try:
-        return load_marker(read_small(MARKER, fd))
+        return read_small(MARKER, fd)
     except FileNotFoundError:
         raise Kept("it carries no marker of feedrate") from None
+
+
+def _load_marker(text: bytes) -> Marker:
+    try:
+        return load_marker(text)
     except FeedrateError as error:
         raise Kept(f"its {MARKER} {error}") from None
 
@@ -191,19 +197,19 @@ def _refuse_strangers(folder: Path, fd: int, marker: Marker) -> set[tuple[int, i
         if not stat.S_ISREG(info.st_mode) or not _is_known(path, files):
             raise Kept(f"it holds {path}, which feedrate did not put there")
         file = files.get(path.removeprefix(f"{DATA}/")) if path.startswith(f"{DATA}/") else None
-        if file is not None and not _is_unchanged(folder / path, info, file):
+        if file is not None and not _is_unchanged(folder, path, info, file):
             raise Kept(f"its {path} was changed after it was copied")
         ours.add((info.st_dev, info.st_ino))
     return ours
 
 
-def _is_unchanged(path: Path, info: os.stat_result, file: CopiedFile) -> bool:
+def _is_unchanged(folder: Path, path: str, info: os.stat_result, file: CopiedFile) -> bool:
     if info.st_size != file.size_bytes:
         return False
     # A file lands with its source's time; a file system that keeps only whole seconds needs a closer look.
     if not file.mtime_ns or info.st_mtime_ns == file.mtime_ns:
         return True
-    return file.crc32c is not None and checksum_file(path) == file.crc32c
+    return file.crc32c is not None and checksum_file(folder / path) == file.crc32c
 
 
 def _is_known(path: str, names: Collection[str]) -> bool:

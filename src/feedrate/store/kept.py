@@ -4,12 +4,14 @@
     FOLDER/feedrate-cached-UID/NAME/
         data    the samples' bytes, one behind the other
         rows    a row of the shelf's table per sample, added when its bytes are in `data`
-        lock    held by the job that adds samples; its time says when the cache was last used
+        lock    held by the job that adds samples; its time says when the cache was last used, and its text
+                that it is one of ours
 
 Only the user may look in there. Nothing is believed: rows and bytes carry checksums, and what a killed job or
 a crashed machine left half written fails them. Another job that comes while one adds samples reads what is
 there by then. The tier's size is meant for all caches of the user in that folder together: when it is used
-up, those that nobody uses go, the one unused longest first.
+up, those that nobody uses go, the one unused longest first. A cache has no source that must be seen before it
+goes: it can be made anew. It is renamed before it is deleted, so that nobody takes half of it into use.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -24,10 +27,14 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import StorageError
+from feedrate.probe.process import find_openers
 from feedrate.store.shelf_table import ROW, Rows
 
 _DATA, _ROWS, _LOCK = "data", "rows", "lock"
 NAMES = (_DATA, _ROWS, _LOCK)
+_MARK = b'{"format": "feedrate-cache", "version": 1}\n'
+_DOOMED = ".gone-"
+_TRIES = 100
 
 
 def home_of(folder: str) -> Path:
@@ -41,20 +48,42 @@ def open_kept(folder: str, name: str) -> tuple[dict[str, int], bool]:
         StorageError: it cannot be made, or belongs to somebody else.
     """
     place = home_of(folder) / name
-    try:
-        for one in (place.parent, place):
-            with contextlib.suppress(FileExistsError):
-                one.mkdir(0o700)
-            _check_trust(one)
-        opened = _open_files(place)
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(f"cannot keep samples in {place}: {error.strerror}") from error
-    is_mine = _try_lock(opened[_LOCK])
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            opened, is_mine = _open_place(place)
+        except FileNotFoundError as error:
+            if not tries_left:
+                raise StorageError(f"cannot keep samples in {place}: {error.strerror}") from error
+            continue  # it was deleted in between
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"cannot keep samples in {place}: {error.strerror}") from error
+        if not tries_left or _is_there(place, opened[_LOCK]):
+            break
+        for descriptor in opened.values():
+            os.close(descriptor)
     with contextlib.suppress(OSError):
+        if is_mine and not os.fstat(opened[_LOCK]).st_size:
+            os.pwrite(opened[_LOCK], _MARK, 0)
         os.utime(opened[_LOCK])
     return opened, is_mine
+
+
+def _open_place(place: Path) -> tuple[dict[str, int], bool]:
+    for one in (place.parent, place):
+        with contextlib.suppress(FileExistsError):
+            one.mkdir(0o700)
+        _check_trust(one)
+    opened = _open_files(place)
+    return opened, _try_lock(opened[_LOCK])
+
+
+def _is_there(place: Path, lock: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), os.lstat(place / _LOCK))
+    except FileNotFoundError:
+        return False
 
 
 def _check_trust(folder: Path) -> None:
@@ -112,46 +141,113 @@ def add_row(descriptor: int, row: Rows) -> None:
 
 def measure_others(folder: str, name: str) -> int:
     """Return the bytes that the user's other caches in this folder take."""
-    return sum(_measure(place) for place in _list_others(folder, name))
+    return sum(measure(place) for place in _list_others(folder, name))
 
 
 def drop_oldest(folder: str, name: str) -> bool:
     """Delete the cache that was unused longest, if nobody uses it; False: there is none."""
-    for place in sorted(_list_others(folder, name), key=_last_used):
-        try:
-            descriptor = os.open(place / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            if _try_lock(descriptor):
-                # Only what is ours; a folder with other files in it stays.
-                for file in NAMES:
-                    (place / file).unlink(missing_ok=True)
-                place.rmdir()
-                return True
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
-    return False
+    return any(
+        not delete_cache(place)
+        for place in sorted(_list_others(folder, name), key=last_used)
+        if place.exists()
+    )
+
+
+def delete_cache(place: Path, *, is_trial: bool = False) -> str:
+    """Delete a cache; return why it stays, "": it does not. `is_trial`: look only.
+
+    Only what is ours goes: a folder with our mark in which nothing else lies, and that nobody has open.
+    """
+    try:
+        why = _find_objection(place)
+        if why:
+            return why
+        lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"it cannot be deleted: {error.strerror}"
+    try:
+        if not _try_lock(lock):
+            return "it is in use: a job adds samples to it"
+        user = find_user(place)
+        if user is not None or is_trial:
+            return "" if user is None else f"it is in use: process {user} has files of it open"
+        return _delete_aside(place)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"it cannot be deleted: {error.strerror}"
+    finally:
+        os.close(lock)
+
+
+def _delete_aside(place: Path) -> str:
+    aside = place
+    if not is_doomed(place.name):
+        aside = place.parent / f"{_DOOMED}{place.name}-{os.getpid()}-{secrets.token_hex(4)}"
+        os.rename(place, aside)
+        user = find_user(aside)
+        why = "" if user is None else f"it is in use: process {user} has just opened it"
+        why = why or _find_objection(aside)
+        if why:
+            # Where another job has begun a new one meanwhile, this one is of no use to anybody but its user.
+            with contextlib.suppress(OSError):
+                os.rename(aside, place)
+                return why
+    for file in NAMES:
+        (aside / file).unlink(missing_ok=True)
+    aside.rmdir()
+    return ""
+
+
+def _find_objection(place: Path) -> str:
+    """Return why this is nothing to be deleted, whoever uses it; "": nothing speaks against it."""
+    if not stat.S_ISDIR(os.lstat(place).st_mode):
+        return "it is no folder of feedrate"
+    size_bytes = 0
+    for name in sorted(os.listdir(place)):
+        info = os.lstat(place / name)
+        if name not in NAMES or not stat.S_ISREG(info.st_mode):
+            return f"it holds {name}, which feedrate did not put there"
+        size_bytes += info.st_size
+    is_marked = (place / _LOCK).exists() and (place / _LOCK).read_bytes().startswith(_MARK[:-1])
+    # Nothing is in there that somebody could miss.
+    return "" if is_marked or not size_bytes or is_doomed(place.name) else "it carries no marker of feedrate"
+
+
+def is_doomed(name: str) -> bool:
+    """Return whether a cache was being deleted when who did so ended."""
+    return name.startswith(_DOOMED)
+
+
+def find_user(place: Path) -> int | None:
+    """Return a process that has files of a cache open; None: there is no other than this one."""
+    openers = find_openers(os.path.realpath(place))
+    return next((process for process in openers if process != os.getpid()), None)
 
 
 def _list_others(folder: str, name: str) -> list[Path]:
+    return [place for place in list_places(folder) if place.name != name]
+
+
+def list_places(folder: str) -> list[Path]:
+    """Return the folders of the user's caches; none where they are not to be believed."""
     home = home_of(folder)
     try:
         _check_trust(home)
-        return [place for place in home.iterdir() if place.name != name and not place.is_symlink()]
+        return [place for place in sorted(home.iterdir()) if not place.is_symlink()]
     except OSError:
         return []
 
 
-def _measure(place: Path) -> int:
+def measure(place: Path) -> int:
     with contextlib.suppress(OSError):
         return os.stat(place / _DATA).st_blocks * 512
     return 0
 
 
-def _last_used(place: Path) -> float:
+def last_used(place: Path) -> float:
     with contextlib.suppress(OSError):
         return os.stat(place / _LOCK).st_mtime
     return 0.0

@@ -29,9 +29,10 @@ from feedrate.store.files import explain_write_error
 from feedrate.store.flow import GROUP, order_shards
 from feedrate.store.index_folder import origin
 from feedrate.store.patience import log
+from feedrate.store.preparing import open_staging
 from feedrate.store.ranges import Piece, RangeReader
 from feedrate.store.scratch_supply import ScratchSupply
-from feedrate.store.staging import Staging, open_staging
+from feedrate.store.staging import Staging
 from feedrate.store.writing import Writer
 
 # Groups of shards that are waited for: the one that flows, and what comes so soon behind it.

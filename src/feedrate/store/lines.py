@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a storage is asked for byte ranges: by coroutines where fsspec has them (HTTP, S3), else in threads.
 
-A line keeps to its number of requests in flight and tries failed ones again. Each thread has a connection of
-its own: paramiko's must not be shared.
+A line keeps to its number of requests in flight and tries failed ones again; each thread has its own reader.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -16,13 +14,19 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from feedrate.errors import SourceError
-from feedrate.store.patience import Attempts, EndsEarly, Trouble
+from feedrate.store.patience import Attempts, EndsEarly, Refused, Trouble
 from feedrate.store.place import Place
+from feedrate.store.readers import (
+    SFTP_CONNECTIONS,
+    LocalReader,
+    PlaceReader,
+    Reader,
+    Renewed,
+    SftpReader,
+    is_sftp,
+)
 
-# OpenSSH lets in 10 connections at a time that have not said who they are.
-SFTP_CONNECTIONS = 6
 THREADS = 16
-KEPT_OPEN = 16
 
 
 class Line(Protocol):
@@ -37,23 +41,22 @@ class Line(Protocol):
 
 def open_line(place: Place, in_flight: int, trouble: Trouble) -> Line:
     """Return the line that suits a place."""
-    scheme = place.root.partition(":")[0].lower() if place.is_remote else ""
-    if not scheme:
+    if not place.is_remote:
         return ThreadLine(lambda: LocalReader(place), min(THREADS, in_flight), place, trouble)
-    is_chain = "::" in place.root
-    options = {} if is_chain else _options(scheme, in_flight, trouble.patience.stall_s)
-    if scheme in ("sftp", "ssh") and not is_chain:
+    stall_s = trouble.patience.stall_s
+    if is_sftp(place.root):
         threads = min(SFTP_CONNECTIONS, in_flight)
-        stall_s = trouble.patience.stall_s
-        return ThreadLine(lambda: SftpReader(place.root, options, stall_s), threads, place, trouble)
-    own_options = {} if is_chain else {**options, "skip_instance_cache": True}
-    own = Place(place.root, own_options, asks_once=True)
+        return ThreadLine(lambda: SftpReader(place.root, stall_s), threads, place, trouble)
+    is_chain = "::" in place.root
+    scheme = place.root.partition(":")[0].lower()
+    options = {} if is_chain else {**_options(scheme, in_flight, stall_s), "skip_instance_cache": True}
+    own = Place(place.root, options, asks_once=True)
     fs, _ = own.connect()
     if getattr(fs, "async_impl", False):
         return AsyncLine(own, in_flight, trouble)
     # Chains (a file inside of a file) are not known to stand several readers.
     threads = 1 if is_chain else min(THREADS, in_flight)
-    return ThreadLine(lambda: PlaceReader(place.root, is_chain), threads, place, trouble)
+    return ThreadLine(lambda: PlaceReader(Place(place.root, options)), threads, place, trouble)
 
 
 def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
@@ -75,8 +78,6 @@ def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
             "read_timeout": stall_s,
         }
         return {"config_kwargs": config}
-    if scheme in ("sftp", "ssh"):
-        return {"timeout": stall_s, "banner_timeout": stall_s, "auth_timeout": stall_s}
     return {}
 
 
@@ -129,14 +130,6 @@ class AsyncLine:
         self._fs = None
 
 
-class Reader(Protocol):
-    """What one thread reads with; a new one is made after a failure."""
-
-    def read(self, file: bytes, offset: int, length: int) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
 class ThreadLine:
     """Requests in threads, each with a reader of its own."""
 
@@ -164,108 +157,35 @@ class ThreadLine:
         return future
 
     def _run(self) -> None:
-        reader: Reader | None = None
+        reader = Renewed(self._make_reader)
         while (asked := self._asked.get()) is not None:
             future, file, offset, length = asked
             if future.set_running_or_notify_cancel():
                 try:
-                    reader, data = self._read(reader, file, offset, length)
+                    data = self._read(reader, file, offset, length)
                 except BaseException as error:
-                    reader = None
+                    reader.close()
                     future.set_exception(error)
                 else:
                     future.set_result(data)
             del future, asked
             with self._lock:
                 self._busy -= 1
-        if reader is not None:
-            reader.close()
+        reader.close()
 
-    def _read(self, reader: Reader | None, file: bytes, offset: int, length: int) -> tuple[Reader, bytes]:
-        attempts = Attempts(self._trouble, self._place.address(file))
-        while True:
+    def _read(self, reader: Reader, file: bytes, offset: int, length: int) -> bytes:
+        def read() -> bytes:
             try:
-                reader = reader or self._make_reader()
-                data = check(self._place, file, offset, length, reader.read(file, offset, length))
+                return check(self._place, file, offset, length, reader.read(file, offset, length))
             except Exception as error:
-                if reader is not None:
-                    reader.close()
-                    reader = None
+                reader.close()  # what stays open may be a file that was replaced
                 if self._closing.is_set():
-                    raise
-                wait_s = attempts.failed(error)
-            else:
-                self._trouble.is_over()
-                return reader, data
-            self._closing.wait(wait_s)
+                    raise Refused("nobody wants it any more") from error
+                raise
+
+        return Attempts(self._trouble, self._place.address(file)).run(read, self._closing.wait)
 
     def close(self) -> None:
         self._closing.set()
         for _ in self._threads:
             self._asked.put(None)
-
-
-class LocalReader:
-    """Files of this machine's file systems; the last few stay open."""
-
-    def __init__(self, place: Place) -> None:
-        self._root = os.fsencode(place.root)
-        self._open: dict[bytes, int] = {}
-
-    def read(self, file: bytes, offset: int, length: int) -> bytes:
-        fd = self._open.pop(file, -1)
-        if fd < 0:
-            if len(self._open) >= KEPT_OPEN:
-                os.close(self._open.pop(next(iter(self._open))))
-            fd = os.open(os.path.join(self._root, file), os.O_RDONLY | os.O_CLOEXEC)
-        self._open[file] = fd  # the latest comes last
-        parts = []
-        while length > 0 and (part := os.pread(fd, length, offset)):
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
-        for fd in self._open.values():
-            os.close(fd)
-        self._open.clear()
-
-
-class PlaceReader:
-    """Any storage of fsspec without coroutines."""
-
-    def __init__(self, root: str, is_chain: bool) -> None:
-        self._place = Place(root, {} if is_chain else {"skip_instance_cache": True})
-
-    def read(self, file: bytes, offset: int, length: int) -> bytes:
-        fs, path = self._place.connect(file)
-        return bytes(fs.cat_file(path, start=offset, end=offset + length)) if length else b""
-
-    def close(self) -> None:
-        pass
-
-
-class SftpReader:
-    """SFTP: the parts of a range are asked for at once, since one at a time reaches a few MB/s."""
-
-    def __init__(self, root: str, options: dict[str, Any], stall_s: float) -> None:
-        self._place = Place(root, {**options, "skip_instance_cache": True})
-        self._fs, _ = self._place.connect()
-        self._fs.ftp.get_channel().settimeout(stall_s)
-        self._open: dict[bytes, Any] = {}
-
-    def read(self, file: bytes, offset: int, length: int) -> bytes:
-        if not length:
-            return b""
-        handle = self._open.pop(file, None)
-        if handle is None:
-            if len(self._open) >= KEPT_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-            handle = self._fs.ftp.open(self._place.connect(file)[1], "rb")
-        self._open[file] = handle
-        return b"".join(handle.readv([(offset, length)]))
-
-    def close(self) -> None:
-        # Not the handles one by one: a server that is gone would be waited for.
-        self._open.clear()
-        self._fs.client.close()

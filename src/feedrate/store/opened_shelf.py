@@ -9,11 +9,8 @@ Descriptors are closed only when no call uses them: a number that is used again 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -21,18 +18,18 @@ from typing import Protocol
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import StorageError, UsageError
+from feedrate.errors import UsageError
 from feedrate.results.load import TierStats
 from feedrate.store.budget import MemoryWatch, Watcher
 from feedrate.store.kept import add_row, drop_oldest, load_rows, measure_others, open_kept
-from feedrate.store.sharing import Descriptors, Meeting, reopen
-from feedrate.store.shelf_table import Rows, Table, is_table, make_memory, make_row, make_table
+from feedrate.store.sharing import Descriptors, Meeting
+from feedrate.store.shelf_files import make_file, punch_hole, take_over, write
+from feedrate.store.shelf_table import Rows, Table, is_table, make_row, make_table
 from feedrate.store.tiers import Tier
 from feedrate.store.views import nobody_looks
 
 _ALIGNMENT_BYTES = 64
 _DISK_LEFT_FREE = 0.02  # of the file system: the disk is not ours alone
-_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 
 class Settings(Protocol):
@@ -65,7 +62,7 @@ class OpenedShelf:
         if parent is None:
             self._descriptors = meeting.join(self._make_files, self._is_ours)
         else:
-            self._descriptors = {name: _take_over(number) for name, number in parent._descriptors.items()}
+            self._descriptors = {name: take_over(number) for name, number in parent._descriptors.items()}
             meeting.enter(self._descriptors)
         self.table = Table(self._descriptors["table"], shelf.samples)
         self._ram = next((number for number, tier in enumerate(tiers) if tier.kind == "ram"), None)
@@ -79,7 +76,7 @@ class OpenedShelf:
         try:
             for number, tier in enumerate(self._tiers):
                 if tier.keep is None:
-                    made[str(number)] = _make_file(tier)
+                    made[str(number)] = make_file(tier)
                 else:
                     self._open_kept(made, number, tier)
         except BaseException:
@@ -141,7 +138,7 @@ class OpenedShelf:
             return False
         offset, shrinks = reserved
         try:
-            _write(self._descriptors[str(tier)], views, offset)
+            write(self._descriptors[str(tier)], views, offset)
         except OSError:  # the disk is full, or broken: it takes nothing more
             with self._locked():
                 self.table.tiers["is_full"][tier] = 1
@@ -217,7 +214,7 @@ class OpenedShelf:
         """Give a place back to the system; nobody is given it again."""
         with self._locked():
             self.table.tiers["reserved"][tier] -= size
-        _punch_hole(self._descriptors[str(tier)], offset, size)
+        punch_hole(self._descriptors[str(tier)], offset, size)
 
     def read(self, row: Rows) -> memoryview | None:
         """Return the bytes of a located row; None: they are not what was put there."""
@@ -279,7 +276,7 @@ class OpenedShelf:
             if not is_free:
                 return 0
             self.table.clear(rows)
-            _punch_hole(descriptor, start, stop - start)
+            punch_hole(descriptor, start, stop - start)
         return int(rows["length"].sum())
 
     def count(self, hits: int, misses: int) -> None:
@@ -340,6 +337,9 @@ class OpenedShelf:
             self.is_closed = True
             while self._users:
                 self._idle.wait()
+        if self._kept is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._descriptors["lock"])  # when it was last used
         self._meeting.leave()
         self.table.close()
         for descriptor in self._descriptors.values():
@@ -348,43 +348,3 @@ class OpenedShelf:
 
 def _find_kept(tiers: Sequence[Tier]) -> int | None:
     return next((number for number, tier in enumerate(tiers) if tier.keep is not None), None)
-
-
-def _make_file(tier: Tier) -> int:
-    if tier.kind == "ram":
-        return make_memory("feedrate-cache")
-    try:
-        with tempfile.TemporaryFile(dir=tier.folder, buffering=0) as file:
-            return os.dup(file.fileno())
-    except OSError as error:
-        raise StorageError(f"cannot write to the cache's disk {tier.folder}: {error.strerror}") from error
-
-
-def _take_over(inherited: int) -> int:
-    """Return a descriptor of a fork's own: locks on the inherited one would be its parent's too."""
-    try:
-        own = reopen(inherited)
-    except OSError:  # no /proc
-        return inherited
-    os.close(inherited)
-    return own
-
-
-def _write(descriptor: int, views: Sequence[memoryview], offset: int) -> None:
-    for view in views:
-        done = 0
-        while done < view.nbytes:
-            done += os.pwrite(descriptor, view[done:], offset + done)
-        offset += view.nbytes
-
-
-def _punch_hole(descriptor: int, offset: int, size: int) -> None:
-    """Give the pages of a range back to the system. Where that is unknown they stay until the file goes."""
-    if sys.platform == "linux":
-        arguments = (
-            ctypes.c_int(descriptor),
-            ctypes.c_int(_PUNCH_HOLE),
-            ctypes.c_int64(offset),
-            ctypes.c_int64(size),
-        )
-        ctypes.CDLL(None).fallocate(*arguments)

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.units import format_seconds
@@ -30,6 +32,9 @@ class Refused(FeedrateError, OSError):
     """Asking again cannot help."""
 
 
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, Refused)
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long to go on with a source that fails.
@@ -37,17 +42,21 @@ class Patience:
     Attributes:
         stall_s: a request that brings nothing for so long has failed.
         give_up_s: how long after a request's first failure its last attempt may begin.
+        tries: how many attempts there are at most.
+        spread: by which part waits are shorter, by chance, so that not all ask at once.
     """
 
     stall_s: float = 30.0
     give_up_s: float = 300.0
     first_wait_s: float = 0.25
     longest_wait_s: float = 15.0
+    tries: float = math.inf
+    spread: float = 0.5
 
     def wait_s(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row; by chance, so that not all ask at once."""
+        """Return how long to wait after so many failures in a row."""
         most = min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(failures - 1, 30))
-        return most * random.uniform(0.5, 1.0)
+        return most * random.uniform(1.0 - self.spread, 1.0)
 
 
 class Trouble:
@@ -60,7 +69,8 @@ class Trouble:
         self._warned = -_QUIET_S
         self._is_out = False
 
-    def note(self, error: BaseException) -> None:
+    def note(self, error: BaseException, address: str, wait_s: float) -> None:  # noqa: ARG002
+        """A request failed, and will be tried again."""
         with self._lock:
             self.retries += 1
             now = time.monotonic()
@@ -82,6 +92,16 @@ class Trouble:
             if was_out:
                 log.info("%s answers again", self.address)
 
+    def explain(self, error: BaseException, address: str, failures: int) -> Exception:
+        """Return what to raise when there is no point in another attempt."""
+        if isinstance(error, FeedrateError) and (failures < 2 or not isinstance(error, StorageError)):
+            return error
+        tries = f", tried {failures} times" if failures > 1 else ""
+        return StorageError(
+            f"cannot read {address}: {say(error)}{tries}",
+            hint="is it there, and are you allowed to read it? When it answers, go on from the last state",
+        )
+
 
 class Attempts:
     """The attempts of one request."""
@@ -91,16 +111,17 @@ class Attempts:
         self._patience = patience or trouble.patience
         self._failures, self._began = 0, 0.0
 
-    def run(self, read: Callable[[], bytes]) -> bytes:
+    def run(self, read: Callable[[], bytes], wait: Callable[[float], object] = time.sleep) -> bytes:
         """Return what `read` does, in this thread."""
         while True:
             try:
                 data = read()
             except Exception as error:
-                time.sleep(self.failed(error))
+                wait_s = self.failed(error)
             else:
                 self._trouble.is_over()
                 return data
+            wait(wait_s)
 
     def failed(self, error: BaseException) -> float:
         """Return how long to wait before the next attempt.
@@ -109,26 +130,24 @@ class Attempts:
             StorageError: there is no point in another one.
         """
         if _is_final(error):
-            raise self._explain(error) from error
+            self._give_up(error)
         if not self._failures:
             self._began = time.monotonic()
         self._failures += 1
         spent_s = time.monotonic() - self._began
         wait_s = self._patience.wait_s(self._failures)
         is_short = isinstance(error, EndsEarly) and self._failures >= _SHORT_ATTEMPTS
-        if is_short or spent_s + wait_s > self._patience.give_up_s:
-            raise self._explain(error) from error
-        self._trouble.note(error)
+        is_enough = self._failures >= self._patience.tries or spent_s + wait_s > self._patience.give_up_s
+        if is_short or is_enough:
+            self._give_up(error)
+        self._trouble.note(error, self._address, wait_s)
         return wait_s
 
-    def _explain(self, error: BaseException) -> FeedrateError:
-        if isinstance(error, FeedrateError) and (self._failures < 2 or not isinstance(error, StorageError)):
-            return error
-        tries = f", tried {self._failures} times" if self._failures > 1 else ""
-        return StorageError(
-            f"cannot read {self._address}: {say(error)}{tries}",
-            hint="is it there, and are you allowed to read it? When it answers, go on from the last state",
-        )
+    def _give_up(self, error: BaseException) -> NoReturn:
+        better = self._trouble.explain(error, self._address, self._failures)
+        if better is error:
+            raise error
+        raise better from error
 
 
 def say(error: BaseException) -> str:
@@ -138,7 +157,7 @@ def say(error: BaseException) -> str:
 
 
 def _is_final(error: BaseException) -> bool:
-    if isinstance(error, (FileNotFoundError, PermissionError, ImportError, Refused)):
+    if isinstance(error, _FINAL) or isinstance(error.__cause__, _FINAL):
         return True
     if isinstance(error, FeedrateError) and not isinstance(error, StorageError):
         return True

@@ -39,15 +39,12 @@ class Place:
 
     def __init__(self, root: str, options: dict[str, Any] | None = None, *, asks_once: bool = False) -> None:
         self.root, self._options, self._asks_once = root, options or {}, asks_once
+        self.is_remote = is_url(root)
         if asks_once and root.startswith(("s3://", "s3a://")):
             config = {"retries": {"max_attempts": 0}, **self._options.get("config_kwargs", {})}
             self._options = {**self._options, "config_kwargs": config}
         self._fs: Any = None
         self._top = ""
-
-    @property
-    def is_remote(self) -> bool:
-        return is_url(self.root)
 
     def find(self, file: bytes = b"", *, suggest: bool = True) -> PlacedFile | None:
         """Return a file's facts; None: it is a folder. `suggest`: look for one of a similar name.
@@ -205,20 +202,28 @@ def explained(address: str) -> Iterator[None]:
     """Turn what disks and storages raise into sentences: each storage has exceptions of its own."""
     try:
         yield
-    except FeedrateError:
-        raise
-    except FileNotFoundError as error:
-        raise NotFound(f"no dataset at {address}") from error
-    except ImportError as error:
-        raise MissingExtra(f"cannot open {address}: {error}") from error
     except Exception as error:
-        if not is_url(address) and not isinstance(error, OSError):
+        better = explain(error, address)
+        if better is error:
             raise
-        words = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-        raise StorageError(
-            f"cannot read {address}: {words[:300]}",
-            hint="is it there, and are you allowed to read it? When it answers, run the same again",
-        ) from error
+        raise better from error
+
+
+def explain(error: Exception, address: str) -> Exception:
+    """Return the sentence for what a disk or a storage raised; what is none of that as it is."""
+    if isinstance(error, FeedrateError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"no dataset at {address}")
+    if isinstance(error, ImportError):
+        return MissingExtra(f"cannot open {address}: {error}")
+    if not is_url(address) and not isinstance(error, OSError):
+        return error
+    words = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+    return StorageError(
+        f"cannot read {address}: {words[:300]}",
+        hint="is it there, and are you allowed to read it? When it answers, run the same again",
+    )
 
 
 def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:

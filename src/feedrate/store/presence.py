@@ -26,6 +26,7 @@ from feedrate.store.place import Place
 _CHUNK_BYTES = 2**20
 # A question to a file server is mostly waiting.
 _AT_ONCE = 16
+_GROUP = 16
 # For more files than this, their folder is listed first.
 _FEW_FILES = 4
 # Behind these, fsspec shows what was there once.
@@ -114,8 +115,15 @@ def _address(contents: Contents, file: CopiedFile) -> str:
 
 
 def _see_local(place: Place, names: list[str]) -> list[Seen]:
-    with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as threads:
-        return list(threads.map(lambda name: _see_file(os.path.join(place.root, name)), names))
+    paths = [os.path.join(place.root, name) for name in names]
+    # To hand a thread one question costs more than a local disk's answer: many at a time.
+    groups = [paths[i : i + _GROUP] for i in range(0, len(paths), _GROUP)]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(groups))) as threads:
+        return [seen for group in threads.map(_see_files, groups) for seen in group]
+
+
+def _see_files(paths: list[str]) -> list[Seen]:
+    return [_see_file(path) for path in paths]
 
 
 def _see_file(path: str) -> Seen:

@@ -23,24 +23,21 @@ from types import TracebackType
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.results.pack import Tick
-from feedrate.store.clearing import find_limit, make_room
-from feedrate.store.contents import Contents, read_contents
-from feedrate.store.copies import Copy, CopyGone, Lease, is_part
+from feedrate.store.contents import Contents
+from feedrate.store.copies import Copy, CopyGone, Lease
+from feedrate.store.fetching import Incoming, RateLimit, Stopped, choose_streams
 from feedrate.store.files import explain_write_error, sync_folder
-from feedrate.store.homes import HOME
-from feedrate.store.place import is_url
+from feedrate.store.inventory import survey
 from feedrate.store.presence import checksum_file
-from feedrate.store.registry import remember_copy
-from feedrate.store.scratch import Scratch, check_room, find_scratch
-from feedrate.store.transfer import Incoming, RateLimit, Stopped, Transfer, choose_streams
-from feedrate.units import format_bytes
+from feedrate.store.scratch import Scratch
+from feedrate.store.transfer import SMALL_BYTES, Transfer
 
 DEFAULT_KEEP_S = 7 * 86400.0
 _POLL_S = 0.1
 # Up to so many files, who waits for another process looks whether all have landed; else only at its lock.
 _FEW_FILES = 1024
-_SMALL_BYTES, _TOGETHER = 1 << 20, 512
-_OWN_FILES = 5  # copy.json, gate, writer, used, a lease
+# Small files land so many at a time: each time, all that was written to the disk is waited for.
+_TOGETHER, _TOGETHER_BYTES = 2048, 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class StagingOptions:
 
 
 class Staging:
-    """A source on its way to scratch. Make it with `open_staging`."""
+    """A source on its way to scratch. Make it with `preparing.open_staging`."""
 
     def __init__(
         self,
@@ -97,6 +94,7 @@ class Staging:
         self._total_bytes = copy.marker.size_bytes
         self._crcs: dict[str, int] = {}
         self._together: list[str] = []  # small files that are whole, and wait for others to land with
+        self._together_bytes = 0
 
     @property
     def path(self) -> Path:
@@ -188,32 +186,33 @@ class Staging:
         return lease
 
     def _write(self, wanted: Sequence[str]) -> None:
+        limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
+        streams = choose_streams(self.contents.marker.source, self.options.streams)
+        # Its own: a transfer that fails stops its threads by it, and this may be tried again.
+        self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
         missing = []
-        landed = {name for name in self.copy.files if self.copy.has_landed(name)}
+        there = survey(self.copy)
         with self._lock:
-            self._landed_files = len(landed)
-            self._done_bytes = sum(self.copy.files[name].size_bytes for name in landed)
+            self._landed_files = len(there.landed)
+            self._done_bytes = sum(self.copy.files[name].size_bytes for name in there.landed)
         for name in wanted:
-            if name in landed:
+            if name in there.landed:
                 if self.options.check and self._is_damaged(name):
                     missing.append(name)
                     self._done_bytes -= self.copy.files[name].size_bytes
             else:
                 missing.append(name)
-                _, there_bytes = self.copy.find_available(name)
-                self.resumed_bytes += there_bytes
-                self._done_bytes += there_bytes
+                size_bytes, there_bytes = self.copy.files[name].size_bytes, there.partial.get(name, 0)
+                if there_bytes == size_bytes or not transfer.is_small(size_bytes):
+                    self.resumed_bytes += there_bytes
+                    self._done_bytes += there_bytes
         self._tell()
         if not missing:
             return
-        limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
-        streams = choose_streams(self.contents.marker.source, self.options.streams)
-        # Its own: a transfer that fails stops its threads by it, and this may be tried again.
-        self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
         if self._stop.is_set():
             raise Stopped
         name = missing[0]
-        self._together = []
+        self._together, self._together_bytes = [], 0
         try:
             transfer.carry(map(self._incoming, missing), self._open_part, self._land)
             self._land_together()
@@ -249,23 +248,26 @@ class Staging:
         return self.copy.open_part(file.name)
 
     def _land(self, file: Incoming, fd: int, crc32c: int) -> None:
-        is_small = file.size_bytes <= _SMALL_BYTES
+        is_small = file.size_bytes <= SMALL_BYTES
         try:
             (self.copy.dress if is_small else self.copy.land)(file.name, fd)
         finally:
             os.close(fd)
         with self._lock:
             self._crcs[file.name] = crc32c
-            self._together += [file.name] if is_small else []
+            if is_small:
+                self._together.append(file.name)
+                self._together_bytes += file.size_bytes
+            is_enough = len(self._together) >= _TOGETHER or self._together_bytes >= _TOGETHER_BYTES
         if not is_small:
             self._note_landed(1)
-        elif len(self._together) >= _TOGETHER:
+        elif is_enough:
             self._land_together()
 
     def _land_together(self) -> None:
         """Small files land many at a time: one sync for all is far cheaper than one for each."""
         with self._lock:
-            names, self._together = self._together, []
+            names, self._together, self._together_bytes = self._together, [], 0
         if names:
             self.copy.land_together(names)
             self._note_landed(len(names))
@@ -309,91 +311,3 @@ class Staging:
         return StorageError(
             f"the copy {self.copy.folder} was deleted while it was made", hint="run the same command again"
         )
-
-
-def open_staging(
-    source: str | os.PathLike[str],
-    scratch: str | os.PathLike[str] | Scratch | None = None,
-    *,
-    options: StagingOptions | None = None,
-    watch: Callable[[Tick], None] = lambda _: None,
-    say: Callable[[str], None] = lambda _: None,
-) -> Staging:
-    """Look at a source and at scratch, and take a lease on the copy; nothing is brought yet.
-
-    Args:
-        scratch: a folder; None or "auto": the best of this node.
-        watch: told how far it is. say: told what the user should know, a sentence at a time.
-
-    Raises:
-        NotFound: there is no such source, or no scratch.
-        SourceError, PackError: the source cannot be copied as it is.
-        StorageError: there is no room, or scratch is no place for a copy.
-    """
-    options = options or StagingOptions()
-    contents = read_contents(source)
-    if not isinstance(scratch, Scratch):
-        scratch = find_scratch(scratch, allow_network=options.allow_network)
-    _refuse_nesting(contents, scratch)
-    marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
-    while True:
-        found = Copy.find(scratch.path, marker)
-        size_bytes, count = _missing(found, contents)
-        if count:
-            _make_room(scratch, found, size_bytes, say)
-            check_room(scratch, size_bytes, count + _OWN_FILES)
-        copy = Copy.create(scratch.path, marker)
-        try:
-            lease = copy.lease()
-        except CopyGone:
-            continue  # deleted in between
-        if copy.is_ours and _is_longer(options.keep_s, copy.marker.keep_s):
-            copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))
-        if copy.is_ours:
-            remember_copy(copy, scratch.path)
-        return Staging(contents, scratch, copy, lease, options, watch, say)
-
-
-def _missing(copy: Copy | None, contents: Contents) -> tuple[int, int]:
-    """Return how many bytes and files are not there yet."""
-    files = contents.marker.files
-    size_bytes, count = contents.marker.size_bytes, len(files)
-    if copy is not None:
-        for file in files:
-            path, there_bytes = copy.find_available(file.name)
-            size_bytes -= there_bytes
-            count -= not is_part(path)
-    return size_bytes, count
-
-
-def _make_room(scratch: Scratch, copy: Copy | None, size_bytes: int, say: Callable[[str], None]) -> None:
-    """Delete what need not stay where there is no room, or no more is allowed."""
-    spare = "" if copy is None else str(copy.folder)
-    limit_bytes = find_limit()
-    cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare)
-    for gone in cleared.removed:
-        say(f"deleted {gone.path}, {format_bytes(gone.size_bytes)}: {gone.why}")
-    if limit_bytes is not None and cleared.used_bytes + size_bytes > limit_bytes:
-        raise StorageError(
-            f"the copy needs {format_bytes(size_bytes)} on {scratch.path}, where your copies take"
-            f" {format_bytes(cleared.used_bytes)} and may take {format_bytes(limit_bytes)}",
-            hint="raise FEEDRATE_SCRATCH_LIMIT, or see what is in use: feedrate scratch ls",
-        )
-
-
-def _is_longer(keep_s: float | None, than_s: float | None) -> bool:
-    return than_s is not None and (keep_s is None or keep_s > than_s)
-
-
-def _refuse_nesting(contents: Contents, scratch: Scratch) -> None:
-    source = contents.marker.source
-    if is_url(source):
-        return
-    inner, outer = os.path.realpath(scratch.path), os.path.realpath(source)
-    if not contents.marker.entry and (inner == outer or inner.startswith(outer.rstrip("/") + "/")):
-        raise UsageError(
-            f"the scratch folder {scratch.path} lies in the source {source}",
-            hint="name a folder outside of it: --to FOLDER",
-        )
-    if outer.startswith(os.path.join(inner, HOME) + "/"):
-        raise UsageError(f"{source} is a copy on scratch already", hint="use it as it is")

@@ -26,9 +26,11 @@ from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest,
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results.load import FetchStats
+from feedrate.store.doubts import SPOILT, Doubts
+from feedrate.store.far_index import FarIndexPack
 from feedrate.store.index_folder import IndexFolder, origin
 from feedrate.store.parcels import Delivery, Parcel
-from feedrate.store.patience import Attempts, Patience, log
+from feedrate.store.patience import Attempts, Patience
 from feedrate.store.place import Place, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
 
@@ -38,9 +40,6 @@ if TYPE_CHECKING:
 # Of a field and positions: which of them a cache keeps, so that their bytes are not needed.
 IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
 
-# What a copy that was deleted, cut short or overwritten looks like to the kernel.
-_LOST = (Status.UNREADABLE, Status.CUT_SHORT)
-_SPOILT = (*_LOST, Status.CRC_MISMATCH, Status.BAD_ENTRIES)
 # A wrong address should not keep anybody waiting for minutes.
 OPENING = Patience(give_up_s=15.0)
 
@@ -92,7 +91,7 @@ class _Direct:
         return coalesce(pieces)
 
 
-class ThroughPack(Pack):
+class ThroughPack(FarIndexPack):
     """A pack behind an address, or one that is being copied to scratch. Safe to use from any thread."""
 
     def __init__(
@@ -104,25 +103,23 @@ class ThroughPack(Pack):
     ) -> None:
         self.source, self._scratch, self._patience = source, scratch, patience
         self._local = threading.local()
-        self._doubts = threading.Lock()
-        self._distrusted: set[int] = set()  # samples whose bytes on scratch are spoilt
-        self._renewed: set[str] = set()  # parts of the index that were brought twice
-        self._counts = {"from_scratch": 0, "from_source": 0, "spoilt": 0}
+        self._lock = threading.Lock()  # of the counts
+        self._counts = {"from_scratch": 0, "from_source": 0}
         self.reader = RangeReader(Place(source), in_flight=in_flight, patience=patience)
         self._direct = _Direct(self.reader)
         closing: list[Callable[[], object]] = [self.reader.close]
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
         try:
             manifest = self._read_manifest()
-            self._index = IndexFolder(source, self.reader)
-            closing.append(self._index.close)
+            index = IndexFolder(source, self.reader)
+            closing.append(index.close)
             self.landing = self._begin_landing(manifest)
             if self.landing is not None:
                 closing.append(self.landing.close)
-                self._index.find_copy = self.landing.find_small
-            self._lost_shards = np.zeros(len(manifest.shards), np.bool_)
-            super().__init__(source, manifest)
-            self._index.bring(manifest.parts)
+                index.find_copy = self.landing.find_small
+            self._doubts = Doubts(source, len(manifest.shards))
+            super().__init__(source, manifest, index)
+            index.bring(manifest.parts)
         except BaseException:
             self._finalizer()
             raise
@@ -176,48 +173,11 @@ class ThroughPack(Pack):
         super().close()
         self._finalizer()
 
-    # The index, brought as far as it is needed.
-
     def rows(self, positions: I64, wanted: Collection[str] | None = None) -> tuple[Rows, I32]:
         held = self._held()
         if held is not None and np.array_equal(held[0].positions, positions):
             return held[0].rows, held[0].statuses
-        self._index.bring(self._index_of(positions))
-        rows, statuses = super().rows(positions, wanted)
-        if statuses.any() and self._renew_index(positions[statuses != 0]):
-            rows, statuses = super().rows(positions, wanted)
-        return rows, statuses
-
-    def _index_of(self, positions: I64) -> list[IndexPart]:
-        shards = np.unique(self.locate(positions)[0])
-        return [self.manifest.shards[i].index for i in shards.tolist()]
-
-    def _renew_index(self, positions: I64) -> bool:
-        """Bring parts of the index again that are damaged here; False: they were brought again before."""
-        with self._doubts:
-            parts = [part for part in self._index_of(positions) if part.name not in self._renewed]
-            self._renewed.update(part.name for part in parts)
-        if parts:
-            log.warning("%s: files of its index are damaged or gone here; they are brought again", self.name)
-            self._index.bring([*parts, *self.manifest.parts], again=True)
-            self.files.close()
-        return bool(parts)
-
-    def _stored_texts(self, column: str, positions: I64) -> list[bytes]:
-        self._index.bring(self._index_of(positions))
-        return super()._stored_texts(column, positions)
-
-    def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        self._index.bring([shard.index])
-        return super()._stored_column(shard, name)
-
-    def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        self._index.bring(shard.index for shard in self.manifest.shards)
-        return super().column(name)
-
-    def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
-        self._index.bring(shard.index for shard in self.manifest.shards)
-        return super().all_texts(column, chunk)
+        return super().rows(positions, wanted)
 
     # The bytes.
 
@@ -246,10 +206,8 @@ class ThroughPack(Pack):
         shards, _ = self.locate(positions)
         far: npt.NDArray[np.bool_] = values.file < 2 * len(self.manifest.shards)
         if self.landing is not None:
-            landed = self.landing.landed() & ~self._lost_shards
-            far &= ~landed[shards]
-            if self._distrusted:
-                far |= np.isin(positions, list(self._distrusted))
+            far &= ~(self.landing.landed() & ~self._doubts.lost_shards)[shards]
+            far |= self._doubts.distrusts(positions)
         return far
 
     def _pieces(
@@ -321,18 +279,17 @@ class ThroughPack(Pack):
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
         """After a read: whether to read again, since what failed can come from the source instead."""
-        if not np.isin(statuses, _SPOILT).any():
+        if not np.isin(statuses, SPOILT).any():
             self._local.asked_again = set()
             return False
-        bad = np.flatnonzero(np.isin(statuses, _SPOILT))
+        bad = np.flatnonzero(np.isin(statuses, SPOILT))
         if (statuses == Status.BAD_ENTRIES).any():
-            self._renew_index(positions[statuses == Status.BAD_ENTRIES])
+            self.renew_index(positions[statuses == Status.BAD_ENTRIES])
         values = self.ranges(field, rows, positions)
         near = bad[~self._is_far(values, positions)[bad]]
-        with self._doubts:
-            if near.size and self.landing is not None:
-                self._distrust(positions[near], statuses[near])
-                return True
+        if near.size and self.landing is not None:
+            self._doubts.add(self.locate(positions[near])[0], positions[near], statuses[near])
+            return True
         # A second time from the source: a proxy or a memory may have spoilt the first.
         asked: set[int] = getattr(self._local, "asked_again", set())
         fresh = set(positions[bad].tolist()) - asked
@@ -340,24 +297,8 @@ class ThroughPack(Pack):
         self._local.held = None
         return bool(fresh)
 
-    def _distrust(self, positions: I64, statuses: I32) -> None:
-        if not self._counts["spoilt"]:
-            log.warning(
-                "%s: the copy on scratch is damaged or gone (%s); those samples are read from the source",
-                self.name, kernel.Status(int(statuses[0])).name.lower().replace("_", " "),
-            )  # fmt: skip
-        self._counts["spoilt"] += len(positions)
-        shards, _ = self.locate(positions)
-        for shard, position, status in zip(
-            shards.tolist(), positions.tolist(), statuses.tolist(), strict=True
-        ):
-            if status in _LOST:
-                self._lost_shards[shard] = True
-            else:
-                self._distrusted.add(position)
-
     def _count(self, **counts: int) -> None:
-        with self._doubts:
+        with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
 
@@ -371,7 +312,7 @@ class ThroughPack(Pack):
             most_in_flight=reader.most_in_flight,
             values_from_scratch=self._counts["from_scratch"],
             values_from_source=self._counts["from_source"],
-            spoilt_on_scratch=self._counts["spoilt"],
+            spoilt_on_scratch=self._doubts.count,
             landed_bytes=0 if self.landing is None else self.landing.landed_bytes,
         )
 

@@ -8,9 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 
-from feedrate import kernel
+from feedrate.store.part import Part
 from feedrate.store.patience import log
 from feedrate.store.ranges import Piece, RangeReader
 from feedrate.store.staging import Staging
@@ -18,16 +17,6 @@ from feedrate.store.staging import Staging
 # 48 MB on their way: enough for 1 GB/s at 50 ms; a slow line still lets something land every few seconds.
 CHUNK_BYTES = 4 << 20
 STREAMS = 12
-
-
-@dataclass(slots=True)
-class Growing:
-    """A file that is being written."""
-
-    name: str
-    fd: int
-    size_bytes: int
-    crc32c: int
 
 
 class Writer:
@@ -43,13 +32,13 @@ class Writer:
     ) -> None:
         self.copy, self._contents, self._reader = staging.copy, staging.contents, reader
         self._told, self._closing = told, closing
-        self.growing: dict[str, Growing] = {}
+        self.growing: dict[str, Part] = {}
         self.written_bytes = 0
 
     def close(self) -> None:
         """Close the parts; what is there stays, to be gone on with."""
         for growing in self.growing.values():
-            os.close(growing.fd)
+            growing.close()
         self.growing.clear()
 
     def copy_all(self, groups: Sequence[Sequence[str]]) -> None:
@@ -58,7 +47,7 @@ class Writer:
             if not self.copy.has_landed(name):
                 with self.copy.landing(name) as part:
                     part.write_bytes(data)
-        asked: deque[tuple[Growing, int, Future[bytes]]] = deque()
+        asked: deque[tuple[Part, int, Future[bytes]]] = deque()
         for growing, offset, length in self._chunks(groups):
             source = os.fsencode(self.copy.files[growing.name].source_name)
             piece = Piece(source, offset, length)
@@ -68,7 +57,7 @@ class Writer:
         while asked:
             self._append(*asked.popleft())
 
-    def _chunks(self, groups: Sequence[Sequence[str]]) -> Iterator[tuple[Growing, int, int]]:
+    def _chunks(self, groups: Sequence[Sequence[str]]) -> Iterator[tuple[Part, int, int]]:
         """Yield what to fetch, in order."""
         done = set(self._contents.known)
         for names in [*groups, list(self.copy.files)]:
@@ -76,56 +65,43 @@ class Writer:
             done.update(fresh)
             yield from self._side_by_side(fresh)
 
-    def _side_by_side(self, names: Sequence[str]) -> Iterator[tuple[Growing, int, int]]:
+    def _side_by_side(self, names: Sequence[str]) -> Iterator[tuple[Part, int, int]]:
         files = [self._begin(name) for name in names if not self.copy.has_landed(name)]
         offsets = {growing.name: growing.size_bytes for growing in files}
         while files:
             for growing in list(files):
-                size_bytes, offset = self.copy.files[growing.name].size_bytes, offsets[growing.name]
-                length = min(CHUNK_BYTES, size_bytes - offset)
+                offset = offsets[growing.name]
+                length = min(CHUNK_BYTES, growing.whole_bytes - offset)
                 if length > 0:
                     offsets[growing.name] = offset + length
                     yield growing, offset, length
                 else:
                     files.remove(growing)
-                    if growing.size_bytes == size_bytes and growing.name in self.growing:
+                    if growing.is_whole and growing.name in self.growing:
                         self._finish(growing)  # it was whole already, or is empty
 
-    def _begin(self, name: str) -> Growing:
+    def _begin(self, name: str) -> Part:
         """Open a part; what is there of it counts."""
-        fd = self.copy.open_part(name)
-        growing = self.growing[name] = Growing(name, fd, 0, 0)
-        size_bytes = os.fstat(fd).st_size
-        if size_bytes > self.copy.files[name].size_bytes:
-            os.ftruncate(fd, 0)
-        while growing.size_bytes < size_bytes and not self._closing.is_set():
-            data = os.pread(fd, CHUNK_BYTES, growing.size_bytes)
-            if not data:
-                break
-            growing.crc32c = kernel.crc32c(data, growing.crc32c)
-            growing.size_bytes += len(data)
+        fd, whole_bytes = self.copy.open_part(name), self.copy.files[name].size_bytes
+        growing = self.growing[name] = Part(name, fd, whole_bytes, self._closing.is_set)
         return growing
 
-    def _append(self, growing: Growing, offset: int, future: Future[bytes]) -> None:
+    def _append(self, growing: Part, offset: int, future: Future[bytes]) -> None:
         data = future.result()
         if growing.name not in self.growing or offset != growing.size_bytes:
             return  # begun again since, after damage
-        view = memoryview(data)
-        while view:
-            view = view[os.pwrite(growing.fd, view, offset + len(data) - len(view)) :]
-        growing.crc32c = kernel.crc32c(data, growing.crc32c)
-        growing.size_bytes += len(data)
+        growing.append(data)
         self.written_bytes += len(data)
-        if growing.size_bytes == self.copy.files[growing.name].size_bytes:
+        if growing.is_whole:
             self._finish(growing)
         self._told()
         if self._closing.is_set():
             raise CancelledError
 
-    def _finish(self, growing: Growing) -> None:
+    def _finish(self, growing: Part) -> None:
         file = self.copy.files[growing.name]
         if file.crc32c is not None and growing.crc32c != file.crc32c:
-            os.ftruncate(growing.fd, 0)
+            growing.clear()
             log.warning(
                 "%s: %s came damaged (checksum); it is not kept on scratch",
                 self.copy.marker.source, growing.name,
@@ -133,4 +109,4 @@ class Writer:
         else:
             self.copy.land(growing.name, growing.fd)
         del self.growing[growing.name]
-        os.close(growing.fd)
+        growing.close()
