@@ -31,6 +31,11 @@ def is_url(source: str) -> bool:
     return _URL.match(source) is not None
 
 
+def is_address(file: str) -> bool:
+    """Return whether a file of a pack is called by an address of its own: no relative path looks like one."""
+    return "://" in file
+
+
 class Place:
     """Files below a folder or a URL. Cheap to make; connects when something is asked of it."""
 

@@ -207,7 +207,9 @@ class Staging:
         if not missing:
             return
         limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
-        streams = choose_streams(self.contents.marker.source, self.options.streams)
+        roots = {self.contents.locate(self.copy.files[name])[0].root for name in missing}
+        far = [root for root in roots if is_url(root)] or [self.contents.marker.source]
+        streams = min(choose_streams(root, self.options.streams) for root in far)
         # Its own: a transfer that fails stops its threads by it, and this may be tried again.
         self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
         if self._stop.is_set():

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +21,29 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.errors import NotFound, PackError
+from feedrate.errors import FeedrateError, NotFound, PackError
+from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import Kind
-from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, parse_manifest
-from feedrate.format.pack import Pack, Rows
+from feedrate.format.manifest import (
+    FILE_NAME,
+    ColumnPart,
+    IndexPart,
+    Manifest,
+    Shard,
+    file_path,
+    parse_manifest,
+    read_manifest,
+)
+from feedrate.format.pack import Pack, Rows, refuse_change
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results.load import FetchStats
 from feedrate.store.index_folder import IndexFolder, origin
 from feedrate.store.parcels import Delivery, Parcel
 from feedrate.store.patience import Attempts, Patience, log
-from feedrate.store.place import Place, is_url
+from feedrate.store.place import Place, PlacedFile, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
+from feedrate.store.reach import Reach
+from feedrate.store.transfer import is_sftp
 
 if TYPE_CHECKING:
     from feedrate.store.landing import Landing
@@ -43,6 +56,8 @@ _LOST = (Status.UNREADABLE, Status.CUT_SHORT)
 _SPOILT = (*_LOST, Status.CRC_MISMATCH, Status.BAD_ENTRIES)
 # A wrong address should not keep anybody waiting for minutes.
 OPENING = Patience(give_up_s=15.0)
+# So many of the files that were indexed elsewhere are asked for their sizes when a pack is opened.
+_LOOKED_AT = 16
 
 
 def open_pack(
@@ -51,7 +66,9 @@ def open_pack(
     """Open a pack wherever it lies; `scratch`: "auto" or a folder: copy it there while it is read."""
     text = os.fspath(source)
     if not is_url(text) and scratch is None:
-        return _hold(Pack(text))
+        manifest = read_manifest(text)
+        if not any(shard.is_elsewhere for shard in manifest.shards):
+            return _hold(Pack(text, manifest))
     return ThroughPack(text, scratch, patience)
 
 
@@ -108,7 +125,7 @@ class ThroughPack(Pack):
         self._distrusted: set[int] = set()  # samples whose bytes on scratch are spoilt
         self._renewed: set[str] = set()  # parts of the index that were brought twice
         self._counts = {"from_scratch": 0, "from_source": 0, "spoilt": 0}
-        self.reader = RangeReader(Place(source), in_flight=in_flight, patience=patience)
+        self.reader = Reach(Place(source), in_flight=in_flight, patience=patience)
         self._direct = _Direct(self.reader)
         closing: list[Callable[[], object]] = [self.reader.close]
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
@@ -120,7 +137,10 @@ class ThroughPack(Pack):
             if self.landing is not None:
                 closing.append(self.landing.close)
                 self._index.find_copy = self.landing.find_small
+            elif not is_url(source):
+                self._index.find_copy = self._find_here
             self._lost_shards = np.zeros(len(manifest.shards), np.bool_)
+            self._is_here = np.array([self._lies_here(shard) for shard in manifest.shards], np.bool_)
             super().__init__(source, manifest)
             self._index.bring(manifest.parts)
         except BaseException:
@@ -157,11 +177,57 @@ class ThroughPack(Pack):
             return self._index.locate(file)
         if self.landing is not None and (there := self.landing.locate(file)) is not None:
             return there
+        if self._lies_here(file):
+            return file_path(self.source, file)
         # Never opened, but it tells shards apart.
         return self._index.path / "elsewhere" / file.folder.replace("..", "up") / file.name
 
+    def _lies_here(self, shard: Shard) -> bool:
+        """Return whether a shard is read where it is: a pack of this machine may name others elsewhere."""
+        is_here = self.landing is None and not is_url(self.source) and not shard.is_elsewhere
+        return is_here and shard.container != FILES
+
+    def _find_here(self, file: IndexPart | ColumnPart) -> Path:
+        return Path(os.path.abspath(file_path(self.source, file)))
+
     def _check_in_place(self) -> None:
-        """Files at the source are not asked for their sizes one by one: checksums tell when they are read."""
+        """Ask some of the files that were indexed elsewhere for their sizes: all would take long.
+
+        Others, and those of a pack that lies there itself, are known by their checksums when they are read.
+        """
+        if self.landing is not None:
+            return
+        named = {origin(shard): shard for shard in self.manifest.shards if shard.is_elsewhere}
+        some = list(named)[:: max(1, len(named) // _LOOKED_AT)]
+        places = {self.reader.find(file)[0].root for file in some}
+        # A connection by SSH mixes up the answers of threads that share it.
+        with ThreadPoolExecutor(1 if any(map(is_sftp, places)) else _LOOKED_AT) as threads:
+            for file, size_bytes in zip(some, threads.map(self._measure, some), strict=True):
+                refuse_change(named[file], os.fsdecode(file), size_bytes)
+
+    def _measure(self, file: bytes) -> int:
+        place, name = self.reader.find(file)
+        attempts = Attempts(self.reader.trouble, os.fsdecode(file), OPENING)
+        # What is only told by its size is asked for as bytes are, and as often.
+        return int(attempts.run(lambda: b"%d" % _size_of(place.find(name, suggest=False))))
+
+    def _say_change(self, shard: Shard, field: str, at: I64, row: Rows | None) -> str:
+        if shard.container != RANGES or self._lies_here(shard) or row is None:
+            return super()._say_change(shard, field, at, row)
+        file = origin(shard)
+        place, name = self.reader.find(file)
+        try:
+            place.forget_listings()
+            is_same = _size_of(place.find(name, suggest=False)) == shard.size_bytes
+            if is_same and f"{field}.crc32c" in (self._stored.names or ()):
+                piece = Piece(file, int(row[f"{field}.offset"]), int(row[f"{field}.length"]))
+                is_same = kernel.crc32c(self.reader.read(piece).result()) == row[f"{field}.crc32c"]
+        except FeedrateError:
+            return f"; {place.address(name)} cannot be found where it was indexed"
+        if is_same:
+            return ""
+        address = place.address(name)
+        return f"; {address} has changed since it was indexed: index it again with 'feedrate index'"
 
     def _check_referred(self) -> None:
         pass
@@ -244,7 +310,7 @@ class ThroughPack(Pack):
     def _is_far(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which values must come from the source."""
         shards, _ = self.locate(positions)
-        far: npt.NDArray[np.bool_] = values.file < 2 * len(self.manifest.shards)
+        far: npt.NDArray[np.bool_] = (values.file < 2 * len(self.manifest.shards)) & ~self._is_here[shards]
         if self.landing is not None:
             landed = self.landing.landed() & ~self._lost_shards
             far &= ~landed[shards]
@@ -363,17 +429,21 @@ class ThroughPack(Pack):
 
     def fetch_stats(self) -> FetchStats:
         """Return what came from where so far."""
-        reader = self.reader
+        readers = self.reader.readers()
         return FetchStats(
-            requests=reader.requests,
-            bytes_fetched=reader.bytes_read,
-            retries=reader.trouble.retries,
-            most_in_flight=reader.most_in_flight,
+            requests=sum(reader.requests for reader in readers),
+            bytes_fetched=sum(reader.bytes_read for reader in readers),
+            retries=sum(reader.trouble.retries for reader in readers),
+            most_in_flight=max(reader.most_in_flight for reader in readers),
             values_from_scratch=self._counts["from_scratch"],
             values_from_source=self._counts["from_source"],
             spoilt_on_scratch=self._counts["spoilt"],
             landed_bytes=0 if self.landing is None else self.landing.landed_bytes,
         )
+
+
+def _size_of(found: PlacedFile | None) -> int:
+    return -1 if found is None else found.size_bytes
 
 
 def _close_all(closing: Sequence[Callable[[], object]], process: int) -> None:

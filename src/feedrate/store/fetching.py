@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stretch of a file that lies elsewhere, brought into a file of this machine: at the same positions."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from feedrate.errors import FeedrateError
+from feedrate.store.files import explain_write_error
+from feedrate.store.place import Place
+from feedrate.store.ranges import Piece, RangeReader
+
+# 32 MB on their way.
+CHUNK_BYTES, STREAMS = 4 << 20, 8
+
+
+def fetch(
+    place: Place, file: bytes, span: range, target: Path, told: Callable[[int], None] = lambda _: None
+) -> None:
+    """Bring the bytes of `span`; what lies before them is a hole. Errors of the source are tried again.
+
+    Args:
+        told: called in this thread with the number of bytes that have come; what it raises ends the fetch.
+
+    Raises:
+        StorageError: the source fails for too long, ends early, or the disk is full.
+    """
+    reader = RangeReader(place, in_flight=STREAMS)
+    waiting: deque[tuple[int, Future[bytes]]] = deque()
+    try:
+        with open(target, "wb", buffering=0) as out:
+
+            def put() -> None:
+                offset, future = waiting.popleft()
+                view = memoryview(data := future.result())
+                while view:
+                    view = view[os.pwrite(out.fileno(), view, offset + len(data) - len(view)) :]
+                told(len(data))
+
+            for offset in range(span.start, span.stop, CHUNK_BYTES):
+                piece = Piece(file, offset, min(CHUNK_BYTES, span.stop - offset))
+                waiting.append((offset, reader.read(piece)))
+                while len(waiting) >= STREAMS:
+                    put()
+            while waiting:
+                put()
+    except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
+        raise explain_write_error(error, target, len(span)) from error
+    finally:
+        reader.close()
+
+
+class FetchedPlace(Place):
+    """A folder with files that were brought from elsewhere; messages call them by their address there."""
+
+    def __init__(self, root: str, source: Place) -> None:
+        super().__init__(root)
+        self._source = source
+
+    def address(self, file: bytes) -> str:
+        return self._source.address(file)
