@@ -111,7 +111,7 @@ def _survey(
 
     def report(files: int, size_bytes: int) -> None:
         done, done_bytes = len(tasks) - len(missing) + files, total_bytes - left_bytes + size_bytes
-        watch(Tick("indexing", done, len(tasks), done_bytes, total_bytes))
+        watch(Tick("indexing", done, len(tasks), done_bytes, total_bytes, "shard"))
 
     report(0, 0)
     for _ in run_tasks(survey, missing, workers=workers, size_bytes=left_bytes, watch=report):

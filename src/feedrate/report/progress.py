@@ -45,7 +45,7 @@ class ProgressBar:
             self._stage = tick.stage
             already = f", {tick.done:,} of them done before" if tick.done else ""
             size = format_bytes(tick.total_bytes)
-            self._stream.write(f"{tick.stage} {format_count(tick.total, 'sample')} ({size}){already}\n")
+            self._stream.write(f"{tick.stage} {format_count(tick.total, tick.unit)} ({size}){already}\n")
             self._stream.flush()
 
     def _draw(self, tick: Tick) -> None:
@@ -67,7 +67,8 @@ class ProgressBar:
         task = self._bar.tasks[0]
         speed = task.speed or 0.0
         share = tick.total_bytes / tick.total if tick.total else 0.0
-        rate = f"{format_rate(speed, 'files')}, {format_bytes(speed * share)}/s" if speed else ""
+        unit = "files" if tick.unit == "sample" else f"{tick.unit}s"
+        rate = f"{format_rate(speed, unit)}, {format_bytes(speed * share)}/s" if speed else ""
         self._bar.update(self._task, completed=tick.done, total=tick.total or None, rate=rate)
 
 
