@@ -14,7 +14,7 @@ from feedrate.format.manifest import Shard
 from feedrate.pack.check_values import check_in_place
 from feedrate.pack.workers import advance
 from feedrate.results.pack import Problem
-from feedrate.store.fetching import fetch
+from feedrate.store.fetching import fetch, find_patiently
 from feedrate.store.index_folder import origin
 from feedrate.store.place import Place, split_source
 
@@ -27,8 +27,7 @@ def check_elsewhere(shard: Shard, fields: Sequence[Field], part: Part | None) ->
     root, name = split_source(origin(shard).decode("utf-8", "surrogateescape"))
     place = Place(root)
     try:
-        place.forget_listings()
-        found = place.find(name, suggest=False)
+        found = find_patiently(place, name)
         if found is None or found.size_bytes != shard.size_bytes:
             size = "a folder" if found is None else f"{found.size_bytes}"
             yield Problem(

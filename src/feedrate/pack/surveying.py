@@ -36,7 +36,7 @@ from feedrate.results.pack import Rejection
 from feedrate.source.in_place import InPlace
 from feedrate.source.shards import Shards
 from feedrate.source.spool import Spool
-from feedrate.store.fetching import FetchedPlace, fetch
+from feedrate.store.fetching import FetchedPlace, fetch, find_patiently
 from feedrate.store.files import temporary_name
 from feedrate.store.place import Place, PlacedFile
 
@@ -183,9 +183,8 @@ def _write_part(task: SurveyTask, part: int, stretch: Stretch, near: Path) -> in
 
 def _refuse_change(source: Place, file: PlacedFile) -> None:
     address = source.address(file.path)
-    source.forget_listings()
     try:
-        found = source.find(file.path, suggest=False)
+        found = find_patiently(source, file.path)
     except NotFound:
         found = None
     if found is None or (found.size_bytes, found.mtime_ns) != (file.size_bytes, file.mtime_ns):

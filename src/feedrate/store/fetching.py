@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from feedrate.errors import FeedrateError
+from feedrate.errors import FeedrateError, StorageError
 from feedrate.store.files import explain_write_error
-from feedrate.store.place import Place
+from feedrate.store.patience import Attempts, Patience, Trouble
+from feedrate.store.place import Place, PlacedFile
 from feedrate.store.ranges import Piece, RangeReader
 
 # 32 MB on their way.
@@ -54,6 +56,25 @@ def fetch(
         raise explain_write_error(error, target, len(span)) from error
     finally:
         reader.close()
+
+
+def find_patiently(place: Place, file: bytes, patience: Patience | None = None) -> PlacedFile | None:
+    """Return a file's facts, None: it is a folder; a source that errs is asked again.
+
+    Raises:
+        NotFound: there is nothing of that name.
+        StorageError: the source fails for too long.
+    """
+    attempts = Attempts(Trouble(place.root, patience or Patience()), place.address(file))
+    while True:
+        try:
+            place.forget_listings()  # storages of fsspec remember what they have listed
+            return place.find(file, suggest=False)
+        except StorageError as error:
+            wait_s = attempts.failed(error)
+        time.sleep(wait_s)
+        # fsspec keeps connections, also those that were cut.
+        place = Place(place.root, {"skip_instance_cache": True})
 
 
 class FetchedPlace(Place):

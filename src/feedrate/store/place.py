@@ -248,6 +248,9 @@ def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 def _mtime_ns(found: dict[str, Any]) -> int:
     when: Any = found.get("mtime", found.get("LastModified"))
     stamp = when.timestamp() if hasattr(when, "timestamp") else when
+    if "mtime" not in found and isinstance(stamp, float):
+        # Object stores that list parts of a second tell whole ones when they are asked for one object.
+        stamp = int(stamp)
     return int(stamp * 1e9) if isinstance(stamp, (int, float)) else 0
 
 

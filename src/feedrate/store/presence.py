@@ -98,6 +98,8 @@ def compare_source(marker: Marker, seen: Sight, data: Path, ours: Collection[tup
         has_times = now.mtime_ns and file.mtime_ns
         is_vouched_for = has_pack_json and file.name not in unvouched
         is_same = now.mtime_ns == file.mtime_ns if has_times else is_vouched_for
+        if not is_same and not has_times and file.crc32c is None:
+            raise Doubt(f"{_address(contents, file)} tells no time of change, and has no known checksum")
         if not is_same and (file.crc32c is None or _checksum(contents, file) != file.crc32c):
             raise Doubt(f"{_address(contents, file)} was changed after it was copied")
 

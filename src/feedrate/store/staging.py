@@ -288,6 +288,19 @@ class Staging:
             )
             self.copy.update(dataclasses.replace(self.copy.marker, files=files))
 
+    def find_unknown(self) -> list[str]:
+        """Return files that have landed, whose source tells no times, and whose checksum is not known."""
+        files = [file for file in self.copy.marker.files if file.crc32c is None and not file.mtime_ns]
+        return [file.name for file in files if self.copy.has_landed(file.name)]
+
+    def note_unknown(self, closing: threading.Event) -> None:
+        """Read those files and write down their checksums. Only for who holds the writer's lock."""
+        for name in self.find_unknown():
+            if closing.is_set():
+                break
+            self._crcs[name] = checksum_file(self.copy.data / name)
+        self._note_checksums()
+
     def _count(self, size_bytes: int) -> None:
         with self._lock:
             self._done_bytes += size_bytes

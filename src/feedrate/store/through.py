@@ -37,6 +37,7 @@ from feedrate.format.manifest import (
 from feedrate.format.pack import Pack, Rows, refuse_change
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results.load import FetchStats
+from feedrate.store.fetching import find_patiently
 from feedrate.store.index_folder import IndexFolder, origin
 from feedrate.store.parcels import Delivery, Parcel
 from feedrate.store.patience import Attempts, Patience, log
@@ -207,9 +208,7 @@ class ThroughPack(Pack):
 
     def _measure(self, file: bytes) -> int:
         place, name = self.reader.find(file)
-        attempts = Attempts(self.reader.trouble, os.fsdecode(file), OPENING)
-        # What is only told by its size is asked for as bytes are, and as often.
-        return int(attempts.run(lambda: b"%d" % _size_of(place.find(name, suggest=False))))
+        return _size_of(find_patiently(place, name, OPENING))
 
     def _say_change(self, shard: Shard, field: str, at: I64, row: Rows | None) -> str:
         if shard.container != RANGES or self._lies_here(shard) or row is None:
@@ -217,8 +216,7 @@ class ThroughPack(Pack):
         file = origin(shard)
         place, name = self.reader.find(file)
         try:
-            place.forget_listings()
-            is_same = _size_of(place.find(name, suggest=False)) == shard.size_bytes
+            is_same = self._measure(file) == shard.size_bytes
             if is_same and f"{field}.crc32c" in (self._stored.names or ()):
                 piece = Piece(file, int(row[f"{field}.offset"]), int(row[f"{field}.length"]))
                 is_same = kernel.crc32c(self.reader.read(piece).result()) == row[f"{field}.crc32c"]
