@@ -17,6 +17,7 @@ from typing import Any
 
 from feedrate.errors import NotFound, PackError
 from feedrate.format import containers
+from feedrate.format.addresses import find_address_problem
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.probe.paths import suggest_path
 
@@ -26,10 +27,6 @@ FILE_NAME = "pack.json"
 PROGRESS_NAME = "packing.json"  # beside what is unfinished
 # What a column that is added later can be: what fits into an index.
 ADDABLE_KINDS = (Kind.NUMBER, Kind.TEXT, Kind.JSON)
-# No chains (zip://...::https://...), no control characters; `where` ends in no slash.
-_ADDRESS = re.compile(
-    r"[a-zA-Z][a-zA-Z0-9+.-]*://(?P<who>[^/@]*@)?(?!.*::)(?P<where>[^/\x00-\x20@][^\x00-\x1f]*(?<!/))"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,21 +422,6 @@ def _any_folder(text: object) -> str:
             raise ValueError(f"an address that {problem}")
         return text
     return _folder(text)
-
-
-def find_address_problem(address: str) -> str | None:
-    """Return why an address must not stand in pack.json, in words that repeat no secret; None: it may."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None:
-        return "is not of the form SCHEME://PLACE/FOLDER"
-    _, _, port = match["where"].partition("/")[0].partition(":")
-    if ":" in (match["who"] or "") or not (port.isdecimal() or not port):
-        return "has a password in it"
-    if "?" in match["where"] or "#" in match["where"]:
-        return "has a query behind '?', as signed addresses have"
-    if any(part in (".", "..") for part in match["where"].split("/")):
-        return "has '..' in it"
-    return None
 
 
 def _prefix(text: object) -> str:

@@ -22,17 +22,8 @@ from feedrate.format.fields import Field
 from feedrate.pack.files import explained, remove_temporaries
 from feedrate.pack.indexing import refuse_indexed, remove_all, summarise, write_manifest
 from feedrate.pack.plan import digest_plan
-from feedrate.pack.surveying import (
-    SettleTask,
-    Survey,
-    SurveyTask,
-    describe_shards,
-    find_survey,
-    read_settled,
-    settle,
-    survey,
-    unite_fields,
-)
+from feedrate.pack.settling import SettleTask, read_settled, settle, unite_fields
+from feedrate.pack.surveying import Survey, SurveyTask, describe_shards, find_survey, survey
 from feedrate.pack.unfinished import SURVEYS_NAME, begin, finish, own_folder, refuse_foreign
 from feedrate.pack.workers import run_tasks
 from feedrate.results.pack import IndexResult, Tick

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedrate.errors import FeedrateError, SourceError, StorageError, UsageError
-from feedrate.format.manifest import find_address_problem
+from feedrate.format.addresses import find_address_problem
 from feedrate.source.archives import Archive, strip_suffix
 from feedrate.source.example_reader import ExampleReader
 from feedrate.source.form import Form
@@ -20,11 +20,10 @@ from feedrate.source.options import SourceOptions
 from feedrate.source.record import Reader
 from feedrate.source.spool import Spool
 from feedrate.source.webdataset import ShardReader
-from feedrate.store.patience import Attempts, Patience, Trouble
+from feedrate.store.patience import Attempts, Trouble
 from feedrate.store.place import Place, PlacedFile
+from feedrate.store.reach import OPENING
 
-# A wrong address should not keep anybody waiting for minutes.
-_OPENING = Patience(give_up_s=15.0)
 _PACK_IT = "it can be packed: feedrate pack SOURCE PACK"
 
 
@@ -76,7 +75,7 @@ def find_shards(source: str, options: SourceOptions) -> Shards:
     refuse_secrets(source)
     if options != SourceOptions():
         raise UsageError("--labels goes with a folder of images on this machine", hint=_PACK_IT)
-    attempts = Attempts(Trouble(source, _OPENING), source)
+    attempts = Attempts(Trouble(source, OPENING), source)
     while True:
         try:
             return _look(source)

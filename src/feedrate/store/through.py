@@ -12,7 +12,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, NotFound, PackError
+from feedrate.errors import NotFound, PackError
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import Kind
 from feedrate.format.manifest import (
@@ -34,17 +33,15 @@ from feedrate.format.manifest import (
     parse_manifest,
     read_manifest,
 )
-from feedrate.format.pack import Pack, Rows, refuse_change
+from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results.load import FetchStats
-from feedrate.store.fetching import find_patiently
 from feedrate.store.index_folder import IndexFolder, origin
 from feedrate.store.parcels import Delivery, Parcel
 from feedrate.store.patience import Attempts, Patience, log
-from feedrate.store.place import Place, PlacedFile, is_url
+from feedrate.store.place import Place, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
-from feedrate.store.reach import Reach
-from feedrate.store.transfer import is_sftp
+from feedrate.store.reach import OPENING, Reach, check_sizes, say_change
 
 if TYPE_CHECKING:
     from feedrate.store.landing import Landing
@@ -55,10 +52,6 @@ IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
 # What a copy that was deleted, cut short or overwritten looks like to the kernel.
 _LOST = (Status.UNREADABLE, Status.CUT_SHORT)
 _SPOILT = (*_LOST, Status.CRC_MISMATCH, Status.BAD_ENTRIES)
-# A wrong address should not keep anybody waiting for minutes.
-OPENING = Patience(give_up_s=15.0)
-# So many of the files that were indexed elsewhere are asked for their sizes when a pack is opened.
-_LOOKED_AT = 16
 
 
 def open_pack(
@@ -198,37 +191,20 @@ class ThroughPack(Pack):
         """
         if self.landing is not None:
             return
-        named = {origin(shard): shard for shard in self.manifest.shards if shard.is_elsewhere}
-        some = list(named)[:: max(1, len(named) // _LOOKED_AT)]
-        places = {self.reader.find(file)[0].root for file in some}
-        # A connection by SSH mixes up the answers of threads that share it.
-        with ThreadPoolExecutor(1 if any(map(is_sftp, places)) else _LOOKED_AT) as threads:
-            for file, size_bytes in zip(some, threads.map(self._measure, some), strict=True):
-                refuse_change(named[file], os.fsdecode(file), size_bytes)
-
-    def _measure(self, file: bytes) -> int:
-        place, name = self.reader.find(file)
-        return _size_of(find_patiently(place, name, OPENING))
+        if not is_url(self.source):
+            super()._check_in_place()
+        check_sizes(self.reader, self.manifest.shards)
 
     def _say_change(self, shard: Shard, field: str, at: I64, row: Rows | None) -> str:
         if shard.container != RANGES or self._lies_here(shard) or row is None:
             return super()._say_change(shard, field, at, row)
-        file = origin(shard)
-        place, name = self.reader.find(file)
-        try:
-            is_same = self._measure(file) == shard.size_bytes
-            if is_same and f"{field}.crc32c" in (self._stored.names or ()):
-                piece = Piece(file, int(row[f"{field}.offset"]), int(row[f"{field}.length"]))
-                is_same = kernel.crc32c(self.reader.read(piece).result()) == row[f"{field}.crc32c"]
-        except FeedrateError:
-            return f"; {place.address(name)} cannot be found where it was indexed"
-        if is_same:
-            return ""
-        address = place.address(name)
-        return f"; {address} has changed since it was indexed: index it again with 'feedrate index'"
+        is_stored = f"{field}.crc32c" in (self._stored.names or ())
+        span = (int(row[f"{field}.offset"]), int(row[f"{field}.length"])) if is_stored else (0, 0)
+        return say_change(self.reader, shard, *span, int(row[f"{field}.crc32c"]) if is_stored else 0)
 
     def _check_referred(self) -> None:
-        pass
+        if self.landing is None and not is_url(self.source):
+            super()._check_referred()
 
     def reopen(self) -> Pack:
         return open_pack(self.source, self._scratch, self._patience)
@@ -438,10 +414,6 @@ class ThroughPack(Pack):
             spoilt_on_scratch=self._counts["spoilt"],
             landed_bytes=0 if self.landing is None else self.landing.landed_bytes,
         )
-
-
-def _size_of(found: PlacedFile | None) -> int:
-    return -1 if found is None else found.size_bytes
 
 
 def _close_all(closing: Sequence[Callable[[], object]], process: int) -> None:
