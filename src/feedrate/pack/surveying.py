@@ -31,7 +31,7 @@ from feedrate.results.pack import Rejection
 from feedrate.source.in_place import InPlace
 from feedrate.source.shards import Shards
 from feedrate.source.spool import Spool
-from feedrate.store.fetching import FetchedPlace, fetch, find_patiently
+from feedrate.store.bringing import FetchedPlace, fetch, find_patiently
 from feedrate.store.files import temporary_name
 from feedrate.store.place import Place, PlacedFile
 

@@ -12,7 +12,7 @@ from feedrate import kernel
 from feedrate.errors import FeedrateError
 from feedrate.format.manifest import Shard
 from feedrate.format.pack import refuse_change
-from feedrate.store.fetching import find_patiently
+from feedrate.store.bringing import find_patiently
 from feedrate.store.index_folder import origin
 from feedrate.store.patience import Patience
 from feedrate.store.place import Place, is_address, split_source
