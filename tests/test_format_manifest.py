@@ -116,9 +116,9 @@ def test_manifest_that_names_a_file_twice_is_refused() -> None:
 
 
 def test_newer_version_asks_for_a_newer_feedrate() -> None:
-    text = dump_manifest(Manifest((), (), {})).replace(b'"version": 1', b'"version": 3')
+    text = dump_manifest(Manifest((), (), {})).replace(b'"version": 1', b'"version": 4')
     with pytest.raises(
-        PackError, match="has format version 3; this feedrate reads versions 1 to 2"
+        PackError, match="has format version 4; this feedrate reads versions 1 to 3"
     ) as caught:
         parse_manifest(text)
     assert caught.value.hint == "update feedrate: pip install --upgrade feedrate"

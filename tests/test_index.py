@@ -22,7 +22,7 @@ from contracts import plain
 from feedrate import Dataset, Loader, Resize
 from feedrate.errors import AlreadyExists, BadSample, PackError, SourceError, StorageError, UsageError
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import PackOptions, describe, files, index, indexing, pack, unpack, verify
+from feedrate.pack import PackOptions, describe, files, index, indexing_task, pack, unpack, verify
 from feedrate.results.pack import Tick
 from images import read_tree, save_image
 
@@ -120,7 +120,7 @@ def test_index_is_good_and_described(source: Path, tmp_path: Path) -> None:
 def test_number_of_workers_changes_no_byte(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "_MOST_SAMPLES", 5)
+    monkeypatch.setattr(indexing_task, "_MOST_SAMPLES", 5)
     index(source, tmp_path / "one", workers=1)
     index(source, tmp_path / "two", workers=2)
     assert read_tree(tmp_path / "one") == read_tree(tmp_path / "two")
@@ -130,7 +130,7 @@ def test_number_of_workers_changes_no_byte(
 def test_interrupted_index_goes_on_to_the_same_bytes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "_MOST_SAMPLES", 4)
+    monkeypatch.setattr(indexing_task, "_MOST_SAMPLES", 4)
     index(source, tmp_path / "undisturbed", workers=1)
 
     class Stop(Exception):
@@ -152,7 +152,7 @@ def test_interrupted_index_goes_on_to_the_same_bytes(
 def test_full_disk_is_a_sentence_and_the_index_goes_on_later(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "_MOST_SAMPLES", 4)
+    monkeypatch.setattr(indexing_task, "_MOST_SAMPLES", 4)
     real, calls = os.fsync, iter(range(100))
 
     def fail_once(fd: int) -> None:

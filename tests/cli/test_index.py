@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import main
+from range_server import serve
+from sources import jpeg, write_tar
 
 
 def test_index_says_what_it_found_and_where_the_index_is(
@@ -42,9 +44,26 @@ def test_what_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureF
     assert not (tmp_path / "i").exists()
 
 
-def test_address_elsewhere_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", "s3://bucket/shards", "--to", str(tmp_path / "i")]) == 1
-    assert "an index is made where the files are" in capsys.readouterr().err
+def test_an_address_needs_a_folder_for_its_index(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", "s3://bucket/train-{000..009}.tar"]) == 1
+    error = capsys.readouterr().err
+    assert (
+        "error: where should the index go? s3://bucket/train-{000..009}.tar is not on this machine" in error
+    )
+    assert "hint: name a folder: --to FOLDER" in error
+
+
+def test_shards_elsewhere_are_counted_as_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "served").mkdir()
+    for shard in range(2):
+        files = {"0.jpg": jpeg(shard), "0.cls": b"1", "1.jpg": jpeg(shard + 2), "1.cls": b"2"}
+        write_tar(tmp_path / "served" / f"{shard}.tar", files)
+    with serve(tmp_path / "served") as server:
+        address = f"{server.url}/{{0..1}}.tar"
+        assert main(["index", address, "--to", str(tmp_path / "i")]) == 0
+    written = capsys.readouterr()
+    assert "indexing 2 shards (" in written.err
+    assert "4 samples" in written.out
 
 
 def test_unknown_format_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,13 +20,13 @@ from feedrate.bench.stages import Clock, find_profile, measure_stages
 from feedrate.errors import SourceError, UsageError
 from feedrate.format.folder import find_images, is_pack
 from feedrate.format.keys import printable
-from feedrate.format.pack import Pack
 from feedrate.kernel import I64, U8
 from feedrate.load.pixels import compare_pixels
 from feedrate.load.samples import Samples, open_files, open_pack, pick
 from feedrate.probe.machine import describe_machine
 from feedrate.results.bench import KernelResult, KernelSet, KernelStanding
 from feedrate.stats import median, median_ratio, spread
+from feedrate.store.through import open_pack as open_anywhere
 
 _JPEG = b"\xff\xd8"
 SOURCE_IMAGES = 100  # of a folder or a pack, unless the user says otherwise
@@ -58,7 +58,7 @@ def bench_source(source: str, options: KernelOptions, *, say: Say) -> KernelResu
     name = printable(os.fsencode(source))
     wanted = SOURCE_IMAGES if options.images is None else options.images
     if is_pack(source):
-        pack = Pack(source)
+        pack = open_anywhere(source)
         try:
             with open_pack(pack, pick(len(pack), wanted, options.seed)) as samples:
                 return _finish([bench_set(name, samples, options, say=say)], options)

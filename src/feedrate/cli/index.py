@@ -2,7 +2,10 @@
 """Make files that are there random-access and fast, without rewriting a byte of them.
 
 PATH is a folder of tar or WebDataset shards or of TFRecord files, one such file, a pattern of
-them ('train-*.tar'), an HDF5 file of contiguous datasets, or a folder of images.
+them ('train-*.tar'), an HDF5 file of contiguous datasets, or a folder of images. WebDataset shards
+and TFRecord files may also lie elsewhere: 's3://bucket/train-*.tar', or, since a web server lists
+nothing, 'https://host/train-{000..009}.tar'. Then --to is needed; each shard is brought once, to
+that folder, looked at and deleted, and the loader reads the shards where they lie.
 
 The index is what a pack has beside its shards: where each sample lies, its checksum, and where
 the decoder can enter each JPEG. feedrate.Loader, feedrate.Dataset, 'feedrate verify' and
@@ -21,10 +24,13 @@ from feedrate.cli.output import add_json_arguments, check_json_target, say, writ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="what to index: a folder, a file, or a pattern of files")
+    parser.add_argument(
+        "path", metavar="PATH", help="what to index: a folder, a file, a pattern of files, or an address"
+    )
     parser.add_argument(
         "--to", type=Path, metavar="FOLDER",
-        help="where the index goes (default: into the folder itself; for a file, to PATH.index)",
+        help="where the index goes (default: into the folder itself; for a file, to PATH.index; needed for an"
+        " address)",
     )  # fmt: skip
     parser.add_argument(
         "--labels",

@@ -12,9 +12,9 @@ from pathlib import Path
 from feedrate.errors import NotFound, UsageError
 from feedrate.format.folder import find_images, is_pack
 from feedrate.format.keys import printable
-from feedrate.format.pack import Pack
 from feedrate.load.samples import Samples, open_files, open_pack, pick
 from feedrate.probe.paths import suggest_path
+from feedrate.store.through import open_pack as open_anywhere
 
 # Settings in pack.json that change pixels: such a pack is compared with its originals, too.
 LOSSY_SETTINGS = ("resize", "max_side", "quality")
@@ -68,7 +68,7 @@ def _open_files(sources: Sequence[str], images: int, seed: int) -> Iterator[Subj
 
 @contextmanager
 def _open_pack(source: str, images: int, seed: int) -> Iterator[Subject]:
-    pack = Pack(source)
+    pack = open_anywhere(source)
     try:
         positions = pick(len(pack), images, seed)
         with open_pack(pack, positions) as samples:

@@ -2,7 +2,7 @@
 """pack.json: what a pack holds. It carries no time and no host, so that equal inputs give equal bytes.
 
 Version 2 is written only where something of it is used: files that lie in other folders, keys and numbers
-that are shifted, columns that were added (docs/format.md).
+that are shifted, columns that were added (docs/format.md); version 3 where shards lie behind an address.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 
 from feedrate.errors import NotFound, PackError
 from feedrate.format import containers
+from feedrate.format.addresses import find_address_problem
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.probe.paths import suggest_path
 
 FORMAT = "feedrate-pack"
-VERSION = 2
+VERSION = 3
 FILE_NAME = "pack.json"
 PROGRESS_NAME = "packing.json"  # beside what is unfinished
 # What a column that is added later can be: what fits into an index.
@@ -48,7 +49,8 @@ class Shard:
     """A file of samples and its part of the index.
 
     Attributes:
-        folder: where the file lies, relative to the pack's folder; "": in it.
+        folder: where the file lies, relative to the pack's folder; "": in it. Of a file that was indexed
+            behind an address: that, without the file's name (`s3://bucket/train`).
         prefix: a folder that keys and original paths are in: what stands in the shard is 'cat/1', the key is
             'PREFIX/cat/1'.
         first_number: what is added to the numbers that stand in the index.
@@ -71,6 +73,11 @@ class Shard:
     @property
     def is_in_place(self) -> bool:
         return self.container in containers.IN_PLACE
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the file lies behind an address, wherever the pack lies."""
+        return "://" in self.folder
 
     @property
     def is_plain(self) -> bool:
@@ -102,7 +109,16 @@ class ColumnPart:
 
 
 def file_path(pack: str | os.PathLike[str], file: Shard | IndexPart | ColumnPart) -> Path:
-    """Return where a file of a pack lies."""
+    """Return where a file of a pack lies on this machine.
+
+    Raises:
+        PackError: it lies behind an address.
+    """
+    if isinstance(file, Shard) and file.is_elsewhere:
+        raise PackError(
+            f"{pack} is an index of files that are not on this machine: {file.folder}/{file.name}",
+            hint=f"copy them to this node first, and use the copy: feedrate stage {pack}",
+        )
     return Path(pack) / file.folder / file.name
 
 
@@ -127,6 +143,8 @@ class Manifest:
 
     @property
     def version(self) -> int:
+        if any(shard.is_elsewhere for shard in self.shards):
+            return 3
         is_plain = not self.added and not self.parts and all(shard.is_plain for shard in self.shards)
         has_bare = any(f.kind is Kind.ARRAY and f.coding is Coding.RAW for f in self.fields)
         return 1 if is_plain and not has_bare else 2
@@ -359,7 +377,7 @@ def _load_shard(document: dict[str, Any]) -> Shard:
             columns=_load_columns(index["columns"]),
             folder=_folder(index.get("folder", "")),
         ),
-        folder=_folder(document.get("folder", "")),
+        folder=(_any_folder if container == containers.RANGES else _folder)(document.get("folder", "")),
         prefix=_prefix(document.get("prefix", "")),
         first_number=_count(document.get("first_number", 0)),
         container=container,
@@ -394,6 +412,16 @@ def _folder(text: object) -> str:
     if text and parts and not all(part not in ("", ".", "..") for part in parts):
         raise ValueError(f"{text!r} is not a relative folder")
     return text
+
+
+def _any_folder(text: object) -> str:
+    """Files that were there before may lie behind an address."""
+    if isinstance(text, str) and "://" in text:
+        problem = find_address_problem(text)
+        if problem is not None:
+            raise ValueError(f"an address that {problem}")
+        return text
+    return _folder(text)
 
 
 def _prefix(text: object) -> str:

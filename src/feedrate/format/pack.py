@@ -96,24 +96,24 @@ class Pack:
         return _OpenPart(2 * len(self.manifest.shards) + number, part, dtype, bases, data)
 
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
-        """Return where a file of the pack lies."""
+        """Return where a file of the pack lies; what lies behind an address, `store` brings."""
+        if isinstance(file, Shard) and file.is_elsewhere:
+            # Never opened, but it tells shards apart.
+            return self.path / "elsewhere" / file.folder / file.name
         return file_path(self.path, file)
 
     def _check_in_place(self) -> None:
         """Files that are indexed where they were may change: their sizes are looked at once."""
-        for path, shard in {self.locate_file(s): s for s in self.manifest.shards if s.is_in_place}.items():
+        here = [s for s in self.manifest.shards if s.is_in_place and not s.is_elsewhere]
+        for path, shard in {self.locate_file(s): s for s in here}.items():
             try:
                 size_bytes = 0 if shard.container == FILES else os.stat(path).st_size
             except OSError as error:
                 raise PackError(
                     f"{self.name} is an index of {path}, which cannot be read: {error.strerror}"
                 ) from error
-            if shard.container == RANGES and size_bytes != shard.size_bytes:
-                raise PackError(
-                    f"{path} has changed since it was indexed: {shard.size_bytes:,} bytes then, "
-                    f"{size_bytes:,} now",
-                    hint="index it again: feedrate index",
-                )
+            if shard.container == RANGES:
+                refuse_change(shard, str(path), size_bytes)
 
     def _check_referred(self) -> None:
         """Packs whose files this one names may have been made anew: they are asked once."""
@@ -415,6 +415,16 @@ class Pack:
         return ""
 
 
+def refuse_change(shard: Shard, address: str, size_bytes: int) -> None:
+    """Raise PackError where a file is not as long as it was when it was indexed."""
+    if size_bytes != shard.size_bytes:
+        raise PackError(
+            f"{address} has changed since it was indexed: {shard.size_bytes:,} bytes then, "
+            f"{size_bytes:,} now",
+            hint="index it again: feedrate index",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _OpenPart:
     """A part with added columns. `data`: where the bytes of each of its texts begin."""
@@ -451,4 +461,4 @@ class _OpenPart:
         statuses[inside] = np.where(statuses[inside] == 0, bad, statuses[inside])
 
 
-__all__ = ["Pack", "Rows", "Status"]
+__all__ = ["Pack", "Rows", "Status", "refuse_change"]

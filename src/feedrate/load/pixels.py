@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.format.pack import Pack
 from feedrate.kernel import U8
 from feedrate.load.samples import open_pack
 from feedrate.pillow import Box
 from feedrate.results.bench import PixelCheck
+from feedrate.store.through import open_pack as open_anywhere
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -80,7 +80,7 @@ def check_pixels(pack_path: str, *, side: int, images: int = 24, seed: int = 0) 
     Raises:
         BadSample: one of them cannot be decoded.
     """
-    pack = Pack(pack_path)
+    pack = open_anywhere(pack_path)
     try:
         positions = np.unique(np.linspace(0, len(pack) - 1, min(images, len(pack))).astype(np.int64))
         with open_pack(pack, positions) as samples:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,24 +23,36 @@ from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest
 from feedrate.pack import listing
 from feedrate.pack.files import appear, remove_temporaries
-from feedrate.pack.indexing_task import IndexTask, find_indexed, index_name, index_stretch
-from feedrate.pack.listing import ListingWriter, value_bytes
+from feedrate.pack.indexing_task import (
+    IndexTask,
+    Stretch,
+    Stretches,
+    find_indexed,
+    index_name,
+    index_stretch,
+)
+from feedrate.pack.listing import ListingWriter
 from feedrate.pack.plan import digest_plan
 from feedrate.pack.shard import ShardDone, dump_rejections, share_shapes
-from feedrate.pack.unfinished import PROGRESS_NAME, begin, finish, own_folder, refuse_foreign, write_file
+from feedrate.pack.unfinished import (
+    PROGRESS_NAME,
+    SURVEYS_NAME,
+    begin,
+    finish,
+    own_folder,
+    refuse_foreign,
+    write_file,
+)
 from feedrate.pack.workers import run_tasks
 from feedrate.results.pack import IndexResult, Rejection, Tick
-from feedrate.source.in_place import InPlace, home_of
+from feedrate.source.in_place import InPlace
 from feedrate.source.opening import open_reader
 from feedrate.source.options import SourceOptions
 from feedrate.source.patterns import is_pattern
-from feedrate.source.record import Record
 from feedrate.store.place import is_url
 
 REJECTED_NAME = "rejected.jsonl"
 INDEX_SUFFIX = ".index"
-# What one task takes: its part of the index fits into memory, and an interruption costs little.
-_MOST_SAMPLES, _MOST_BYTES = 8192, 10**9
 _TELL_EVERY = 1000
 Watch = Callable[[Tick], None]
 
@@ -55,7 +68,8 @@ def index(
     """Make files that are there random-access and fast, without rewriting a byte of them.
 
     Args:
-        source: tar or WebDataset shards, TFRecord files, a contiguous HDF5 file, or a folder of images.
+        source: tar or WebDataset shards, TFRecord files, a contiguous HDF5 file, or a folder of images; the
+            address of WebDataset shards or TFRecord files (s3://bucket/train-*.tar), which needs a `target`.
         target: where the index goes; None: into the folder itself, or for a file to NAME.index beside it.
 
     Raises:
@@ -66,20 +80,21 @@ def index(
     """
     begin_s = time.monotonic()
     source = os.fspath(source)
+    for scheme in ("file://", "local://"):
+        source = source.removeprefix(scheme)
     folder = Path(target) if target is not None else _default_target(source)
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be at least 1, got {workers}")
     if is_url(source):
-        raise UsageError(f"{source} is not on this machine: an index is made where the files are")
+        from feedrate.pack.indexing_elsewhere import index_elsewhere
+
+        result = index_elsewhere(source, folder, options or SourceOptions(), workers, watch)
+        return dataclasses.replace(result, seconds=time.monotonic() - begin_s)
     is_beside = os.path.realpath(folder) == os.path.realpath(source)
     if not is_beside:
         refuse_foreign(folder)
     with own_folder(folder):
-        if (folder / FILE_NAME).exists() and not (folder / PROGRESS_NAME).exists():
-            raise AlreadyExists(
-                f"{folder} is a pack or an index already",
-                hint=f"use it; or to index anew, delete {folder / FILE_NAME} first",
-            )
+        refuse_indexed(folder)
         records = InPlace(open_reader(source, options or SourceOptions(), scratch=os.fspath(folder)))
         remove_temporaries(folder)
         listed = _list(records, folder, watch)
@@ -90,7 +105,19 @@ def index(
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
 
 
+def refuse_indexed(folder: Path) -> None:
+    if (folder / FILE_NAME).exists() and not (folder / PROGRESS_NAME).exists():
+        raise AlreadyExists(
+            f"{folder} is a pack or an index already",
+            hint=f"use it; or to index anew, delete {folder / FILE_NAME} first",
+        )
+
+
 def _default_target(source: str) -> Path:
+    if is_url(source):
+        raise UsageError(
+            f"where should the index go? {source} is not on this machine", hint="name a folder: --to FOLDER"
+        )
     if os.path.isdir(source):
         return Path(source)
     if is_pattern(source):
@@ -99,48 +126,18 @@ def _default_target(source: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Neighbours in the listing that one task indexes; `home` as `home_of` says."""
-
-    first: int
-    last: int
-    home: bytes | None
-    source_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Listed:
     path: Path
     fields: tuple[Field, ...]
-    stretches: list[_Stretch]
+    stretches: list[Stretch]
     plan: str
     rejected: tuple[Rejection, ...]
-
-
-class _Stretches:
-    """Cuts the stream of records where the file changes, and where a stretch is long enough."""
-
-    def __init__(self) -> None:
-        self.done: list[_Stretch] = []
-        self._at = _Stretch(0, 0, None, 0)
-
-    def add(self, record: Record) -> None:
-        home, at = home_of(record), self._at
-        size_bytes = sum(map(value_bytes, record.values.values()))
-        count = at.last - at.first
-        if count and (home != at.home or count >= _MOST_SAMPLES or at.source_bytes >= _MOST_BYTES):
-            self.done.append(at)
-            at = _Stretch(at.last, at.last, home, 0)
-        self._at = _Stretch(at.first, at.last + 1, home, at.source_bytes + size_bytes)
-
-    def finish(self) -> list[_Stretch]:
-        return [*self.done, self._at] if self._at.last else []
 
 
 def _list(records: InPlace, folder: Path, watch: Watch) -> _Listed:
     path = folder / listing.NAME
     rejected: list[Rejection] = []
-    stretches = _Stretches()
+    stretches = Stretches()
     with appear(path, is_durable=False) as out:
         writer = ListingWriter(out)
         for number, record in enumerate(records):
@@ -181,18 +178,38 @@ def _index(records: InPlace, listed: _Listed, folder: Path, workers: int | None,
             f"{folder}, or a file that was indexed, changed meanwhile", hint="run the same command again"
         )
     rejected = listed.rejected + tuple(r for one in done for r in one.rejected)
+    manifest = write_manifest(folder, listed.fields, done, rejected, listed.plan)
+    result = summarise(records.reader.root, folder, manifest, done, rejected)
+    resumed = len(tasks) - len(missing)
+    return dataclasses.replace(
+        result, resumed_parts=resumed, left_out=records.left_out, ignored=records.reader.ignored
+    )
+
+
+def write_manifest(
+    folder: Path,
+    fields: tuple[Field, ...],
+    done: list[ShardDone],
+    rejected: tuple[Rejection, ...],
+    plan: str,
+) -> Manifest:
+    """Write pack.json of all parts.
+
+    Raises:
+        SourceError: not one sample is left; then the parts go too.
+    """
     if not any(one.shard.samples for one in done):
-        _remove_all(folder, len(tasks))
+        remove_all(folder, len(done))
         raise SourceError(
             f"not one sample can be indexed, all {len(rejected):,} were rejected: "
             f"'{rejected[0].path}': {rejected[0].reason}"
         )
-    settings = {"indexed": True, "rejected": len(rejected), "plan": listed.plan}
-    manifest = Manifest(share_shapes(listed.fields, done), tuple(one.shard for one in done), settings)
+    settings = {"indexed": True, "rejected": len(rejected), "plan": plan}
+    manifest = Manifest(share_shapes(fields, done), tuple(one.shard for one in done), settings)
     if rejected:
         write_file(folder / REJECTED_NAME, dump_rejections(rejected))
     write_file(folder / FILE_NAME, dump_manifest(manifest))
-    return _summarise(records, folder, manifest, done, rejected, resumed=len(tasks) - len(missing))
+    return manifest
 
 
 def _make_tasks(root: str, listed: _Listed, folder: Path) -> Iterator[IndexTask]:
@@ -214,21 +231,17 @@ def _make_tasks(root: str, listed: _Listed, folder: Path) -> Iterator[IndexTask]
         )  # fmt: skip
 
 
-def _remove_all(folder: Path, parts: int) -> None:
+def remove_all(folder: Path, parts: int) -> None:
     names = [index_name(number) for number in range(parts)]
     for name in [*names, listing.NAME, PROGRESS_NAME]:
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / SURVEYS_NAME, ignore_errors=True)
 
 
-def _summarise(
-    records: InPlace,
-    folder: Path,
-    manifest: Manifest,
-    done: list[ShardDone],
-    rejected: tuple[Rejection, ...],
-    *,
-    resumed: int,
+def summarise(
+    source: str, folder: Path, manifest: Manifest, done: list[ShardDone], rejected: tuple[Rejection, ...]
 ) -> IndexResult:
+    """Return the result, but for how it came about."""
     by_pillow: Counter[str] = Counter()
     for one in done:
         by_pillow.update(one.by_pillow)
@@ -236,14 +249,14 @@ def _summarise(
     containers = {shard.container for shard in manifest.shards}
     files = {(shard.folder, shard.name) for shard in manifest.shards}
     return IndexResult(
-        source=records.reader.root,
+        source=source,
         target=str(folder),
         samples=manifest.samples,
         classes=None if label is None or label.classes is None else len(label.classes),
         fields={field.name: field.kind.value for field in manifest.fields},
         files=len(files) if containers == {RANGES} else None,
         parts=len(done),
-        resumed_parts=resumed,
+        resumed_parts=0,
         index_bytes=sum(shard.index.size_bytes for shard in manifest.shards),
         source_bytes=sum(one.source_bytes for one in done),
         seconds=0.0,
@@ -251,6 +264,6 @@ def _summarise(
         damaged=tuple(d for one in done for d in one.damaged),
         by_kernel=sum(one.by_kernel for one in done),
         by_pillow=dict(by_pillow.most_common()),
-        left_out=records.left_out,
-        ignored=records.reader.ignored,
+        left_out={},
+        ignored={},
     )

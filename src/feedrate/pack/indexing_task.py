@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +15,14 @@ from feedrate.errors import StorageError
 from feedrate.format.containers import FILES, Content
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import dump_bare_table
-from feedrate.pack.listing import Listing, Sample
+from feedrate.pack.listing import Listing, Sample, value_bytes
 from feedrate.pack.loading import Loaded, SampleLoader
 from feedrate.pack.recode import Recode
 from feedrate.pack.shard import SampleWriter, ShardDone, read_done
 from feedrate.pack.workers import advance
 from feedrate.source.bytes import Bytes
-from feedrate.source.record import Stored
+from feedrate.source.in_place import home_of
+from feedrate.source.record import Record, Stored
 from feedrate.source.values import UnusableValue
 
 
@@ -48,6 +49,40 @@ class IndexTask:
     source_bytes: int
 
 
+# What one task takes: its part of the index fits into memory, and an interruption costs little.
+_MOST_SAMPLES, _MOST_BYTES = 8192, 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbours in the listing that one task indexes; `home` as `home_of` says."""
+
+    first: int
+    last: int
+    home: bytes | None
+    source_bytes: int
+
+
+class Stretches:
+    """Cuts the stream of records where the file changes, and where a stretch is long enough."""
+
+    def __init__(self) -> None:
+        self.done: list[Stretch] = []
+        self._at = Stretch(0, 0, None, 0)
+
+    def add(self, record: Record) -> None:
+        home, at = home_of(record), self._at
+        size_bytes = sum(map(value_bytes, record.values.values()))
+        count = at.last - at.first
+        if count and (home != at.home or count >= _MOST_SAMPLES or at.source_bytes >= _MOST_BYTES):
+            self.done.append(at)
+            at = Stretch(at.last, at.last, home, 0)
+        self._at = Stretch(at.first, at.last + 1, home, at.source_bytes + size_bytes)
+
+    def finish(self) -> list[Stretch]:
+        return [*self.done, self._at] if self._at.last else []
+
+
 def index_name(number: int) -> str:
     return f"index-{number:05d}.arrow"
 
@@ -58,21 +93,38 @@ def index_stretch(task: IndexTask) -> None:
     Raises:
         StorageError: a disk failed, or the file changed meanwhile. Single bad samples are noted and left out.
     """
-    listing, source = Listing(task.listing), Bytes(task.root, task.target)
-    places = _Places()
-    writer = SampleWriter(_BareLoader(source, listing.fields, listing.fields, Recode()), places)
-    for sample in listing.samples(np.arange(task.first, task.last, dtype=np.int64)):
-        places.expect(sample)
-        writer.add(sample)
-        advance(1, sample.source_bytes)
-    listing.close()
-    source.close()
+    writer = look_at_samples(task.root, task.target, task.listing, range(task.first, task.last))
     if task.container != FILES:
         facts = os.stat(task.path)
         if (facts.st_size, facts.st_mtime_ns) != (task.size_bytes, task.mtime_ns):
             raise StorageError(f"{task.path} changed while it was indexed", hint="run the same command again")
     metadata = {"plan": task.plan, "shard": os.path.basename(task.path), "bytes": task.size_bytes}
     writer.write_index(Path(task.target) / index_name(task.number), metadata)
+
+
+def look_at_samples(
+    root: str,
+    scratch: str,
+    listed: str | os.PathLike[str],
+    span: range,
+    told: Callable[[int, int], None] = advance,
+) -> SampleWriter:
+    """Read some samples of a listing where they lie, and return what can be written about them.
+
+    Args:
+        root, scratch: as `Bytes` has them.
+        told: of each sample, that it is done, and how many bytes it has.
+    """
+    listing, source = Listing(listed), Bytes(root, scratch)
+    places = _Places()
+    writer = SampleWriter(_BareLoader(source, listing.fields, listing.fields, Recode()), places)
+    for sample in listing.samples(np.arange(span.start, span.stop, dtype=np.int64)):
+        places.expect(sample)
+        writer.add(sample)
+        told(1, sample.source_bytes)
+    listing.close()
+    source.close()
+    return writer
 
 
 def find_indexed(task: IndexTask) -> ShardDone | None:

@@ -107,10 +107,19 @@ def find_done(task: ShardTask) -> ShardDone | None:
 
 def read_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
     """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
-    index_path, shard_path = target / index, target / shard
+    done = read_part_done(target, index, shard, plan, container)
+    try:
+        return None if done is None or _size_of(target / shard) != done.shard.size_bytes else done
+    except OSError:
+        return None
+
+
+def read_part_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
+    """Return what an index part says of its shard, wherever that lies; None: it was made for another plan."""
+    index_path = target / index
     try:
         metadata = read_metadata(index_path)
-        if metadata.get("plan") != plan or _size_of(shard_path) != metadata["bytes"]:
+        if metadata.get("plan") != plan:
             return None
         data = index_path.read_bytes()
         part = IndexPart(index, len(data), kernel.crc32c(data), locate_columns(data))

@@ -30,6 +30,7 @@ from feedrate.source.spool import SPOOL_NAME
 from feedrate.units import format_bytes
 
 JOBS_NAME = "packing.jobs"
+SURVEYS_NAME = "packing.surveys"  # of shards that lie elsewhere
 
 
 def refuse_nesting(source: str, folder: Path) -> None:
@@ -180,6 +181,7 @@ def finish(folder: Path) -> None:
     remove_temporaries(folder)  # of jobs that were lost
     (folder / listing.NAME).unlink(missing_ok=True)
     shutil.rmtree(folder / JOBS_NAME, ignore_errors=True)
+    shutil.rmtree(folder / SURVEYS_NAME, ignore_errors=True)
     (folder / SPOOL_NAME).unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink()
     sync_folder(folder)

@@ -165,8 +165,10 @@ def _place_shard(
     if joined.place is None:
         return moved
     stem = f"shard-{name:05d}"
-    path, index_path = file_path(joined.pack.path, shard), file_path(joined.pack.path, shard.index)
-    if path not in placed:  # several shards may lie in one file
+    path, index_path = joined.pack.locate_file(shard), file_path(joined.pack.path, shard.index)
+    if shard.is_elsewhere:
+        placed[path] = shard.folder, shard.name
+    elif path not in placed:  # several shards may lie in one file
         # Files that were indexed where they lie are their user's, and stay there.
         place = refer_from(folder) if shard.is_in_place else joined.place
         placed[path] = place(path, stem + path.suffix)

@@ -64,6 +64,8 @@ def unpack(
     if loose is not None:
         where = os.path.normpath(Path(pack) / loose.folder / loose.name)
         raise UsageError(f"{pack} is an index of the files in {where}: they are not packed")
+    for shard in manifest.shards:
+        file_path(pack, shard)  # refuses what is not on this machine
     inner, outer = os.path.realpath(target), os.path.realpath(pack)
     if os.path.commonpath([inner, outer]) == outer:
         raise UsageError(f"{target} lies inside the pack", hint="name a folder outside of it")

@@ -21,6 +21,7 @@ from feedrate.format.containers import Container, Content, Member, find_containe
 from feedrate.format.fields import Field, Kind
 from feedrate.format.index import Part, locate_columns, parse_part, row_checks
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, file_path, read_manifest
+from feedrate.pack.check_elsewhere import check_elsewhere
 from feedrate.pack.check_values import check_image, check_in_place
 from feedrate.pack.packing import REJECTED_NAME
 from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
@@ -93,7 +94,7 @@ def verify(
 def _list_checks(folder: Path, manifest: Manifest) -> list[ShardCheck]:
     checks, next_sample = [], Counter[Path]()
     for shard in manifest.shards:
-        path = file_path(folder, shard)
+        path = folder / shard.folder / shard.name
         first = next_sample[path]
         next_sample[path] += shard.samples
         samples = range(first, first + shard.samples)
@@ -154,6 +155,9 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
 
 def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
     shard = check.shard
+    if shard.is_elsewhere:
+        yield from check_elsewhere(shard, check.fields, part)
+        return
     path = file_path(check.pack, shard)
     if shard.is_in_place:
         yield from check_in_place(shard, path, check.fields, part)

@@ -62,6 +62,13 @@ def warm(
         )
     began = time.monotonic()
     opened = Pack(pack)
+    elsewhere = next((s for s in opened.manifest.shards if s.is_elsewhere), None)
+    if elsewhere is not None:
+        opened.close()
+        raise UsageError(
+            f"{pack} is an index of files that are not on this machine: {elsewhere.folder}",
+            hint=f"copy them to this node first: feedrate stage {pack}",
+        )
     try:
         samples = len(opened)
         files = [_File(path, _measure(path, opened.path)) for path in list_paths(opened)]
@@ -98,7 +105,12 @@ def warm(
 
 
 def measure_pack_residency(pack: Pack) -> float | None:
-    """Return the share of a pack's bytes that lie in the page cache, of samples' own files from a few."""
+    """Return the share of a pack's bytes that lie in the page cache, of samples' own files from a few.
+
+    None where it cannot be said: also of files that are not on this machine.
+    """
+    if any(shard.is_elsewhere for shard in pack.manifest.shards):
+        return None
     return measure_residency(list_paths(pack, loose_step=max(1, len(pack) // _LOOKED_AT)))
 
 

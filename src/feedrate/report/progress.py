@@ -86,7 +86,8 @@ class ProgressBar:
         if rate <= 0:
             return words
         bytes_per_s = format_bytes(rate * tick.total_bytes / tick.total)
-        return f"{words}, {format_rate(rate, 'files')}, {bytes_per_s}/s, {self._left(tick, rate)}"
+        unit = "files" if tick.unit == "sample" else f"{tick.unit}s"
+        return f"{words}, {format_rate(rate, unit)}, {bytes_per_s}/s, {self._left(tick, rate)}"
 
     def _done(self, tick: Tick) -> tuple[int, int]:
         """Return what the bar shows: how much is done, and of how much."""
@@ -96,7 +97,7 @@ class ProgressBar:
         if is_first:
             already = f", {tick.done:,} of them done before" if tick.done else ""
             size = format_bytes(tick.total_bytes)
-            self.say(f"{tick.stage} {format_count(tick.total, 'sample')} ({size}){already}")
+            self.say(f"{tick.stage} {format_count(tick.total, tick.unit)} ({size}){already}")
 
     def _end(self) -> None:
         self.say(f"{self._stage}: done in {format_seconds(self._clock() - self._began)}")

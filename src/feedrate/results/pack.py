@@ -18,6 +18,7 @@ class Tick:
     total: int
     done_bytes: int = 0
     total_bytes: int = 0
+    unit: str = "sample"  # what `done` and `total` count
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO, cast
 
@@ -29,6 +30,8 @@ from feedrate.source.values import UnusableValue, dump_array
 from feedrate.store.place import Place, PlacedFile, explained
 
 _PEEK_SAMPLES = 100
+# Feature -> the field that it makes, the field's kind, the type of its values.
+Features = Mapping[str, tuple[str, Kind, str]]
 _SUFFIXES = {Kind.TEXT: "txt", Kind.ARRAY: "npy", Kind.JSON: "json", Kind.BYTES: "bin"}
 
 
@@ -84,14 +87,21 @@ class _Seen:
 class ExampleReader(Reader):
     """A sample per Example. Which features are fields, the first ones say: what at least half of them have.
 
+    Args:
+        chosen: what `choose` returned for all files, where these are only some of them.
+
     Raises, when iterated:
         SourceError: a file is damaged, or its records are no Examples.
     """
 
-    def __init__(self, place: Place, files: list[PlacedFile], spool: Spool) -> None:
+    def __init__(
+        self, place: Place, files: list[PlacedFile], spool: Spool, chosen: Features | None = None
+    ) -> None:
         self.root = place.root
+        self._chosen = chosen
         self.ignored: dict[str, int] = {}
-        self._place, self._files, self._spool = place, files, spool
+        self.files = files
+        self._place, self._spool = place, spool
         self._names: dict[str, str] = {}  # feature -> field
         self._kinds: dict[str, Kind] = {}
         self._dtypes: dict[str, str] = {}
@@ -104,8 +114,8 @@ class ExampleReader(Reader):
     def _read(self) -> Iterator[Record | Rejection]:
         others: Counter[str] = Counter()
         examples = self._examples()
-        first = list(itertools.islice(examples, _PEEK_SAMPLES))
-        self._choose_fields(first)
+        first = list(itertools.islice(examples, _PEEK_SAMPLES)) if self._chosen is None else []
+        self._set_fields(self._choose_fields(first) if self._chosen is None else self._chosen)
         for example in itertools.chain(first, examples):
             others.update(f"feature {name}" for name in example.features if name not in self._names)
             yield self._read_example(example)
@@ -117,8 +127,8 @@ class ExampleReader(Reader):
             for feature, name in self._names.items()
         )
 
-    def _examples(self) -> Iterator[_Example]:
-        for file in self._files:
+    def _examples(self) -> Generator[_Example]:
+        for file in self.files:
             address = self._place.address(file.path)
             with self._place.open(file.path) as raw:
                 is_compressed = raw.read(2) == b"\x1f\x8b"
@@ -133,9 +143,14 @@ class ExampleReader(Reader):
                         raise
                     raise SourceError(f"{address} cannot be decompressed: {error}") from error
 
-    def _choose_fields(self, first: list[_Example]) -> None:
+    def choose(self) -> Features:
+        """Return which features are fields; reads the first examples only."""
+        with explained(self.root), self._spool, contextlib.closing(self._examples()) as examples:
+            return self._choose_fields(list(itertools.islice(examples, _PEEK_SAMPLES)))
+
+    def _choose_fields(self, first: list[_Example]) -> Features:
         if not first:
-            raise SourceError(f"no records in {self._place.address(self._files[0].path)}")
+            raise SourceError(f"no records in {self._place.address(self.files[0].path)}")
         seen: dict[str, _Seen] = {}
         for example in first:
             for name, feature in example.features.items():
@@ -147,10 +162,16 @@ class ExampleReader(Reader):
             kinds |= {word: Kind.NUMBER} if word is not None else {}
         names = name_fields(kinds)
         order = sorted(names, key=lambda name: (names[name] != "image", names[name] != "label"))
-        self._names = {feature: names[feature] for feature in order}
-        self._kinds = kinds
-        self._dtypes = {name: next(iter(one.types)) for name, one in seen.items()}
-        self._numbers = {f: NumberColumn(n) for f, n in self._names.items() if kinds[f] is Kind.NUMBER}
+        dtypes = {name: next(iter(seen[name].types)) for name in order}
+        return {name: (names[name], kinds[name], dtypes[name]) for name in order}
+
+    def _set_fields(self, features: Features) -> None:
+        self._names = {feature: name for feature, (name, _, _) in features.items()}
+        self._kinds = {feature: kind for feature, (_, kind, _) in features.items()}
+        self._dtypes = {feature: dtype for feature, (_, _, dtype) in features.items()}
+        self._numbers = {
+            f: NumberColumn(name) for f, name in self._names.items() if self._kinds[f] is Kind.NUMBER
+        }
 
     def _read_example(self, example: _Example) -> Record | Rejection:
         name = record_name(example.file.path, example.number)

@@ -7,6 +7,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from feedrate.errors import NotFound, UsageError
 from feedrate.store.place import Place, PlacedFile
@@ -14,6 +15,7 @@ from feedrate.store.place import Place, PlacedFile
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_NAMES = 1_000_000
+_AT_ONCE = 16
 _SPECIAL = re.compile(r"[*?{\[]")
 
 
@@ -34,7 +36,11 @@ def find_files(source: str) -> tuple[Place, list[PlacedFile]]:
     root = fixed or ("/" if source.startswith("/") else ".")
     place = Place(root + ("/" if root.endswith(":") else ""))
     found: dict[bytes, PlacedFile] = {}
-    for pattern in _expand(rest):
+    patterns = list(_expand(rest))
+    single = [os.fsencode(pattern) for pattern in patterns if not re.search(r"[*?\[]", pattern)]
+    with ThreadPoolExecutor(_at_once(place)) as threads:  # a question to a server is mostly waiting
+        facts = dict(zip(single, threads.map(place.find, single), strict=True))
+    for pattern in patterns:
         if re.search(r"[*?\[]", pattern):
             parts = pattern.split("/")
             matches = [file for file in place.walk() if _matches(os.fsdecode(file.path).split("/"), parts)]
@@ -42,13 +48,18 @@ def find_files(source: str) -> tuple[Place, list[PlacedFile]]:
                 raise NotFound(f"no file is called like {place.address(os.fsencode(pattern))}")
             found |= {file.path: file for file in matches}
         else:
-            file = place.find(os.fsencode(pattern))
+            file = facts[os.fsencode(pattern)]
             if file is None:
                 raise NotFound(
                     f"{place.address(os.fsencode(pattern))} is a folder; the pattern should name files"
                 )
             found[file.path] = file
     return place, [found[path] for path in sorted(found)]
+
+
+def _at_once(place: Place) -> int:
+    # A connection by SSH mixes up the answers of threads that share it.
+    return _AT_ONCE if place.is_remote and not place.root.startswith(("sftp:", "ssh:")) else 1
 
 
 def _matches(path: list[str], pattern: list[str]) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from feedrate.errors import SourceError
@@ -20,7 +20,7 @@ from feedrate.source.names import Repeats, is_hidden, is_mask_name, kind_of_suff
 from feedrate.source.record import Reader, Record, Value
 from feedrate.source.spool import Spool
 from feedrate.source.values import UnusableValue
-from feedrate.store.place import Place, explained
+from feedrate.store.place import Place, PlacedFile, explained
 
 _PEEK_SAMPLES = 100
 _MOST_MEMBERS = 1000  # of one sample
@@ -40,12 +40,18 @@ class _Group:
 class ShardReader(Reader):
     """A sample per key. Which fields there are, the first samples say: what at least half of them have.
 
+    Args:
+        chosen: what `choose` returned for all shards, where these are only some of them.
+
     Raises, when iterated:
         SourceError: a shard is refused, or there are no samples.
     """
 
-    def __init__(self, place: Place, archives: list[Archive], spool: Spool) -> None:
+    def __init__(
+        self, place: Place, archives: list[Archive], spool: Spool, chosen: Mapping[str, Kind] | None = None
+    ) -> None:
         self.root = place.root
+        self._chosen = chosen
         self.ignored: dict[str, int] = {}
         self._archives, self._spool = archives, spool
         self._fields: dict[str, Kind] = {}
@@ -58,8 +64,8 @@ class ShardReader(Reader):
     def _read(self) -> Iterator[Record | Rejection]:
         others: Counter[str] = Counter()
         groups = self._groups()
-        first = list(itertools.islice(groups, _PEEK_SAMPLES))
-        self._choose_fields(first)
+        first = list(itertools.islice(groups, _PEEK_SAMPLES)) if self._chosen is None else []
+        self._set_fields(self._choose_fields(first) if self._chosen is None else self._chosen)
         with contextlib.closing(Bytes(self.root, self._spool.folder)) as bytes_of:
             for group in itertools.chain(first, groups):
                 yield self._read_group(group, bytes_of, others)
@@ -71,7 +77,7 @@ class ShardReader(Reader):
             for name, kind in self._fields.items()
         )
 
-    def _groups(self) -> Iterator[_Group]:
+    def _groups(self) -> Generator[_Group]:
         for archive in self._archives:
             group = _Group(b"")
             keys = Repeats()
@@ -103,7 +109,16 @@ class ShardReader(Reader):
                     hint="WebDataset needs a sample's files one behind the other: tar --sort=name does that",
                 )
 
-    def _choose_fields(self, first: list[_Group]) -> None:
+    @property
+    def files(self) -> list[PlacedFile]:
+        return [archive.file for archive in self._archives]
+
+    def choose(self) -> Mapping[str, Kind]:
+        """Return which fields there are; reads the first samples only."""
+        with explained(self.root), self._spool, contextlib.closing(self._groups()) as groups:
+            return self._choose_fields(list(itertools.islice(groups, _PEEK_SAMPLES)))
+
+    def _choose_fields(self, first: list[_Group]) -> Mapping[str, Kind]:
         if not first:
             where = self._archives[0].address if self._archives else self.root
             raise SourceError(f"no samples in {where}")
@@ -112,8 +127,11 @@ class ShardReader(Reader):
             counts.update(_fields_of(group).keys())
         wanted = {name: kind for (name, kind), count in counts.items() if count * 2 >= len(first)}
         order = sorted(wanted, key=lambda name: (name != "image", name != "label"))
-        self._fields = {name: wanted[name] for name in order}
-        self._numbers = {name: NumberColumn(name) for name in order if wanted[name] is Kind.NUMBER}
+        return {name: wanted[name] for name in order}
+
+    def _set_fields(self, fields: Mapping[str, Kind]) -> None:
+        self._fields = dict(fields)
+        self._numbers = {name: NumberColumn(name) for name, kind in fields.items() if kind is Kind.NUMBER}
 
     def _read_group(self, group: _Group, bytes_of: Bytes, others: Counter[str]) -> Record | Rejection:
         found = _fields_of(group)

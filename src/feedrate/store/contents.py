@@ -33,7 +33,7 @@ from feedrate.format.manifest import (
 from feedrate.probe.paths import suggest_path
 from feedrate.store.audience import Audience, walk_local
 from feedrate.store.marker import CopiedFile, Marker, check_name
-from feedrate.store.place import Place, PlacedFile, is_url, split_source
+from feedrate.store.place import Place, PlacedFile, is_address, is_url, split_source
 
 ORIGINAL_NAME = "source-pack.json"
 _EXTRAS = ("quality.json", "rejected.jsonl")
@@ -61,6 +61,9 @@ class Contents:
     def locate(self, file: CopiedFile) -> tuple[Place, bytes]:
         """Return where a file is read from."""
         root, name = self.marker.source, file.source_name
+        if is_address(name):  # an index names files that lie elsewhere
+            root, base = split_source(name)
+            return self._places.setdefault(root, Place(root)), base
         if is_url(root):  # storages know no '..'
             while name.startswith("../"):
                 root, name = posixpath.dirname(root.rstrip("/")), name.removeprefix("../")
@@ -198,7 +201,9 @@ def _gather(manifest: Manifest, place: Place) -> tuple[Manifest, dict[tuple[str,
     def move(file: File) -> File:
         folder = folders.get(file.folder)
         if folder is None:
-            is_inside = not any(part.startswith(".") for part in file.folder.split("/"))
+            is_inside = not is_address(file.folder) and not any(
+                part.startswith(".") for part in file.folder.split("/")
+            )
             folder = folders[file.folder] = file.folder if is_inside else f"from-{len(folders)}"
         try:
             check_name(f"{folder}/{file.name}" if folder else file.name)
@@ -240,18 +245,22 @@ class _Look:
     def __init__(self, place: Place) -> None:
         self.audience = Audience()
         self._place = place
-        self._listed: dict[str, PlacedFile] = {}
-        if place.is_remote:
-            self.audience.close()
-            with contextlib.suppress(FeedrateError):  # web servers often list nothing
-                self._listed = {os.fsdecode(n): file for n, file in place.list(b"") if file is not None}
+        self._listed = {place.root: self._list(place)} if place.is_remote else {}
+
+    def _list(self, place: Place) -> dict[str, PlacedFile]:
+        self.audience.close()
+        with contextlib.suppress(FeedrateError):  # web servers often list nothing
+            place.forget_listings()
+            return {os.fsdecode(n): file for n, file in place.list(b"") if file is not None}
+        return {}
 
     def check(self, file: CopiedFile) -> CopiedFile:
         """Return the file with its time of change, where the source tells it."""
         if not file.source_name:
             return file
         size_bytes, mtime_ns = self._find(file.source_name)
-        address = self._place.address(os.fsencode(file.source_name))
+        name = file.source_name
+        address = name if is_address(name) else self._place.address(os.fsencode(name))
         if size_bytes is None:
             raise NotFound(f"the pack lacks one of its files: {address}", hint="pack its source again")
         if file.name not in (FILE_NAME, ORIGINAL_NAME) and size_bytes not in (-1, file.size_bytes):
@@ -267,10 +276,17 @@ class _Look:
 
     def _find(self, name: str) -> tuple[int | None, int]:
         """Return size and time of change; -1: the server does not tell; None: there is no such file."""
-        if self._place.is_remote:
-            if name in self._listed:
-                return self._listed[name].size_bytes, self._listed[name].mtime_ns
-            return (None if self._listed and "/" not in name else -1), 0
+        root = self._place.root
+        if is_address(name):
+            root, base = split_source(name)
+            name = os.fsdecode(base)
+        if is_url(root):
+            if root not in self._listed:
+                self._listed[root] = self._list(Place(root))
+            listed = self._listed[root]
+            if name in listed:
+                return listed[name].size_bytes, listed[name].mtime_ns
+            return (None if listed and "/" not in name else -1), 0
         path = os.path.join(self._place.root, name)
         try:
             info = os.stat(path)

@@ -267,12 +267,13 @@ class Landing:
         while not self._closing.is_set():
             if time.monotonic() - asked > TAKE_OVER_S:
                 asked = time.monotonic()
-                if self.copy.is_complete():
+                if self.copy.is_complete() and not (self.copy.is_ours and self._staging.find_unknown()):
                     return
                 if self.copy.is_ours and (lock := self.copy.take_writer()) is not None:
                     self._writer = Writer(self._staging, self._reader, self._serve, self._closing)
                     with lock:
                         self._writer.copy_all(self._list_groups())
+                        self._staging.note_unknown(self._closing)
                     return
             self._serve()
             self._stirred.wait(POLL_S if self._waiting else LOOK_S)

@@ -31,6 +31,11 @@ def is_url(source: str) -> bool:
     return _URL.match(source) is not None
 
 
+def is_address(file: str) -> bool:
+    """Return whether a file of a pack is called by an address of its own: no relative path looks like one."""
+    return "://" in file
+
+
 class Place:
     """Files below a folder or a URL. Cheap to make; connects when something is asked of it.
 
@@ -256,6 +261,9 @@ def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 def _mtime_ns(found: dict[str, Any]) -> int:
     when: Any = found.get("mtime", found.get("LastModified"))
     stamp = when.timestamp() if hasattr(when, "timestamp") else when
+    if "mtime" not in found and isinstance(stamp, float):
+        # Object stores that list parts of a second tell whole ones when they are asked for one object.
+        stamp = int(stamp)
     return int(stamp * 1e9) if isinstance(stamp, (int, float)) else 0
 
 

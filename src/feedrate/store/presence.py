@@ -4,7 +4,8 @@
 A file counts as the same when it has the size that it had, and the time of change that it had when its bytes
 were copied and their checksum was taken; where the time is another, or nobody tells it, its bytes are read
 and their checksum is compared. A pack.json holds the checksums of all shards and is always compared byte for
-byte: the shards of a store that tells no times (most web servers) then need only have the right size.
+byte: the shards of a store that tells no times (most web servers) then need only have the right size. It does
+not vouch for files that were indexed where they were: those are read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError
-from feedrate.format.manifest import FILE_NAME
+from feedrate.format.manifest import FILE_NAME, parse_manifest
 from feedrate.store.contents import Contents
 from feedrate.store.marker import CopiedFile, Marker
 from feedrate.store.place import Place
@@ -92,10 +93,14 @@ def compare_source(marker: Marker, seen: Sight, data: Path, ours: Collection[tup
             raise Doubt(f"{_address(contents, file)} is the copy itself")
         if marker.kind == "pack" and file.source_name == FILE_NAME:
             has_pack_json = _is_same(contents, file, data / file.name)
+    unvouched = _list_in_place(data) if has_pack_json else set()
     for file in _wanted(marker):
         now = seen[file.name]
         has_times = now.mtime_ns and file.mtime_ns
-        is_same = now.mtime_ns == file.mtime_ns if has_times else has_pack_json
+        is_vouched_for = has_pack_json and file.name not in unvouched
+        is_same = now.mtime_ns == file.mtime_ns if has_times else is_vouched_for
+        if not is_same and not has_times and file.crc32c is None:
+            raise Doubt(f"{_address(contents, file)} tells no time of change, and has no known checksum")
         if not is_same and (file.crc32c is None or _checksum(contents, file) != file.crc32c):
             raise Doubt(f"{_address(contents, file)} was changed after it was copied")
 
@@ -103,6 +108,15 @@ def compare_source(marker: Marker, seen: Sight, data: Path, ours: Collection[tup
 def checksum_file(path: Path) -> int:
     with open(path, "rb") as file:
         return _checksum_stream(iter(lambda: file.read(_CHUNK_BYTES), b""))
+
+
+def _list_in_place(data: Path) -> set[str]:
+    """Return the files of a copied pack of which its pack.json knows no checksum."""
+    try:
+        manifest = parse_manifest((data / FILE_NAME).read_bytes())
+    except (OSError, FeedrateError) as error:
+        raise Doubt(f"the copy's own {FILE_NAME} cannot be read: {error}") from error
+    return {os.path.join(shard.folder, shard.name) for shard in manifest.shards if shard.is_in_place}
 
 
 def _wanted(marker: Marker) -> list[CopiedFile]:

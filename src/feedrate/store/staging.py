@@ -28,6 +28,7 @@ from feedrate.store.copies import Copy, CopyGone, Lease
 from feedrate.store.fetching import Incoming, RateLimit, Stopped, choose_streams
 from feedrate.store.files import explain_write_error, sync_folder
 from feedrate.store.inventory import survey
+from feedrate.store.place import is_url
 from feedrate.store.presence import checksum_file
 from feedrate.store.scratch import Scratch
 from feedrate.store.transfer import SMALL_BYTES, Transfer
@@ -187,7 +188,9 @@ class Staging:
 
     def _write(self, wanted: Sequence[str]) -> None:
         limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
-        streams = choose_streams(self.contents.marker.source, self.options.streams)
+        roots = {self.contents.locate(self.copy.files[name])[0].root for name in wanted}
+        far = [root for root in roots if is_url(root)] or [self.contents.marker.source]
+        streams = min(choose_streams(root, self.options.streams) for root in far)
         # Its own: a transfer that fails stops its threads by it, and this may be tried again.
         self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
         missing = []
@@ -287,6 +290,19 @@ class Staging:
                 for file in self.copy.marker.files
             )
             self.copy.update(dataclasses.replace(self.copy.marker, files=files))
+
+    def find_unknown(self) -> list[str]:
+        """Return files that have landed, whose source tells no times, and whose checksum is not known."""
+        files = [file for file in self.copy.marker.files if file.crc32c is None and not file.mtime_ns]
+        return [file.name for file in files if self.copy.has_landed(file.name)]
+
+    def note_unknown(self, closing: threading.Event) -> None:
+        """Read those files and write down their checksums. Only for who holds the writer's lock."""
+        for name in self.find_unknown():
+            if closing.is_set():
+                break
+            self._crcs[name] = checksum_file(self.copy.data / name)
+        self._note_checksums()
 
     def _count(self, size_bytes: int) -> None:
         with self._lock:

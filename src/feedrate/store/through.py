@@ -21,8 +21,18 @@ import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.errors import NotFound, PackError
+from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import Kind
-from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, parse_manifest
+from feedrate.format.manifest import (
+    FILE_NAME,
+    ColumnPart,
+    IndexPart,
+    Manifest,
+    Shard,
+    file_path,
+    parse_manifest,
+    read_manifest,
+)
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results.load import FetchStats
@@ -33,15 +43,13 @@ from feedrate.store.parcels import Delivery, Parcel
 from feedrate.store.patience import Attempts, Patience
 from feedrate.store.place import Place, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
+from feedrate.store.reach import OPENING, Reach, check_sizes, say_change
 
 if TYPE_CHECKING:
     from feedrate.store.landing import Landing
 
 # Of a field and positions: which of them a cache keeps, so that their bytes are not needed.
 IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
-
-# A wrong address should not keep anybody waiting for minutes.
-OPENING = Patience(give_up_s=15.0)
 
 
 def open_pack(
@@ -50,7 +58,9 @@ def open_pack(
     """Open a pack wherever it lies; `scratch`: "auto" or a folder: copy it there while it is read."""
     text = os.fspath(source)
     if not is_url(text) and scratch is None:
-        return _hold(Pack(text))
+        manifest = read_manifest(text)
+        if not any(shard.is_elsewhere for shard in manifest.shards):
+            return _hold(Pack(text, manifest))
     return ThroughPack(text, scratch, patience)
 
 
@@ -105,7 +115,7 @@ class ThroughPack(FarIndexPack):
         self._local = threading.local()
         self._lock = threading.Lock()  # of the counts
         self._counts = {"from_scratch": 0, "from_source": 0}
-        self.reader = RangeReader(Place(source), in_flight=in_flight, patience=patience)
+        self.reader = Reach(Place(source), in_flight=in_flight, patience=patience)
         self._direct = _Direct(self.reader)
         closing: list[Callable[[], object]] = [self.reader.close]
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
@@ -117,6 +127,9 @@ class ThroughPack(FarIndexPack):
             if self.landing is not None:
                 closing.append(self.landing.close)
                 index.find_copy = self.landing.find_small
+            elif not is_url(source):
+                index.find_copy = self._find_here
+            self._is_here = np.array([self._lies_here(shard) for shard in manifest.shards], np.bool_)
             self._doubts = Doubts(source, len(manifest.shards))
             super().__init__(source, manifest, index)
             index.bring(manifest.parts)
@@ -154,14 +167,40 @@ class ThroughPack(FarIndexPack):
             return self._index.locate(file)
         if self.landing is not None and (there := self.landing.locate(file)) is not None:
             return there
+        if self._lies_here(file):
+            return file_path(self.source, file)
         # Never opened, but it tells shards apart.
         return self._index.path / "elsewhere" / file.folder.replace("..", "up") / file.name
 
+    def _lies_here(self, shard: Shard) -> bool:
+        """Return whether a shard is read where it is: a pack of this machine may name others elsewhere."""
+        is_here = self.landing is None and not is_url(self.source) and not shard.is_elsewhere
+        return is_here and shard.container != FILES
+
+    def _find_here(self, file: IndexPart | ColumnPart) -> Path:
+        return Path(os.path.abspath(file_path(self.source, file)))
+
     def _check_in_place(self) -> None:
-        """Files at the source are not asked for their sizes one by one: checksums tell when they are read."""
+        """Ask some of the files that were indexed elsewhere for their sizes: all would take long.
+
+        Others, and those of a pack that lies there itself, are known by their checksums when they are read.
+        """
+        if self.landing is not None:
+            return
+        if not is_url(self.source):
+            super()._check_in_place()
+        check_sizes(self.reader, self.manifest.shards)
+
+    def _say_change(self, shard: Shard, field: str, at: I64, row: Rows | None) -> str:
+        if shard.container != RANGES or self._lies_here(shard) or row is None:
+            return super()._say_change(shard, field, at, row)
+        is_stored = f"{field}.crc32c" in (self._stored.names or ())
+        span = (int(row[f"{field}.offset"]), int(row[f"{field}.length"])) if is_stored else (0, 0)
+        return say_change(self.reader, shard, *span, int(row[f"{field}.crc32c"]) if is_stored else 0)
 
     def _check_referred(self) -> None:
-        pass
+        if self.landing is None and not is_url(self.source):
+            super()._check_referred()
 
     def reopen(self) -> Pack:
         return open_pack(self.source, self._scratch, self._patience)
@@ -204,7 +243,7 @@ class ThroughPack(FarIndexPack):
     def _is_far(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which values must come from the source."""
         shards, _ = self.locate(positions)
-        far: npt.NDArray[np.bool_] = values.file < 2 * len(self.manifest.shards)
+        far: npt.NDArray[np.bool_] = (values.file < 2 * len(self.manifest.shards)) & ~self._is_here[shards]
         if self.landing is not None:
             far &= ~(self.landing.landed() & ~self._doubts.lost_shards)[shards]
             far |= self._doubts.distrusts(positions)
@@ -304,12 +343,12 @@ class ThroughPack(FarIndexPack):
 
     def fetch_stats(self) -> FetchStats:
         """Return what came from where so far."""
-        reader = self.reader
+        readers = self.reader.readers()
         return FetchStats(
-            requests=reader.requests,
-            bytes_fetched=reader.bytes_read,
-            retries=reader.trouble.retries,
-            most_in_flight=reader.most_in_flight,
+            requests=sum(reader.requests for reader in readers),
+            bytes_fetched=sum(reader.bytes_read for reader in readers),
+            retries=sum(reader.trouble.retries for reader in readers),
+            most_in_flight=max(reader.most_in_flight for reader in readers),
             values_from_scratch=self._counts["from_scratch"],
             values_from_source=self._counts["from_source"],
             spoilt_on_scratch=self._doubts.count,

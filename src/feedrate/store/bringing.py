@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stretch of a file that lies elsewhere, brought into a file of this machine: at the same positions."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from feedrate.errors import FeedrateError, StorageError
+from feedrate.store.files import explain_write_error
+from feedrate.store.patience import Attempts, Patience, Trouble
+from feedrate.store.place import Place, PlacedFile
+from feedrate.store.ranges import Piece, RangeReader
+
+# 32 MB on their way.
+CHUNK_BYTES, STREAMS = 4 << 20, 8
+
+
+def fetch(
+    place: Place, file: bytes, span: range, target: Path, told: Callable[[int], None] = lambda _: None
+) -> None:
+    """Bring the bytes of `span`; what lies before them is a hole. Errors of the source are tried again.
+
+    Args:
+        told: called in this thread with the number of bytes that have come; what it raises ends the fetch.
+
+    Raises:
+        StorageError: the source fails for too long, ends early, or the disk is full.
+    """
+    reader = RangeReader(place, in_flight=STREAMS)
+    waiting: deque[tuple[int, Future[bytes]]] = deque()
+    try:
+        with open(target, "wb", buffering=0) as out:
+
+            def put() -> None:
+                offset, future = waiting.popleft()
+                view = memoryview(data := future.result())
+                while view:
+                    view = view[os.pwrite(out.fileno(), view, offset + len(data) - len(view)) :]
+                told(len(data))
+
+            for offset in range(span.start, span.stop, CHUNK_BYTES):
+                piece = Piece(file, offset, min(CHUNK_BYTES, span.stop - offset))
+                waiting.append((offset, reader.read(piece)))
+                while len(waiting) >= STREAMS:
+                    put()
+            while waiting:
+                put()
+    except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
+        raise explain_write_error(error, target, len(span)) from error
+    finally:
+        reader.close()
+
+
+def find_patiently(place: Place, file: bytes, patience: Patience | None = None) -> PlacedFile | None:
+    """Return a file's facts, None: it is a folder; a source that errs is asked again.
+
+    Raises:
+        NotFound: there is nothing of that name.
+        StorageError: the source fails for too long.
+    """
+    attempts = Attempts(Trouble(place.root, patience or Patience()), place.address(file))
+    while True:
+        try:
+            place.forget_listings()  # storages of fsspec remember what they have listed
+            return place.find(file, suggest=False)
+        except StorageError as error:
+            wait_s = attempts.failed(error)
+        time.sleep(wait_s)
+        # fsspec keeps connections, also those that were cut.
+        place = Place(place.root, {"skip_instance_cache": True})
+
+
+class FetchedPlace(Place):
+    """A folder with files that were brought from elsewhere; messages call them by their address there."""
+
+    def __init__(self, root: str, source: Place) -> None:
+        super().__init__(root)
+        self._source = source
+
+    def address(self, file: bytes) -> str:
+        return self._source.address(file)

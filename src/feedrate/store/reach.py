@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Byte ranges of a pack whose files lie in several places: its own, and the addresses that it names."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from feedrate import kernel
+from feedrate.errors import FeedrateError
+from feedrate.format.manifest import Shard
+from feedrate.format.pack import refuse_change
+from feedrate.store.bringing import find_patiently
+from feedrate.store.index_folder import origin
+from feedrate.store.patience import Patience
+from feedrate.store.place import Place, is_address, split_source
+from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader
+from feedrate.store.readers import is_sftp
+
+# A wrong address should not keep anybody waiting for minutes.
+OPENING = Patience(give_up_s=15.0)
+# So many of the files that were indexed elsewhere are asked for their sizes when a pack is opened.
+_LOOKED_AT = 16
+
+
+class Reach(RangeReader):
+    """Reads pieces of a place's files, and of files that are called by an address of their own."""
+
+    def __init__(self, place: Place, *, in_flight: int = IN_FLIGHT, patience: Patience | None = None) -> None:
+        super().__init__(place, in_flight=in_flight, patience=patience)
+        self._each_in_flight = in_flight
+        self._elsewhere: dict[str, RangeReader] = {}
+        self._known: dict[bytes, tuple[RangeReader, bytes]] = {}
+        self._making = threading.Lock()
+
+    def read(self, piece: Piece) -> Future[bytes]:
+        if not is_address(os.fsdecode(piece.file)):
+            return super().read(piece)
+        reader, name = self._find(piece.file)
+        return reader.read(Piece(name, piece.offset, piece.length))
+
+    def find(self, file: bytes) -> tuple[Place, bytes]:
+        """Return the place that a file lies in, and its name there."""
+        if not is_address(os.fsdecode(file)):
+            return self.place, file
+        reader, name = self._find(file)
+        return reader.place, name
+
+    def measure(self, file: bytes) -> int:
+        """Ask for a file's size; -1: it is a folder.
+
+        Raises:
+            NotFound, StorageError: it is not there, or nobody answers.
+        """
+        found = find_patiently(*self.find(file), OPENING)
+        return -1 if found is None else found.size_bytes
+
+    def readers(self) -> list[RangeReader]:
+        """Return this and those of other places, each with its own counts."""
+        with self._making:
+            return [self, *self._elsewhere.values()]
+
+    def _find(self, file: bytes) -> tuple[RangeReader, bytes]:
+        known = self._known.get(file)
+        if known is None:
+            root, name = split_source(os.fsdecode(file))
+            with self._making:
+                reader = self._elsewhere.get(root)
+                if reader is None:
+                    reader = RangeReader(Place(root), in_flight=self._each_in_flight, patience=self.patience)
+                    self._elsewhere[root] = reader
+                    if self._closed:
+                        reader.close()
+            known = self._known[file] = (reader, name)
+        return known
+
+    def close(self) -> None:
+        super().close()
+        for reader in self.readers()[1:]:
+            reader.close()
+
+
+def check_sizes(reach: Reach, shards: Sequence[Shard]) -> None:
+    """Ask some of the shards that lie elsewhere for their sizes: all would take long.
+
+    Raises:
+        PackError: one has changed since it was indexed.
+        NotFound, StorageError: one is not there, or nobody answers.
+    """
+    named = {origin(shard): shard for shard in shards if shard.is_elsewhere}
+    if not named:
+        return
+    some = list(named)[:: -(-len(named) // _LOOKED_AT)]
+    # A connection by SSH mixes up the answers of threads that share it.
+    at_once = 1 if any(is_sftp(reach.find(file)[0].root) for file in some) else len(some)
+    with ThreadPoolExecutor(at_once) as threads:
+        for file, size_bytes in zip(some, threads.map(reach.measure, some), strict=True):
+            refuse_change(named[file], os.fsdecode(file), size_bytes)
+
+
+def say_change(reach: Reach, shard: Shard, offset: int, length: int, crc32c: int) -> str:
+    """Return what to add about a shard that is no longer what it was; "": it is, as far as these bytes go."""
+    file = origin(shard)
+    place, name = reach.find(file)
+    try:
+        is_same = reach.measure(file) == shard.size_bytes
+        if is_same and length:
+            is_same = kernel.crc32c(reach.read(Piece(file, offset, length)).result()) == crc32c
+    except FeedrateError:
+        return f"; {place.address(name)} cannot be found where it was indexed"
+    if is_same:
+        return ""
+    address = place.address(name)
+    return f"; {address} has changed since it was indexed: index it again with 'feedrate index'"
