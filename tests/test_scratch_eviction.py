@@ -20,6 +20,7 @@ from feedrate.store.clearing import opened_home
 from feedrate.store.copies import Copy, CopyGone
 from feedrate.store.eviction import Kept, SourceUnseen, Vanished, evict
 from feedrate.store.registry import remember_copy
+from feedrate.store.removal import opened_folder, remove_known
 from images import read_tree, save_image
 from scratch_copies import end, evict_copy, held_elsewhere, make_files, make_pack, names_in, stage, stage_half
 
@@ -450,3 +451,16 @@ def test_a_file_of_another_size_is_seen_though_its_time_is_the_same(source: Path
     os.truncate(path, info.st_size - 1)
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
     assert_kept(copy, "when it was copied")
+
+
+def test_of_many_files_in_one_folder_all_go_but_those_that_are_not_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "below"
+    folder.mkdir(parents=True)
+    for number in range(300):
+        (folder / f"{number}.bin").touch()
+    (folder / "150.link").symlink_to(folder / "7.txt")
+    (folder / "7.txt").touch()
+    with opened_folder(str(tmp_path / "data")) as fd:
+        left = remove_known(fd, lambda path: path.endswith((".bin", ".link")))
+    assert sorted(left) == ["below/150.link", "below/7.txt"]
+    assert sorted(os.listdir(folder)) == ["150.link", "7.txt"]

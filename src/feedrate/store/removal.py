@@ -61,17 +61,9 @@ def walk(fd: int, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
             continue  # somebody else deletes it
 
 
-def remove_known(fd: int, is_ours: Callable[[str], bool]) -> list[str]:
+def remove_known(fd: int, is_ours: Callable[[str], bool], prefix: str = "") -> list[str]:
     """Delete the plain files below a folder that `is_ours` claims by their path, and folders that are empty
     then; return what is left."""
-    # Most file systems wait for the disk with each file, and can wait for many at once.
-    with ThreadPoolExecutor(_AT_ONCE, "feedrate-delete") as threads:
-        return _remove_below(fd, is_ours, "", threads)
-
-
-def _remove_below(
-    fd: int, is_ours: Callable[[str], bool], prefix: str, threads: ThreadPoolExecutor
-) -> list[str]:
     mount = _find_mount(fd)
     left, files = [], []
     for name in sorted(os.listdir(fd)):
@@ -81,7 +73,7 @@ def _remove_below(
             if stat.S_ISDIR(info.st_mode):
                 with opened_folder(name, fd) as inner:
                     is_same_mount = _find_mount(inner) == mount
-                    below = _remove_below(inner, is_ours, path + "/", threads) if is_same_mount else [path]
+                    below = remove_known(inner, is_ours, path + "/") if is_same_mount else [path]
                 if not below:
                     os.rmdir(name, dir_fd=fd)
                 left += below
@@ -93,14 +85,20 @@ def _remove_below(
             continue
         except OSError:
             left.append(path)
-    groups = [files[i : i + _GROUP] for i in range(0, len(files), _GROUP)]
-    for stayed in threads.map(lambda group: _unlink(fd, group), groups):
-        left += [prefix + name for name in stayed]
-    return left
+    return left + [prefix + name for name in _unlink_all(fd, files)]
+
+
+def _unlink_all(fd: int, names: list[str]) -> list[str]:
+    """Delete files; return those that stay. Disks that wait with each file can wait for many at once."""
+    if len(names) <= _GROUP:
+        return _unlink(fd, names)
+    groups = [names[i : i + _GROUP] for i in range(0, len(names), _GROUP)]
+    # The threads end before the caller can close the folder: its number may be another's then.
+    with ThreadPoolExecutor(_AT_ONCE, "feedrate-delete") as threads:
+        return [name for left in threads.map(lambda group: _unlink(fd, group), groups) for name in left]
 
 
 def _unlink(fd: int, names: list[str]) -> list[str]:
-    """Delete files; return those that stay."""
     left = []
     for name in names:
         try:
