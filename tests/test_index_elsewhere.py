@@ -254,13 +254,6 @@ def test_a_server_that_errs_is_asked_again(server: RangeServer, shards: Path, tm
     assert_same(load(tmp_path / "index"), load(here(shards, tmp_path)))
 
 
-def test_several_workers_write_the_same_bytes(server: RangeServer, tmp_path: Path) -> None:
-    make(server, tmp_path)
-    index(address(server), tmp_path / "two", workers=2)
-    for path in (tmp_path / "index").iterdir():
-        assert (tmp_path / "two" / path.name).read_bytes() == path.read_bytes()
-
-
 def test_rejected_samples_keep_their_numbers(server: RangeServer, shards: Path, tmp_path: Path) -> None:
     files = sample("0", jpeg(0)) | sample("1", b"no image") | {"2.jpg": jpeg(2), "2.cls": b"emu"}
     write_tar(shards / "001.tar", files)
