@@ -32,6 +32,7 @@ from feedrate.results.pack import IndexResult, Tick
 from feedrate.store.eviction import SourceUnseen
 from range_server import RangeServer, serve
 from scratch_copies import evict_copy, stage
+from scratches import process, wait_for
 from sources import dump_example, jpeg, write_tar, write_tfrecord, write_zip
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -214,6 +215,24 @@ def test_an_interrupted_run_goes_on_with_the_shards_that_it_lacks(
         assert (tmp_path / "index" / path.name).read_bytes() == path.read_bytes()
 
 
+def test_a_killed_run_leaves_nothing_that_stays(server: RangeServer, tmp_path: Path) -> None:
+    server.fault = lambda path, _: "stall" if path.endswith("002.tar") and is_begun() else None
+
+    def is_begun() -> bool:
+        return len(list((tmp_path / "index").glob("packing.surveys/*.json"))) == 2
+
+    code = "import sys; from feedrate.pack import index; index(sys.argv[1], sys.argv[2], workers=1)"
+    with process(code, address(server), tmp_path / "index") as child:
+        wait_for(lambda: is_begun() and server.in_flight > 0, "the last shard is asked for")
+        child.kill()
+        child.wait()
+    assert list((tmp_path / "index").glob(".near-*"))
+    server.released.set()
+    server.fault = lambda *_: None
+    assert make(server, tmp_path).resumed_parts == 2
+    assert len(os.listdir(tmp_path / "index")) == SHARDS + 1
+
+
 def test_a_run_is_not_gone_on_with_when_the_shards_are_others(
     server: RangeServer, shards: Path, tmp_path: Path
 ) -> None:
@@ -233,13 +252,6 @@ def test_a_server_that_errs_is_asked_again(server: RangeServer, shards: Path, tm
     make(server, tmp_path)
     server.fault = lambda *_: None
     assert_same(load(tmp_path / "index"), load(here(shards, tmp_path)))
-
-
-def test_several_workers_write_the_same_bytes(server: RangeServer, tmp_path: Path) -> None:
-    make(server, tmp_path)
-    index(address(server), tmp_path / "two", workers=2)
-    for path in (tmp_path / "index").iterdir():
-        assert (tmp_path / "two" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_rejected_samples_keep_their_numbers(server: RangeServer, shards: Path, tmp_path: Path) -> None:

@@ -78,6 +78,9 @@ def assert_same(found: list[Any], wanted: list[Any]) -> None:
 def test_shards_on_a_server_give_the_batches_of_a_folder(server: RealServer, tmp_path: Path) -> None:
     result = index(address(server), tmp_path / "index", workers=2)
     assert (result.samples, result.rejected) == (SHARDS * EACH, ())
+    index(address(server), tmp_path / "alone", workers=1)
+    for path in (tmp_path / "alone").iterdir():
+        assert (tmp_path / "index" / path.name).read_bytes() == path.read_bytes()
     index(server.served / "train", tmp_path / "here")
     wanted = load(tmp_path / "here")
     assert_same(load(tmp_path / "index"), wanted)

@@ -17,7 +17,6 @@ from feedrate.store.index_folder import origin
 from feedrate.store.patience import Patience
 from feedrate.store.place import Place, is_address, split_source
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader
-from feedrate.store.readers import is_sftp
 
 # A wrong address should not keep anybody waiting for minutes.
 OPENING = Patience(give_up_s=15.0)
@@ -94,7 +93,7 @@ def check_sizes(reach: Reach, shards: Sequence[Shard]) -> None:
         return
     some = list(named)[:: -(-len(named) // _LOOKED_AT)]
     # A connection by SSH mixes up the answers of threads that share it.
-    at_once = 1 if any(is_sftp(reach.find(file)[0].root) for file in some) else len(some)
+    at_once = 1 if any(file.startswith((b"sftp:", b"ssh:")) for file in some) else len(some)
     with ThreadPoolExecutor(at_once) as threads:
         for file, size_bytes in zip(some, threads.map(reach.measure, some), strict=True):
             refuse_change(named[file], os.fsdecode(file), size_bytes)
