@@ -10,15 +10,17 @@ import enum
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feedrate import pillow
 from feedrate.pillow import Box
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 try:
     from feedrate import _native
@@ -131,6 +133,8 @@ class Pool:
 
     def map(self, work: Callable[[int], None], samples: Sequence[int]) -> None:
         """Call `work` for every sample in Python threads: for what goes through Pillow, for whole images."""
+        from concurrent.futures import ThreadPoolExecutor
+
         # The executor's threads do not survive a fork; the process number tells. Two callers at once may make
         # two executors: the one that is not kept ends with its work.
         executor = self._executor
@@ -440,6 +444,14 @@ def hash_stems(paths: bytes, starts: I64) -> npt.NDArray[np.uint64]:
     return out
 
 
+def join_pieces(data: bytes | U8, starts: I64, lengths: I64, before: bytes = b"") -> bytes:
+    """Return pieces of `data` one behind the other, each with `before` in front of it."""
+    out = np.empty(int(lengths.sum()) + len(before) * len(lengths), np.uint8)
+    starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int64)
+    _native.join_pieces(_as_bytes(data), starts, lengths, before, out)
+    return out.tobytes()
+
+
 def crc32c_rows(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
     """Return the CRC-32C of each row of a structured array, without its last four bytes."""
     out = np.zeros(len(rows), np.uint32)
@@ -482,19 +494,23 @@ class Members:
 
 def make_members(
     root: bytes,
-    paths: Sequence[bytes],
+    paths: bytes,
+    path_starts: I64,
     sizes: I64,
     labels: I64 | None,
     *,
     header: bytes,
     scan: bool = True,
     pool: Pool | None = None,
+    memory: U8 | None = None,
 ) -> Members:
     """Read image files, look at each, and lay them out as members of a tar: KEY.jpg, and KEY.cls with labels.
 
     Args:
+        paths: relative to `root`; path `i` is `paths[path_starts[i]:path_starts[i + 1]]`.
         header: a tar header for an empty name and size 0.
         scan: note entry points; else only the headers of JPEGs are read.
+        memory: for the members, if it is large enough: pages that were used before cost nothing.
 
     A sample is left to the caller when anything about it is out of the ordinary: its name, its size, its
     image.
@@ -505,14 +521,13 @@ def make_members(
     rooms = TAR_BLOCK_BYTES + -(-sizes // TAR_BLOCK_BYTES) * TAR_BLOCK_BYTES
     rooms += 0 if labels is None else 2 * TAR_BLOCK_BYTES
     starts = np.concatenate(([0], np.cumsum(rooms))).astype(np.int64)
-    path_starts = np.zeros(len(paths) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, paths), np.int64, len(paths)), out=path_starts[1:])
-    buffer = np.empty(int(starts[-1]), np.uint8)
+    room = int(starts[-1])
+    buffer = memory[:room] if memory is not None and len(memory) >= room else np.empty(room, np.uint8)
     facts = np.zeros((len(sizes), len(_MEMBER_FACTS)), np.int64)
     keys, entries = _native.make_members(
         root,
-        np.frombuffer(b"".join(paths), np.uint8),
-        path_starts,
+        _as_bytes(paths),
+        np.ascontiguousarray(path_starts, np.int64),
         sizes,
         None if labels is None else np.ascontiguousarray(labels, np.int64),
         np.frombuffer(header, np.uint8),

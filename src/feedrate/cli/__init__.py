@@ -28,7 +28,8 @@ EXIT_INTERRUPTED = 130  # what a shell reports for a process that ended by SIGIN
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Known errors are printed, others are bugs and propagate."""
-    arguments = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = make_parser([name for name in COMMANDS if name in words[:1]] or COMMANDS).parse_args(argv)
     # Pillow's (large images, odd metadata): what matters of them ends in a command's report.
     warnings.filterwarnings("ignore", module="PIL")
     try:
@@ -52,7 +53,8 @@ def say_error(message: str, hint: str | None = None) -> None:
         sys.stderr.write(f"\nhint: {hint}\n")
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser of some commands: to parse a line that begins with one, the others are not needed."""
     parser = Parser(
         prog="feedrate",
         description="Finds out why training waits for its data, and feeds it faster.",
@@ -61,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--version", action=ShowVersion, nargs=0, help="show program's version number and exit"
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    for name in names:
         module = importlib.import_module(f"feedrate.cli.{name.replace('-', '_')}")
         text = (module.__doc__ or "").strip()
         command = commands.add_parser(

@@ -20,6 +20,7 @@ from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
 from feedrate.format.keys import printable
 from feedrate.format.manifest import IndexPart, Shard
+from feedrate.format.texts import TextsBuilder
 from feedrate.pack.bulk import NOT_JPEG, Bulk, Written, is_plain
 from feedrate.pack.files import appear
 from feedrate.pack.listing import Listing, Rows, Sample
@@ -108,6 +109,8 @@ def find_done(task: ShardTask) -> ShardDone | None:
 def read_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
     """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
     index_path, shard_path = target / index, target / shard
+    if not index_path.exists():
+        return None
     try:
         metadata = read_metadata(index_path)
         if metadata.get("plan") != plan or _size_of(shard_path) != metadata["bytes"]:
@@ -139,9 +142,9 @@ class SampleWriter:
         self.samples = 0
         self._rows: list[tuple[Any, ...]] = []
         self._pieces: list[Rows] = []
-        self.variable: dict[str, list[bytes]] = {"key": []}
+        self.variable = {"key": TextsBuilder()}
         for field in self.fields:
-            self.variable |= {name: [] for name in field.variable_columns()}
+            self.variable |= {name: TextsBuilder() for name in field.variable_columns()}
         self.rejected: list[tuple[str, str, str]] = []
         self.damaged: list[tuple[str, str, str]] = []
         self.by_pillow: Counter[str] = Counter()
@@ -180,15 +183,15 @@ class SampleWriter:
         self._end_piece()
         self._pieces.append(written.rows)
         self.samples += len(written.rows)
-        self.variable["key"] += written.keys
-        self.variable["image.path"] += written.paths
-        self.variable["image.entries"] += written.entries
+        self.variable["key"].extend(written.keys)
+        self.variable["image.path"].extend(written.paths)
+        self.variable["image.entries"].extend(written.entries)
         self.source_bytes += written.source_bytes
         self.by_kernel += written.by_kernel
         if written.by_kernel < len(written.rows):
             self.by_pillow[NOT_JPEG] += len(written.rows) - written.by_kernel
-        shapes = [list(shape) for shape in written.shapes]
-        if len(shapes) > 1 or self.uniform.setdefault("image.shape", shapes[0]) != shapes[0]:
+        shape = None if written.shape is None else list(written.shape)
+        if self.uniform.setdefault("image.shape", shape) != shape:
             self.uniform["image.shape"] = None
 
     def rows(self) -> Rows:
@@ -207,9 +210,9 @@ class SampleWriter:
             "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
             "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
         }  # fmt: skip
-        rows = self.rows()
-        fill_derived(rows, self.variable)
-        data = dump_part(self.fields, Part(rows, self.variable, found))
+        rows, variable = self.rows(), {name: texts.finish() for name, texts in self.variable.items()}
+        fill_derived(rows, variable)
+        data = dump_part(self.fields, Part(rows, variable, found))
         with appear(path, expected_bytes=len(data)) as out:
             out.write(data)
 

@@ -8,19 +8,18 @@ blocks nobody. Workers watch their parent and end when it is gone.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait as wait_for_end
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedrate.errors import FeedrateError
 from feedrate.probe.cpu import count_usable_cores
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -116,6 +115,11 @@ def _run_here(
 def _run_pool(
     function: Callable[[Task], Done], tasks: Sequence[Task], workers: int, watch: Watch
 ) -> Iterator[Done]:
+    # Here, since one process needs none of it, and starts sooner without.
+    import multiprocessing
+    from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+    from concurrent.futures.process import BrokenProcessPool
+
     # Spawn, not fork: the parent may have threads (rich, pyarrow), and a forked lock may be held by nobody.
     context = multiprocessing.get_context("spawn")
     shared = context.RawArray("q", 1 + 2 * workers)
@@ -161,6 +165,9 @@ def _become_worker(shared: Any, next_slot: Any) -> None:
 
 
 def _end_with_parent() -> None:
+    import multiprocessing
+    from multiprocessing.connection import wait as wait_for_end
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait_for_end([parent.sentinel])
