@@ -18,6 +18,7 @@ from feedrate.errors import AlreadyExists
 from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
+from feedrate.format.texts import Texts
 from feedrate.pack import PackOptions, bulk, pack, shard, verify
 from feedrate.pack.values import inspect_image
 from feedrate.results.pack import PackResult
@@ -114,7 +115,7 @@ def make(
     folder: Path, paths: list[bytes], sizes: list[int], labels: list[int] | None = None
 ) -> kernel.Members:
     return kernel.make_members(
-        os.fsencode(folder), paths, np.array(sizes, np.int64),
+        os.fsencode(folder), *Texts.of(paths).pack(), np.array(sizes, np.int64),
         None if labels is None else np.array(labels, np.int64), header=member_header("", 0),
     )  # fmt: skip
 
