@@ -23,8 +23,8 @@ COMMANDS = (
     "add-column", "merge", "stage", "scratch", "fidelity", "bench",
 )  # fmt: skip
 
-# Modules that are loaded make objects that stay. Looking through them after every 700, as Python does, takes a
-# tenth of the time until a command begins.
+# Modules that are loaded make objects that stay. Looking through them after every 700, as Python does, takes
+# a tenth of the time until a command begins.
 _OBJECTS_PER_COLLECTION = 20_000
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2

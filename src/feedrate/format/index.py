@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +47,17 @@ def fill_derived(rows: np.ndarray[Any, np.dtype[Any]], variable: Mapping[str, Se
 def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
     """Return the checksum that each row should carry: the CRC-32C of its bytes without the last four."""
     return kernel.crc32c_rows(rows)
+
+
+def load_meanwhile() -> None:
+    """Load pyarrow in a thread: who is about to read folders, or has other work outside of Python, need not
+    wait for it later."""
+
+    def load() -> None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("pyarrow")
+
+    threading.Thread(target=load).start()
 
 
 def dump_part(fields: Sequence[Field], part: Part) -> bytes:
