@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The door for Python: hands over pointers and lets go of the GIL. kernel.py has checked shapes, types and lengths; an array
-// that it could have got wrong is checked here again by its type.
+// The door for Python: hands over pointers and lets go of the GIL. feedrate.kernel has checked shapes, types and lengths; an
+// array that it could have got wrong is checked here again by its type.
 #include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What native/module.cpp offers. Only kernel.py calls it; arrays are one-dimensional and contiguous.
+# What native/module.cpp offers. Only feedrate.kernel calls it; arrays are one-dimensional and contiguous.
 from typing import Any
 
 import numpy as np
