@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,19 @@ def write_shard(task: ShardTask) -> MapCost:
     Raises:
         StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
     """
+    return begin_shard(task)()
+
+
+def begin_shard(task: ShardTask) -> Callable[[], MapCost]:
+    """Write a shard but for its last step, and return that, to be called: it mostly waits for the disk."""
     container = find_container(task.container)
     shard_path = Path(task.target) / container.shard_name(task.number)
     listing, source = Listing(task.listing), Bytes(task.source, task.target)
     mapper = None if task.map is None else Mapper(task.map, listing.fields)
     fields = task.stored_fields(listing.fields)
     loader = SampleLoader(source, listing.fields, fields, task.recode, mapper, scan=task.scan)
-    with appear(shard_path, expected_bytes=task.expected_bytes) as out:
-        output = Output(out)
+    with ExitStack() as stack:
+        output = Output(stack.enter_context(appear(shard_path, expected_bytes=task.expected_bytes)))
         writer = SampleWriter(loader, container.write(output))
         for one in _samples(task, listing, fields, output, loader):
             if isinstance(one, Written):
@@ -76,6 +82,7 @@ def write_shard(task: ShardTask) -> MapCost:
                 writer.add(one)
                 advance(1, one.source_bytes)
         notes = writer.shard.end()
+        whole = stack.pop_all()
     listing.close()
     source.close()
     metadata = {
@@ -84,8 +91,13 @@ def write_shard(task: ShardTask) -> MapCost:
         **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
         **({"notes": notes} if notes else {}),
     }  # fmt: skip
-    writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
-    return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
+
+    def finish() -> MapCost:
+        whole.close()
+        writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
+        return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
+
+    return finish
 
 
 def _samples(

@@ -81,11 +81,16 @@ def run_tasks(
     workers: int | None,
     size_bytes: int,
     watch: Watch,
+    begin: Callable[[Task], Callable[[], Done]] | None = None,
 ) -> Iterator[Done]:
     """Yield what `function` returns for each task, as they finish, in any order.
 
     With one worker everything happens in this process. `workers` is None: as many as there are cores, but not
     more than `size_bytes` of images are worth starting.
+
+    Args:
+        begin: does all of a task but its last step, and returns that; together they are `function`. With
+            threads to use, a last step is then done while the next task begins.
 
     Raises:
         FeedrateError: a worker died. Errors of the function come through as they are.
@@ -93,23 +98,34 @@ def run_tasks(
     worth = max(1, size_bytes // _WORTH_A_WORKER_BYTES)
     threads = workers or count_usable_cores()
     workers = min(workers or min(count_usable_cores(), worth), len(tasks))
-    return (
-        _run_here(function, tasks, threads, watch)
-        if workers <= 1
-        else _run_pool(function, tasks, workers, watch)
-    )
+    if workers > 1:
+        return _run_pool(function, tasks, workers, watch)
+    done = map(function, tasks) if begin is None or threads == 1 else _overlap(begin, tasks)
+    return _run_here(done, threads, watch)
 
 
-def _run_here(
-    function: Callable[[Task], Done], tasks: Sequence[Task], threads: int, watch: Watch
-) -> Iterator[Done]:
+def _run_here(done: Iterator[Done], threads: int, watch: Watch) -> Iterator[Done]:
     global _counter, _threads
     before, _counter, _threads = _counter, _Counter(watch), threads
     try:
-        for task in tasks:
-            yield function(task)
+        yield from done
     finally:
         _counter, _threads = before, 1
+
+
+def _overlap(begin: Callable[[Task], Callable[[], Done]], tasks: Sequence[Task]) -> Iterator[Done]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    # However this ends, steps that were handed over are waited for: no file changes after that.
+    with ThreadPoolExecutor(1) as behind:
+        waiting: Future[Done] | None = None
+        for task in tasks:
+            following = behind.submit(begin(task))
+            if waiting is not None:
+                yield waiting.result()
+            waiting = following
+        if waiting is not None:
+            yield waiting.result()
 
 
 def _run_pool(
