@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -150,7 +151,11 @@ def run_command(name: str, command: Sequence[str]) -> Run | str:
 
 def run_here(command: Sequence[str]) -> int:
     begin = time.perf_counter()
-    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # What is installed has its bytecode, and a checkout makes it in the first round, if it may.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ
+    )
     seconds = time.perf_counter() - begin
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_seconds = usage.ru_utime + usage.ru_stime

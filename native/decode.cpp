@@ -195,7 +195,7 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
     if (!outcome.ok()) return outcome;
     if (!is_possible(s.header)) {  // find out how much of it is there
         std::string unused;
-        return scan_jpeg(file.data, file.size, s.header, unused);
+        return scan_jpeg(file.data, file.size, file_crc, s.header, unused);
     }
     outcome = s.entries.open(entries, s.header);
     if (outcome.ok()) outcome = make_tables(s.header, s.tables);

@@ -92,7 +92,7 @@ void EntriesWriter::add(uint32_t bit, const int* predictors) {
     entries_.push_back(entry);
 }
 
-std::string EntriesWriter::finish(const uint8_t* data, size_t size) {
+std::string EntriesWriter::finish(uint32_t file_crc) {
     const int components = header_.component_count;
     Widths widths;
     int lowest[kMaxComponents] = {}, highest[kMaxComponents] = {};
@@ -119,7 +119,7 @@ std::string EntriesWriter::finish(const uint8_t* data, size_t size) {
     put(head, kVersion, 1);
     put(head, static_cast<uint32_t>(components), 1);
     put(head, static_cast<uint32_t>(step_), 2);
-    put(head, crc32c(data, size, 0), 4);
+    put(head, file_crc, 4);
     const uint32_t crc = crc32c(reinterpret_cast<const uint8_t*>(head.data()), head.size(), 0);
     put(head, crc32c(reinterpret_cast<const uint8_t*>(tail.data()), tail.size(), crc), 4);
     return head + tail;

@@ -21,7 +21,7 @@ public:
     explicit EntriesWriter(const Header& header);
     int step() const { return step_; }
     void add(uint32_t bit, const int* predictors);
-    std::string finish(const uint8_t* data, size_t size);
+    std::string finish(uint32_t file_crc);
 
 private:
     const Header& header_;

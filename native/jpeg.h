@@ -56,6 +56,7 @@ struct Header {
     int mcu_width = 8, mcu_height = 8;             // in pixels
     int mcus_per_row = 0, mcu_rows = 0;
     int restart_interval = 0;
+    bool may_have_exif = false;  // application data says so, or the markers are spaced in a way that hides what does
     uint16_t quant[4][64] = {};  // zigzag order
     bool quant_defined[4] = {};
     HuffmanSpec dc[4], ac[4];
@@ -72,8 +73,8 @@ const char* sampling_name(const Header& header);
 // The name of the format that parse_jpeg's not_jpeg tells by number.
 const char* format_name(int format);
 
-// Decodes every Huffman code once. `entries` is empty unless the outcome is ok.
-Outcome scan_jpeg(const uint8_t* data, size_t size, Header& header, std::string& entries);
+// Decodes every Huffman code once. `entries` is empty unless the outcome is ok; `file_crc` is the crc32c of the whole file, which they name.
+Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries);
 
 struct Box {
     int left, top, right, bottom;

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <iterator>
+#include <numeric>
 
 #include "crc32c.h"
 #include "jpeg.h"
@@ -19,7 +19,6 @@ namespace feedrate {
 namespace {
 
 constexpr size_t kLongestPart = 180, kLongestName = 100;  // of a key's part; of a tar header's field
-constexpr size_t kLookForExif = 70'000;  // as pack/exif.py
 constexpr int64_t kMostPerCall = int64_t{1} << 30;  // Linux reads no more than 2 GB at a time
 constexpr int kSizeField = 124, kSumField = 148;
 constexpr int64_t kLargest = int64_t{1} << 33;  // eleven octal digits
@@ -65,30 +64,54 @@ bool make_key(const char* path, const Parts& parts, std::string& key) {
     return true;
 }
 
+// The header that all others are made of, and the sum that its bytes have in one: the field of the sum is spaces there.
+struct Template {
+    const uint8_t* bytes;
+    uint32_t sum;
+
+    explicit Template(const uint8_t* header) : bytes(header), sum(std::accumulate(header, header + kTarBlock, uint32_t{8 * ' '})) {
+        sum -= std::accumulate(header + kSumField, header + kSumField + 8, uint32_t{0});
+    }
+};
+
 // A header as Python's tarfile writes it (PAX, nothing to extend): only name, size and checksum differ from member to member.
-bool put_header(const uint8_t* header, const std::string& name, int64_t size, uint8_t* out) {
+bool put_header(const Template& header, const std::string& name, int64_t size, uint8_t* out) {
     if (name.size() > kLongestName || size >= kLargest) return false;
-    std::memcpy(out, header, kTarBlock);
+    std::memcpy(out, header.bytes, kTarBlock);
     std::memcpy(out, name.data(), name.size());
-    for (int digit = 10; digit >= 0; --digit, size >>= 3) out[kSizeField + digit] = static_cast<uint8_t>('0' + (size & 7));
-    std::memset(out + kSumField, ' ', 8);
-    uint32_t sum = 0;
-    for (int64_t i = 0; i < kTarBlock; ++i) sum += out[i];
+    uint32_t sum = header.sum;
+    for (const char c : name) sum += static_cast<uint8_t>(c);
+    for (int digit = 10; digit >= 0; --digit, size >>= 3) {
+        out[kSizeField + digit] = static_cast<uint8_t>('0' + (size & 7));
+        sum += static_cast<uint32_t>(size & 7);
+    }
     for (int digit = 5; digit >= 0; --digit, sum >>= 3) out[kSumField + digit] = static_cast<uint8_t>('0' + (sum & 7));
     out[kSumField + 6] = 0;
     return true;
 }
 
-// Reads a file that must have exactly `size` bytes: asks for one more, so that one call says both.
-bool read_whole(const std::string& path, int64_t size, uint8_t* to) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+// A folder that paths are relative to: the way to it is walked once. When it cannot be opened, none of its files can.
+struct Folder {
+    const int fd;
+    explicit Folder(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {}
+    ~Folder() {
+        if (fd >= 0) ::close(fd);
+    }
+    Folder(const Folder&) = delete;
+    Folder& operator=(const Folder&) = delete;
+};
+
+// Reads a file that must have exactly `size` bytes: asks for one more, so that one call says both. `has_room`: for that byte, too.
+bool read_whole(int folder, const char* path, int64_t size, uint8_t* to, bool has_room) {
+    const int fd = ::openat(folder, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) return false;
     int64_t done = 0;
     for (;;) {
         uint8_t beyond;
         const iovec parts[] = {{to + done, static_cast<size_t>(size - done)}, {&beyond, 1}};
         const int64_t wanted = std::min(size - done + 1, kMostPerCall);
-        const ssize_t got = wanted == size - done + 1 ? ::readv(fd, parts, 2) : ::read(fd, to + done, static_cast<size_t>(wanted));
+        const bool is_last = wanted == size - done + 1;
+        const ssize_t got = is_last && !has_room ? ::readv(fd, parts, 2) : ::read(fd, to + done, static_cast<size_t>(wanted));
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) break;
         done += got;
@@ -98,12 +121,6 @@ bool read_whole(const std::string& path, int64_t size, uint8_t* to) {
     }
     ::close(fd);
     return done == size;
-}
-
-bool has_exif(const uint8_t* data, size_t size) {
-    static const uint8_t kMarker[] = {'E', 'x', 'i', 'f', 0, 0};
-    const uint8_t* const end = data + std::min(size, kLookForExif);
-    return std::search(data, end, std::begin(kMarker), std::end(kMarker)) != end;
 }
 
 bool look_at_png(const uint8_t* data, size_t size, MemberFacts& facts) {
@@ -125,14 +142,14 @@ bool look(const uint8_t* data, size_t size, const std::string& suffix, bool scan
     if (suffix == ".png") return look_at_png(data, size, facts);
     if (suffix != ".jpg" && suffix != ".jpeg") return false;
     Header header;
-    const Outcome outcome = scan ? scan_jpeg(data, size, header, facts.entries) : parse_jpeg(data, size, header);
+    const Outcome outcome = scan ? scan_jpeg(data, size, facts.crc, header, facts.entries) : parse_jpeg(data, size, header);
     facts.width = header.width, facts.height = header.height;
-    facts.has_exif = has_exif(data, size);
+    facts.has_exif = header.may_have_exif;
     facts.kind = header.component_count == 1 ? ImageKind::gray_jpeg : ImageKind::jpeg;
     return outcome.ok();
 }
 
-bool make_sample(const MembersRequest& r, int64_t i, MemberFacts& facts) {
+bool make_sample(const MembersRequest& r, const Template& header, int folder, int64_t i, MemberFacts& facts) {
     const char* path = reinterpret_cast<const char*>(r.paths) + r.path_starts[i];
     const auto path_size = static_cast<size_t>(r.path_starts[i + 1] - r.path_starts[i]);
     const Parts parts = split(path, path_size);
@@ -142,15 +159,16 @@ bool make_sample(const MembersRequest& r, int64_t i, MemberFacts& facts) {
     const int64_t size = r.sizes[i];
     uint8_t* const begin = r.out + r.starts[i];
     uint8_t* const data = begin + kTarBlock;
-    if (size <= 0 || !put_header(r.header, facts.key + suffix, size, begin)) return false;
-    if (!read_whole(r.root + '/' + std::string(path, path_size), size, data)) return false;
-    if (!look(data, static_cast<size_t>(size), suffix, r.scan, facts)) return false;
+    if (size <= 0 || !put_header(header, facts.key + suffix, size, begin)) return false;
+    const bool has_room = r.labels || size % kTarBlock;
+    if (!read_whole(folder, std::string(path, path_size).c_str(), size, data, has_room)) return false;
     facts.crc = crc32c(data, static_cast<size_t>(size), 0);
+    if (!look(data, static_cast<size_t>(size), suffix, r.scan, facts)) return false;
     uint8_t* at = data + padded(size);
     std::memset(data + size, 0, static_cast<size_t>(at - data - size));
     if (!r.labels) return true;
     const std::string label = std::to_string(r.labels[i]);
-    if (!put_header(r.header, facts.key + ".cls", static_cast<int64_t>(label.size()), at)) return false;
+    if (!put_header(header, facts.key + ".cls", static_cast<int64_t>(label.size()), at)) return false;
     std::memset(at + kTarBlock, 0, kTarBlock);
     std::memcpy(at + kTarBlock, label.data(), label.size());
     return true;
@@ -163,10 +181,12 @@ int64_t room_of(int64_t size, bool has_label) { return kTarBlock + padded(size) 
 bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
     // Small files are done before a thread could be woken for the next one: they are handed out in handfuls.
     constexpr int64_t kHandful = 16;
+    const Template header(r.header);
+    const Folder folder(r.root);
     const auto handful = [&](int64_t n) {
         for (int64_t i = n * kHandful; i < std::min(r.count, (n + 1) * kHandful); ++i) {
             try {
-                facts[i].left = !make_sample(r, i, facts[i]);
+                facts[i].left = !make_sample(r, header, folder.fd, i, facts[i]);
             } catch (...) {
                 facts[i].left = true;  // out of memory: the caller may be luckier, one by one
             }

@@ -26,7 +26,7 @@ struct MembersRequest {
     uint8_t* out;
 };
 
-// Numbers as kernel.py has them. Of PNGs, only kinds that need no second look.
+// Numbers as kernel/members.py has them. Of PNGs, only kinds that need no second look.
 enum class ImageKind : int32_t { jpeg = 0, gray_jpeg = 1, png_gray = 2, png_rgb = 3, png_palette = 4, png_gray_alpha = 5, png_rgb_alpha = 6, png_bits = 7 };
 
 // What became of a sample: filled unless it is left.

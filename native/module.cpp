@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The door for Python: hands over pointers and lets go of the GIL. kernel.py has checked shapes, types and lengths; an array
-// that it could have got wrong is checked here again by its type.
+// The door for Python: hands over pointers and lets go of the GIL. feedrate.kernel has checked shapes, types and lengths; an
+// array that it could have got wrong is checked here again by its type.
+#include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -157,7 +158,7 @@ nb::tuple scan_door(Array<const uint8_t> data) {
     Outcome outcome;
     {
         nb::gil_scoped_release release;
-        outcome = scan_jpeg(data.data(), data.shape(0), header, entries);
+        outcome = scan_jpeg(data.data(), data.shape(0), crc32c(data.data(), data.shape(0), 0), header, entries);
     }
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height,
                           outcome.ok() ? sampling_name(header) : "", nb::bytes(entries.data(), entries.size()));
@@ -242,6 +243,33 @@ void hash_stems_door(Array<const uint8_t> paths, Array<const int64_t> starts, Ar
     check_starts(starts, count, paths.shape(0));
     for (size_t i = 0; i < count; ++i)
         out.data()[i] = hash_stem(paths.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]));
+}
+
+// Asks the disk to begin with what was written to a file; waits for nothing, promises nothing.
+void begin_writeback_door(int fd) {
+#ifdef __linux__
+    nb::gil_scoped_release release;
+    ::sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+#else
+    (void)fd;
+#endif
+}
+
+// Pieces of `data` one behind the other, `before` in front of each; `out` has room for just that.
+void join_pieces_door(Array<const uint8_t> data, Array<const int64_t> starts, Array<const int64_t> lengths, nb::bytes before, Array<uint8_t> out) {
+    const size_t count = starts.shape(0);
+    need(lengths.shape(0) == count, "starts and lengths differ in length");
+    const auto size = static_cast<int64_t>(data.shape(0)), room = static_cast<int64_t>(out.shape(0)), head = static_cast<int64_t>(before.size());
+    int64_t at = 0;
+    for (size_t i = 0; i < count; ++i) {
+        const int64_t start = starts.data()[i], length = lengths.data()[i];
+        need(start >= 0 && length >= 0 && start <= size && length <= size - start, "a piece lies outside of the data");
+        need(head <= room - at && length <= room - at - head, "the pieces do not fit");
+        std::copy_n(before.c_str(), head, out.data() + at);
+        std::copy_n(data.data() + start, length, out.data() + at + head);
+        at += head + length;
+    }
+    need(at == room, "the pieces do not fit");
 }
 
 // (keys, entries), each one behind the other; what else is known goes to `facts`, eight numbers per sample: 1 when it is left to the
@@ -340,6 +368,8 @@ NB_MODULE(_native, m) {
     m.def("gather_rows", &gather_rows_door);
     m.def("list_folder", &list_folder_door);
     m.def("hash_stems", &hash_stems_door);
+    m.def("begin_writeback", &begin_writeback_door);
+    m.def("join_pieces", &join_pieces_door);
     m.def("crc32c_rows", &crc32c_rows_door);
     m.def("make_members", &make_members_door, nb::arg("root"), nb::arg("paths"), nb::arg("path_starts"), nb::arg("sizes"), nb::arg("labels").none(),
           nb::arg("header"), nb::arg("scan"), nb::arg("starts"), nb::arg("out"), nb::arg("pool").none(), nb::arg("facts"));

@@ -184,6 +184,9 @@ Outcome read_segment(int marker, const uint8_t* p, size_t length, size_t at, Hea
         case 0xE0:
             if (length >= 14 && !std::memcmp(p, "JFIF", 5)) seen.jfif = true;
             return {};
+        case 0xE1:
+            if (length >= 6 && !std::memcmp(p, "Exif\0", 6)) header.may_have_exif = true;
+            return {};
         case 0xEE:
             if (length >= 12 && !std::memcmp(p, "Adobe", 5)) {
                 seen.adobe = true;
@@ -220,10 +223,14 @@ Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_e
     for (bool done = false; !done;) {
         if (at >= size) return ends;
         if (data[at] != 0xFF) return corrupt(Why::bad_marker, static_cast<int64_t>(at));
+        const size_t before = at;
         while (at < size && data[at] == 0xFF) ++at;
         if (at >= size) return ends;
         const int marker = data[at++];
-        if (marker >= 0xD0 && marker <= 0xD7) continue;
+        const bool is_alone = marker >= 0xD0 && marker <= 0xD7;
+        // Who looks for EXIF may lose the way here, and find some where there is none.
+        if (is_alone || at - before != 2) header.may_have_exif = true;
+        if (is_alone) continue;
         if (marker == 0xD9) return corrupt(Why::no_scan);
         if (marker == 0x00 || marker == 0x01 || marker == 0xD8) return corrupt(Why::bad_marker, static_cast<int64_t>(at - 1));
         if (size - at < 2) return ends;

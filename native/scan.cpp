@@ -23,7 +23,7 @@ Kept& kept() {
 
 }  // namespace
 
-Outcome scan_jpeg(const uint8_t* data, size_t size, Header& header, std::string& entries) {
+Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries) {
     entries.clear();
     Outcome outcome = parse_jpeg(data, size, header);
     if (!outcome.ok()) return outcome;
@@ -44,7 +44,7 @@ Outcome scan_jpeg(const uint8_t* data, size_t size, Header& header, std::string&
             if (!outcome.ok()) return outcome;
         }
     }
-    entries = writer.finish(data, size);
+    entries = writer.finish(file_crc);
     return {};
 }
 

@@ -18,7 +18,9 @@ from feedrate.errors import AlreadyExists
 from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
+from feedrate.format.texts import Texts
 from feedrate.pack import PackOptions, bulk, pack, shard, verify
+from feedrate.pack.exif import find_orientation
 from feedrate.pack.values import inspect_image
 from feedrate.results.pack import PackResult
 from images import read_tree, save_image
@@ -114,7 +116,7 @@ def make(
     folder: Path, paths: list[bytes], sizes: list[int], labels: list[int] | None = None
 ) -> kernel.Members:
     return kernel.make_members(
-        os.fsencode(folder), paths, np.array(sizes, np.int64),
+        os.fsencode(folder), *Texts.of(paths).pack(), np.array(sizes, np.int64),
         None if labels is None else np.array(labels, np.int64), header=member_header("", 0),
     )  # fmt: skip
 
@@ -264,3 +266,37 @@ def test_unfinished_pack_with_a_scan_is_not_gone_on_with_without_one(
     pack(jpeg_folder, tmp_path / "p", SMALL)
     with pytest.raises(AlreadyExists, match="scan is False here, not set there"):
         pack(jpeg_folder, tmp_path / "p", PackOptions(shard_bytes=100_000, scan=False))
+
+
+def add_segments(image: bytes, segments: list[bytes]) -> bytes:
+    return image[:2] + b"".join(segments) + image[2:]
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_wherever_exif_is_found_the_headers_said_to_look(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Fill bytes between segments, EXIF in other segments, markers that stand alone: all of it can be."""
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    inside = st.sampled_from([exif, exif[4:], b"", b"x", b"\xff\xe1\0\x2a" + exif])
+    markers = st.sampled_from([b"\xff\xe1", b"\xff\xe2", b"\xff\xfe", b"\xff\xff\xe1", b"\xff\xd0\xff\xe1"])
+    made = st.builds(lambda marker, body: marker + (len(body) + 2).to_bytes(2, "big") + body, markers, inside)
+    out = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(out, "JPEG")
+    image = add_segments(out.getvalue(), data.draw(st.lists(made, max_size=4)))
+    folder = tmp_path_factory.mktemp("exif")
+    (folder / "a.jpg").write_bytes(image)
+    members = make(folder, [b"a.jpg"], [len(image)])
+    if find_orientation(image) != 1 and not members.facts["left"][0]:
+        assert members.facts["has_exif"][0]
+
+
+def test_a_large_folder_is_listed_in_order_with_every_size(tmp_path: Path) -> None:
+    sizes = {f"{n:05d}.jpg".encode(): n % 7 for n in range(3000)}
+    for name, size in sizes.items():
+        (tmp_path / os.fsdecode(name)).write_bytes(bytes(size))
+    found = kernel.list_folder(os.fsencode(tmp_path), [".jpg"])
+    assert list(Texts(found.names, found.starts)) == sorted(sizes)
+    assert found.sizes.tolist() == [sizes[name] for name in sorted(sizes)]
+    assert set(found.kinds.tolist()) == {kernel.Entry.WANTED}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import FeedrateError, MissingExtra, StorageError, UsageError
-from feedrate.pack import Engine, PackOptions, engine, pack
+from feedrate.pack import Engine, PackOptions, engine, pack, workers
 from feedrate.pack.engine import Job, write_shards
 from feedrate.pack.plan import ShardTask
 from feedrate.results.pack import Tick
@@ -127,3 +127,38 @@ def test_machine_without_slurm_is_a_sentence(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(FeedrateError, match="there is no Slurm here"):
         pack(jpeg_folder, tmp_path / "p", PackOptions(engine=Engine("slurm")))
+
+
+def run_on_two_cores(begin: Callable[[int], Callable[[], int]], patch: pytest.MonkeyPatch) -> Iterator[int]:
+    patch.setattr(workers, "count_usable_cores", lambda: 2)
+    return workers.run_tasks(
+        lambda task: begin(task)(), range(4), workers=None, size_bytes=0, watch=lambda *_: None, begin=begin
+    )
+
+
+def test_last_step_that_was_handed_over_is_done_although_the_next_task_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[int] = []
+
+    def begin(task: int) -> Callable[[], int]:
+        if task == 2:
+            raise ValueError("two")
+        return lambda: done.append(task) or task
+
+    with pytest.raises(ValueError, match="two"):
+        list(run_on_two_cores(begin, monkeypatch))
+    assert done == [0, 1]
+
+
+def test_last_step_that_fails_ends_the_run_and_what_was_begun_is_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[int] = []
+
+    def begin(task: int) -> Callable[[], int]:
+        return lambda: 1 // task and (done.append(task) or task)
+
+    with pytest.raises(ZeroDivisionError):
+        list(run_on_two_cores(begin, monkeypatch))
+    assert done == [1]

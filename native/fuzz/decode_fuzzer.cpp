@@ -123,7 +123,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
 
     Header header;
     std::string entries;
-    const Outcome scanned = scan_jpeg(file.data, file.size, header, entries);
+    const uint32_t crc = crc32c(file.data, file.size, 0);
+    const Outcome scanned = scan_jpeg(file.data, file.size, crc, header, entries);
     demand(!words(scanned).empty() || scanned.ok(), "every failure has words");
     if (static_cast<int64_t>(header.width) * header.height > (16 << 20)) return 0;
 
@@ -133,7 +134,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     const size_t out_size = static_cast<size_t>(height) * static_cast<size_t>(width) * static_cast<size_t>(channels);
     const std::unique_ptr<uint8_t[]> from_top(new uint8_t[out_size]()), entered(new uint8_t[out_size]());
     const auto target = [&](uint8_t* pixels) { return Target{pixels, height, width, channels, (input[7] & 128) != 0}; };
-    const uint32_t crc = crc32c(file.data, file.size, 0);
 
     try_baseline(input, file);
     try_raw(input, file, target(entered.get()));

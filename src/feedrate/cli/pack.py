@@ -18,6 +18,7 @@ or slow samples, and what was done with each) ends in PACK/quality.json: 'feedra
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -103,11 +104,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.map is None:
+        # Packing multiplies no matrices, and numpy would start a thread per core that waits for some.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from feedrate.cli import EXIT_INTERRUPTED, say_error
     from feedrate.pack import FieldSpec, PackOptions, Recode, find_map, pack
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
-    from feedrate.report.quality_page import draw_quality_page
     from feedrate.report.terminal import draw_pack
 
     options = PackOptions(
@@ -141,6 +144,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(draw_pack(result))
     write_json(arguments, dump_document("pack", result))
     if arguments.html is not None and result.quality is not None:
+        from feedrate.report.quality_page import draw_quality_page
+
         write_text(arguments.html, draw_quality_page(arguments.pack, result.quality))
         say(f"wrote {arguments.html}")
     return 0

@@ -57,9 +57,9 @@ def _checks(rows: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[np
     """Return the checksum of each row; of classes, of which there are few, each is computed once."""
     names = rows.dtype.names or ()
     if len(names) > 2:
-        return np.array(row_checks(rows), np.uint32)
+        return row_checks(rows)
     _, first, which = np.unique(rows[names[0]].view("<i8"), return_index=True, return_inverse=True)
-    return np.array(row_checks(rows[first]), np.uint32)[which]
+    return row_checks(rows[first])[which]
 
 
 def make_part(name: str, fields: Sequence[Field], data: bytes, *, first: int, samples: int) -> ColumnPart:

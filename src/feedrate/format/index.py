@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +18,8 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import PackError
 from feedrate.format.fields import Field, row_dtype
+from feedrate.format.texts import Texts
+from feedrate.kernel import U32
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,10 +44,20 @@ def fill_derived(rows: np.ndarray[Any, np.dtype[Any]], variable: Mapping[str, Se
     rows["check"] = row_checks(rows)
 
 
-def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> list[int]:
+def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
     """Return the checksum that each row should carry: the CRC-32C of its bytes without the last four."""
-    checks: list[int] = kernel.crc32c_rows(rows).tolist()
-    return checks
+    return kernel.crc32c_rows(rows)
+
+
+def load_meanwhile() -> None:
+    """Load pyarrow in a thread: who is about to read folders, or has other work outside of Python, need not
+    wait for it later."""
+
+    def load() -> None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("pyarrow")
+
+    threading.Thread(target=load).start()
 
 
 def dump_part(fields: Sequence[Field], part: Part) -> bytes:
@@ -51,8 +66,7 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
 
     # From buffers: `cast`, and arrays of numpy's, would load parts of both libraries that are not needed here
     # and take as long as packing 10,000 small files.
-    keys = pa.array(part.variable["key"], pa.large_binary())
-    columns = {"key": pa.Array.from_buffers(pa.large_utf8(), len(keys), keys.buffers())}
+    columns = {"key": _make_column(pa.large_utf8(), part.variable["key"])}
     for name in row_dtype(fields).names or ():
         if not name.endswith(".entries"):
             values = np.ascontiguousarray(part.rows[name])
@@ -60,7 +74,7 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
             columns[name] = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
     for field in fields:
         for name in field.variable_columns():
-            columns[name] = pa.array(part.variable[name], pa.large_binary())
+            columns[name] = _make_column(pa.large_binary(), part.variable[name])
     metadata = {METADATA_KEY: json.dumps(part.metadata, sort_keys=True).encode()}
     batch = pa.record_batch(columns).replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
@@ -68,6 +82,13 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
         writer.write_batch(batch)
     data: bytes = sink.getvalue().to_pybytes()
     return data
+
+
+def _make_column(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
+    import pyarrow as pa
+
+    data, starts = Texts.of(values).pack()
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(starts), pa.py_buffer(data)])
 
 
 def locate_columns(data: bytes) -> dict[str, tuple[int, ...]]:
@@ -152,6 +173,5 @@ def _checked(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Arra
 
 
 def _entry_ranges(entries: Sequence[bytes]) -> np.ndarray[Any, np.dtype[Any]]:
-    stops = np.zeros(len(entries) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, entries), np.int64, len(entries)), out=stops[1:])
-    return np.stack([stops[:-1], stops[1:]], axis=1)
+    starts = Texts.of(entries).pack()[1]
+    return np.stack([starts[:-1], starts[1:]], axis=1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from feedrate import kernel
 from feedrate.format.containers.contract import Output
 from feedrate.format.containers.tar import BLOCK_BYTES, Tar, member_header
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
-from feedrate.kernel import I64, Members
+from feedrate.format.texts import Texts
+from feedrate.kernel import I64, U8, U32, Members
 from feedrate.pack.exif import find_orientation
 from feedrate.pack.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
 from feedrate.pack.plan import BLOCK, ShardTask, order_samples
@@ -52,9 +52,11 @@ class Batch:
     """Some samples in the order of the shard. `members` are of those that `chosen` names, in that order."""
 
     rows: Rows
-    texts: list[bytes]
+    texts: Texts
     chosen: I64
     members: Members
+    keys: Texts
+    entries: Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,10 @@ class Written:
     """Samples that were written: their rows of the index, and its columns of varying length."""
 
     rows: Rows
-    keys: list[bytes]
-    paths: list[bytes]
-    entries: list[bytes]
-    shapes: set[tuple[int, int]]  # height and width
+    keys: Texts
+    paths: Texts
+    entries: Texts
+    shape: tuple[int, int] | None  # height and width; None: they differ
     source_bytes: int
     listed_bytes: int  # with what numbers count as
     by_kernel: int
@@ -88,15 +90,12 @@ class Bulk:
             facts = batch.members.facts
             where = np.full(len(batch.rows), -1)
             where[batch.chosen] = np.where(facts["left"], -1, np.arange(len(batch.chosen)))
-            key_stops, entry_stops = np.cumsum(facts["key_bytes"]), np.cumsum(facts["entries_bytes"])
             # Runs of samples that are done lie between those that are left.
             left = np.flatnonzero(where < 0).tolist()
             first = 0
             for stop in [*left, len(where)]:
                 if stop > first:
-                    yield self._write(
-                        batch, slice(first, stop), where[first:stop], key_stops, entry_stops, quality
-                    )
+                    yield self._write(batch, slice(first, stop), where[first:stop], quality)
                 if stop < len(where):
                     yield self._listing.sample(batch.rows[stop], batch.texts[stop])
                 first = stop + 1
@@ -104,11 +103,15 @@ class Bulk:
     def _batches(self) -> Iterator[Batch]:
         """Yield batches; while one is used, the kernel makes the next."""
         pool = kernel.Pool(self._threads) if self._threads > 1 else None
+        # Two take turns: when the third batch is begun, the first is written.
+        memories: list[U8] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         with ThreadPoolExecutor(1) as ahead:
             waiting: Future[Batch] | None = None
             try:
                 for rows in self._pieces():
-                    following = ahead.submit(self._make, rows, pool)
+                    memories.reverse()
+                    memories[0] = _grow(memories[0], int(rows["tar_bytes"].sum()))
+                    following = ahead.submit(self._make, rows, pool, memories[0])
                     if waiting is not None:
                         yield waiting.result()
                     waiting = following
@@ -133,25 +136,27 @@ class Bulk:
                 yield rows[at:stop]
                 at = stop
 
-    def _make(self, rows: Rows, pool: kernel.Pool | None) -> Batch:
+    def _make(self, rows: Rows, pool: kernel.Pool | None, memory: U8) -> Batch:
         texts = self._listing.texts(rows)
         # A key that another sample has, too, is made the long way.
         chosen = np.flatnonzero((rows["kind"] == self._kind) & (rows["again"] == 0))
         has_label = self._kind == LABELLED
+        paths = texts if len(chosen) == len(rows) else texts.take(chosen)
         members = kernel.make_members(
             self._task.source.encode("utf-8", "surrogateescape"),
-            [texts[i] for i in chosen.tolist()],
+            *paths.pack(),
             rows["source_bytes"][chosen] - (NUMBER_BYTES if has_label else 0),
             rows["label"][chosen] if has_label else None,
             header=_HEADER,
             scan=self._task.scan,
             pool=pool,
+            memory=memory,
         )
-        return Batch(rows, texts, chosen, members)
+        keys = Texts.by_lengths(members.keys, members.facts["key_bytes"])
+        entries = Texts.by_lengths(members.entries, members.facts["entries_bytes"])
+        return Batch(rows, texts, chosen, members, keys, entries)
 
-    def _write(
-        self, batch: Batch, span: slice, which: I64, key_stops: I64, entry_stops: I64, quality: QualityTally
-    ) -> Written:
+    def _write(self, batch: Batch, span: slice, which: I64, quality: QualityTally) -> Written:
         members, facts = batch.members, batch.members.facts
         listed = batch.rows[span]
         first, last = int(which[0]), int(which[-1]) + 1
@@ -174,16 +179,20 @@ class Bulk:
             quality.add_orientation(paths[i], find_orientation(data))
         return Written(
             rows,
-            _slices(members.keys, key_stops, first, last),
+            batch.keys[first:last],
             paths,
-            _slices(members.entries, entry_stops, first, last),
-            set(zip(rows["image.height"].tolist(), rows["image.width"].tolist(), strict=True)),
+            batch.entries[first:last],
+            _shared_shape(rows["image.height"], rows["image.width"]),
             int(rows["image.length"].sum()),
             int(listed["source_bytes"].sum()),
             int((kinds <= kernel.ImageKind.GRAY_JPEG).sum()),
         )
 
 
-def _slices(data: bytes, stops: I64, first: int, last: int) -> list[bytes]:
-    bounds = [int(stops[first - 1]) if first else 0, *stops[first:last].tolist()]
-    return [data[start:stop] for start, stop in pairwise(bounds)]
+def _grow(memory: U8, size_bytes: int) -> U8:
+    return memory if len(memory) >= size_bytes else np.empty(max(size_bytes, _BATCH_BYTES), np.uint8)
+
+
+def _shared_shape(heights: U32, widths: U32) -> tuple[int, int] | None:
+    is_shared = (heights == heights[0]).all() and (widths == widths[0]).all()
+    return (int(heights[0]), int(widths[0])) if is_shared else None

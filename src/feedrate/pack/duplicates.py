@@ -7,7 +7,7 @@ Length and checksum of all samples are sorted into buckets on disk, so that memo
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from feedrate import kernel
 from feedrate.errors import FeedrateError
 from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
+from feedrate.format.texts import Texts
 from feedrate.kernel import I64, Ranges
 from feedrate.pack.files import explain_write_error
 from feedrate.pack.quality import EXAMPLES, KEPT
@@ -32,6 +33,7 @@ _OTHER_LABEL = ", and another label"
 
 Entries = np.ndarray[Any, np.dtype[Any]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Group = tuple[I64, int, np.ndarray[Any, np.dtype[Any]]]  # positions, the length of each, labels
 
 
 def find_duplicates(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, tuple[OddSample, ...]]:
@@ -52,26 +54,19 @@ def find_duplicates(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, t
 def _find(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, tuple[OddSample, ...]]:
     groups = copies = size_bytes = conflicting = 0
     examples: list[OddSample] = []
-    has_label = pack.manifest.field("label") is not None and field != "label"
-    for group in _find_groups(pack, field, folder):
-        positions = np.sort(group["position"])
-        labels = _read_labels(pack, positions) if has_label else np.zeros(len(positions))
+    for positions, length, labels in _find_groups(pack, field, folder):
         differs = labels != labels[0]
         groups += 1
-        copies += len(group) - 1
-        size_bytes += int(group["length"][1:].sum())
+        copies += len(positions) - 1
+        size_bytes += length * (len(positions) - 1)
         conflicting += bool(differs.any())
-        if len(examples) < EXAMPLES or differs.any():
+        # Those with another label come first.
+        others = sum(one.detail.endswith(_OTHER_LABEL) for one in examples)
+        if len(examples) < EXAMPLES or (differs.any() and others < EXAMPLES):
             examples += _name(pack, field, positions, differs)
-            # Those with another label come first.
             examples.sort(key=lambda one: not one.detail.endswith(_OTHER_LABEL))
             del examples[EXAMPLES:]
     return Duplicates(groups, copies, size_bytes, conflicting), tuple(examples)
-
-
-def _read_labels(pack: Pack, positions: I64) -> np.ndarray[Any, np.dtype[Any]]:
-    pieces = (positions[start : start + _TOGETHER] for start in range(0, len(positions), _TOGETHER))
-    return np.concatenate([pack.rows(piece)[0]["label"] for piece in pieces])
 
 
 def _name(pack: Pack, field: str, positions: I64, differs: Flags) -> list[OddSample]:
@@ -87,17 +82,17 @@ def _name(pack: Pack, field: str, positions: I64, differs: Flags) -> list[OddSam
     ]
 
 
-def _find_groups(pack: Pack, field: str, folder: Path) -> Iterator[Entries]:
-    """Yield the entries of samples that are equal, group by group."""
+def _find_groups(pack: Pack, field: str, folder: Path) -> Iterator[Group]:
+    """Yield samples that are equal, group by group."""
     for entries in _bucket(pack, field, folder):
         entries = entries[np.lexsort((entries["position"], entries["length"], entries["crc32c"]))]
         same = (entries["crc32c"][1:] == entries["crc32c"][:-1]) & (
             entries["length"][1:] == entries["length"][:-1]
         )
-        runs = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
-        for first, last in zip(runs[::2].tolist(), (runs[1::2] + 1).tolist(), strict=True):
-            if entries["length"][first] > 0:
-                yield from _confirm(pack, field, entries[first:last])
+        follows = np.concatenate(([False], same))[: len(entries)]
+        is_followed = np.concatenate((same, [False]))[: len(entries)]
+        chosen = np.flatnonzero((follows | is_followed) & (entries["length"] > 0))
+        yield from _confirm(pack, field, entries[chosen], np.cumsum(~follows[chosen]))
 
 
 def _bucket(pack: Pack, field: str, folder: Path) -> Iterator[Entries]:
@@ -127,18 +122,31 @@ def _list_entries(pack: Pack, field: str) -> Iterator[Entries]:
         yield entries
 
 
-def _confirm(pack: Pack, field: str, entries: Entries) -> Iterator[Entries]:
-    seen: dict[bytes, list[int]] = {}
+def _confirm(pack: Pack, field: str, entries: Entries, numbers: I64) -> Iterator[Group]:
+    """Look at samples that may be equal; those that may be have the same number, and stand together."""
+    has_label = pack.manifest.field("label") is not None and field != "label"
+    seen: dict[tuple[int, bytes], list[tuple[int, Any]]] = {}
     for start in range(0, len(entries), _TOGETHER):
         positions = np.ascontiguousarray(entries["position"][start : start + _TOGETHER])
-        where = pack.ranges(field, pack.rows(positions)[0], positions)
+        rows = pack.rows(positions)[0]
+        where = pack.ranges(field, rows, positions)
         length = np.minimum(where.length, _LOOK_AT_BYTES)
         middle = Ranges(where.file, where.offset + (where.length - length) // 2, length)
         data, starts, statuses = kernel.read_ranges(pack.files, middle)
-        for i in range(len(positions)):
+        pieces, labels = Texts(data.tobytes(), starts), rows["label"] if has_label else np.zeros(len(rows))
+        for i, number in enumerate(numbers[start : start + _TOGETHER].tolist()):
             if not statuses[i]:
-                piece = data[starts[i] : starts[i + 1]].tobytes()
-                seen.setdefault(piece, []).append(start + i)
-    for places in seen.values():
-        if len(places) > 1:
-            yield entries[places]
+                seen.setdefault((number, pieces[i]), []).append((start + i, labels[i]))
+        # The last one may go on; the others are complete, and not held any longer.
+        unfinished = int(numbers[start + len(positions) - 1])
+        yield from _groups_of(entries, [of for (number, _), of in seen.items() if number != unfinished])
+        seen = {key: of for key, of in seen.items() if key[0] == unfinished}
+    yield from _groups_of(entries, seen.values())
+
+
+def _groups_of(entries: Entries, found: Iterable[list[tuple[int, Any]]]) -> Iterator[Group]:
+    for members in found:
+        if len(members) > 1:
+            places = [place for place, _ in members]
+            labels = np.array([label for _, label in members])
+            yield entries["position"][places], int(entries["length"][places[0]]), labels

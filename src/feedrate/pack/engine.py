@@ -21,7 +21,7 @@ from feedrate.format.containers import find_container
 from feedrate.pack.files import is_temporary
 from feedrate.pack.options import Engine
 from feedrate.pack.plan import ShardTask
-from feedrate.pack.shard import MapCost, find_done, write_shard
+from feedrate.pack.shard import MapCost, begin_shard, find_done, write_shard
 from feedrate.pack.workers import Watch, run_tasks
 from feedrate.units import format_count
 
@@ -61,7 +61,10 @@ def run_shards(tasks: Sequence[ShardTask], engine: Engine, *, workers: int | Non
     """
     if engine.name == "local" or not tasks:
         size_bytes = sum(task.source_bytes for task in tasks)
-        return _add_up(run_tasks(write_shard, tasks, workers=workers, size_bytes=size_bytes, watch=watch))
+        done = run_tasks(
+            write_shard, tasks, workers=workers, size_bytes=size_bytes, watch=watch, begin=begin_shard
+        )
+        return _add_up(done)
     with _open_cluster(engine, Path(tasks[0].target), workers or 1) as cluster:
         return _run_remote(cluster, tasks, watch)
 

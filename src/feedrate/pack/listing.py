@@ -18,7 +18,6 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,6 +28,7 @@ from feedrate.format.containers.tar import BLOCK_BYTES, member_bytes
 from feedrate.format.fields import Field
 from feedrate.format.keys import key_of_stem, make_stem
 from feedrate.format.manifest import dump_field, load_field
+from feedrate.format.texts import Texts
 from feedrate.kernel import I64, Ranges
 from feedrate.source.record import Held, ImageFiles, Record, Stored, Value
 
@@ -42,8 +42,8 @@ _ROW = np.dtype(
     [("offset", "<i8"), ("length", "<i4"), ("again", "<u4"), ("number", "<i8"), ("tar_bytes", "<i8"),
      ("source_bytes", "<i8"), ("label", "<i8"), ("kind", "<i8")]
 )  # fmt: skip
-# Rows are read whole, in order, where that is not much more than what is asked for.
-_READ_ALL = 8
+# A listing up to this size is read at once (200,000 files or so); of larger ones what is asked for.
+_HELD_BYTES = 1 << 24
 RECORD, FILE, LABELLED = 0, 1, 2  # kinds of rows
 NUMBER_BYTES = 8  # what a number counts as
 _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
@@ -161,18 +161,18 @@ class ListingWriter:
         for name in ("number", "tar_bytes", "source_bytes", "label", "kind"):
             rows[name] = next(columns)
         self._changes.update(array("q", self._times).tobytes())
-        self._write(rows, self._texts, self._names)
+        self._write(rows, Texts.of(self._texts), Texts.of(self._names))
         self._names, self._texts, self._facts, self._times = [], [], [], []
 
-    def _write(self, rows: Rows, texts: list[bytes], names: list[bytes]) -> None:
-        rows["length"] = np.fromiter(map(len, texts), np.int32, len(texts))
+    def _write(self, rows: Rows, texts: Texts, names: Texts) -> None:
+        blob, starts = texts.pack()
+        rows["length"] = texts.lengths
         start = self._offset + rows.nbytes
-        rows["offset"] = start + np.cumsum(rows["length"], dtype=np.int64) - rows["length"]
-        blob = b"".join(texts)
+        rows["offset"] = start + starts[:-1]
         for column in ("number", "source_bytes", "label", "kind"):
             self._contents.update(np.ascontiguousarray(rows[column]).tobytes())
         self._contents.update(blob)
-        self._hashes.frombytes(kernel.hash_stems(*_join(names)).tobytes())
+        self._hashes.frombytes(kernel.hash_stems(*names.pack()).tobytes())
         self._out.write(rows.tobytes())
         self._out.write(blob)
         self._chunks.append((self._offset, len(rows)))
@@ -214,13 +214,14 @@ class Listing:
                 start, magic = _END.unpack(file.read(_END.size))
                 file.seek(start if magic == _MAGIC else size_bytes)
                 end = json.loads(file.read(size_bytes - _END.size - start))
+                file.seek(0)
+                self._held = file.read(start) if start <= _HELD_BYTES else None
         except (OSError, ValueError, struct.error) as error:
             raise StorageError(
                 f"cannot read {path}: {error}", hint="run the same 'feedrate pack' command again"
             ) from error
         chunks = np.array(end["chunks"], np.int64).reshape(-1, 2)
         self._chunks, self._firsts = chunks[:, 0], np.cumsum(chunks[:, 1]) - chunks[:, 1]
-        self._counts = chunks[:, 1]
         self.fields = tuple(load_field(name, field) for name, field in end["fields"].items())
         self._classes = {
             field.name: {name: number for number, name in enumerate(field.classes)}
@@ -238,17 +239,14 @@ class Listing:
         self._files.close()
 
     def rows(self, indices: I64) -> Rows:
-        if len(indices) * _READ_ALL > self._count:
-            return self._read_rows(self._chunks, self._counts * _ROW.itemsize)[indices]
         chunks = np.searchsorted(self._firsts, indices, side="right") - 1
         starts = self._chunks[chunks] + (indices - self._firsts[chunks]) * _ROW.itemsize
-        return self._read_rows(starts, np.full(len(indices), _ROW.itemsize, np.int64))
+        return np.frombuffer(self._read(starts, np.full(len(indices), _ROW.itemsize, np.int64)), _ROW)
 
-    def texts(self, rows: Rows) -> list[bytes]:
+    def texts(self, rows: Rows) -> Texts:
         """Return what rows point at: the path of a file, or JSON."""
-        data, starts = self._read(np.ascontiguousarray(rows["offset"]), rows["length"].astype(np.int64))
-        whole = data.tobytes()
-        return [whole[start:stop] for start, stop in pairwise(starts.tolist())]
+        lengths = rows["length"].astype(np.int64)
+        return Texts.by_lengths(self._read(rows["offset"], lengths), lengths)
 
     def samples(self, indices: I64, rows: Rows | None = None) -> Iterator[Sample]:
         """Yield samples in the order that is asked for."""
@@ -276,20 +274,21 @@ class Listing:
         classes = self._classes.get(field.name)
         return classes[value] if classes is not None and isinstance(value, str) else value
 
-    def _read_rows(self, offsets: I64, lengths: I64) -> Rows:
-        rows: Rows = self._read(np.ascontiguousarray(offsets), np.ascontiguousarray(lengths))[0].view(_ROW)
-        return rows
-
-    def _read(self, offsets: I64, lengths: I64) -> tuple[Any, I64]:
-        data, starts, bad = kernel.read_ranges(
-            self._files, Ranges(np.zeros(len(offsets), np.int32), offsets, lengths)
+    def _read(self, offsets: I64, lengths: I64) -> bytes:
+        """Return what lies there, one behind the other."""
+        try:
+            if self._held is not None:
+                return kernel.join_pieces(self._held, offsets, lengths)
+            ranges = Ranges(np.zeros(len(offsets), np.int32), np.ascontiguousarray(offsets), lengths)
+            data, _, bad = kernel.read_ranges(self._files, ranges)
+            if not bad.any():
+                return data.tobytes()
+        except ValueError:
+            pass  # a length that is none, or a place outside
+        raise StorageError(
+            f"cannot read {self._path}: it was changed while it was used",
+            hint="run the same 'feedrate pack' command again",
         )
-        if bad.any():
-            raise StorageError(
-                f"cannot read {self._path}: it was changed while it was used",
-                hint="run the same 'feedrate pack' command again",
-            )
-        return data, starts
 
 
 def _dump_value(value: Value) -> object:
@@ -330,12 +329,6 @@ def _kind_of(record: Record) -> tuple[int, int]:
     return RECORD, 0
 
 
-def _join(names: list[bytes]) -> tuple[bytes, I64]:
-    starts = np.zeros(len(names) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, names), np.int64, len(names)), out=starts[1:])
-    return b"".join(names), starts
-
-
 def _name(row: Any, text: bytes) -> bytes:
     if row["kind"] != RECORD:
         return text
@@ -344,7 +337,7 @@ def _name(row: Any, text: bytes) -> bytes:
 
 
 def _hash(stem: bytes) -> int:
-    return int(kernel.hash_stems(*_join([stem]))[0])
+    return int(kernel.hash_stems(*Texts.of([stem]).pack())[0])
 
 
 def _contains(in_order: np.ndarray[Any, np.dtype[np.uint64]], wanted: int) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 from feedrate.errors import FeedrateError, SourceError, StorageError
 from feedrate.format.containers import find_container
 from feedrate.format.fields import Field
+from feedrate.format.index import load_meanwhile
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
 from feedrate.pack import listing
 from feedrate.pack.engine import run_shards
@@ -133,6 +134,8 @@ def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[T
         writer = ListingWriter(out)
         number = told = 0
         for block in reader.blocks():
+            if not number:
+                load_meanwhile()
             if isinstance(block, ImageFiles):
                 writer.add_files(number, block)
             elif isinstance(block, Rejection):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from feedrate.draws import F64
 from feedrate.format.keys import printable
+from feedrate.format.texts import Texts
 from feedrate.kernel import I64, U32, ImageKind
 from feedrate.pack.values import ImageFacts
 
@@ -85,7 +86,7 @@ class QualityTally:
         self._note_slow(path, cost_us, facts.format, facts.width, facts.height)
 
     def _note_slowest(
-        self, paths: list[bytes], costs_us: F64, formats: Any, widths: U32, heights: U32
+        self, paths: Sequence[bytes], costs_us: F64, formats: Any, widths: U32, heights: U32
     ) -> None:
         start, step = 0, SLOWEST
         while start < len(paths):
@@ -104,11 +105,11 @@ class QualityTally:
             self.slowest.sort(key=lambda one: (-one[0], one[1]))
             del self.slowest[SLOWEST:]
 
-    def add_plain(self, paths: list[bytes], sizes: I64, widths: U32, heights: U32, kinds: I64) -> None:
+    def add_plain(self, paths: Texts, sizes: I64, widths: U32, heights: U32, kinds: I64) -> None:
         """Count many images that are kept, are what their names say, and have plain names: `add_image` and
         `add_cost` for each."""
         formats = np.where(kinds <= ImageKind.GRAY_JPEG, "JPEG", "PNG")
-        for kind in np.unique(kinds).tolist():
+        for kind in _count(kinds):
             chosen = np.flatnonzero(kinds == kind)
             name = _PLAIN[ImageKind(kind)][0]
             count = self.formats.setdefault(name, [0, 0])
@@ -127,18 +128,17 @@ class QualityTally:
         short, long = np.minimum(widths, heights), np.maximum(widths, heights)
         for sides, counts in ((short, self.short_sides), (long, self.long_sides)):
             bins = np.searchsorted(SIDES, sides, side="right")
-            for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
-                counts[int(number)] += int(images)
+            counts.update(_count(bins))
         pixels = widths.astype(np.int64) * heights
-        for extreme in (pixels.min(), pixels.max()):
-            i = min(np.flatnonzero(pixels == extreme).tolist(), key=paths.__getitem__)
+        for extreme in dict.fromkeys((int(pixels.min()), int(pixels.max()))):
+            alike = np.flatnonzero(pixels == extreme)
+            i = int(alike[paths.take(alike).find_first()])
             self._compare(printable(paths[i]), int(widths[i]), int(heights[i]))
         rates = np.where(formats == "JPEG", _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
         by_bytes = np.where(formats == "JPEG", _KERNEL_NS_PER_BYTE, 0.0)
         costs_us = (pixels * rates + sizes * by_bytes) / 1000
         bins = np.rint(BINS_PER_OCTAVE * np.log2(np.maximum(costs_us, 0.01))).astype(np.int64)
-        for number, images in zip(*np.unique(bins, return_counts=True), strict=True):
-            self.costs[int(number)] += int(images)
+        self.costs.update(_count(bins))
         self._note_slowest(paths, costs_us, formats, widths, heights)
 
     def add_orientation(self, path: bytes, orientation: int) -> None:
@@ -241,6 +241,14 @@ def merge(tallies: Iterable[Mapping[str, Any]]) -> QualityTally:
                 known["done"][done] = known["done"].get(done, 0) + n
             known["examples"] = [*known["examples"], *found["examples"]][:EXAMPLES]
     return whole
+
+
+def _count(numbers: I64) -> dict[int, int]:
+    """Return how often each number is there, in order. They lie close together; np.unique would do, but loads
+    numpy.ma, which takes as long as packing 5,000 small files."""
+    least = int(numbers.min())
+    counts = np.bincount(numbers - least)
+    return {least + i: int(counts[i]) for i in np.flatnonzero(counts).tolist()}
 
 
 def _bin(side: int) -> int:

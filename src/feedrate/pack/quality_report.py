@@ -198,12 +198,15 @@ def _measure_classes(pack: Pack) -> tuple[ClassSize, ...]:
     size_bytes: Counter[int] = Counter()
     lengths = [f"{f.name}.length" for f in pack.fields if f.kind is not Kind.NUMBER]
     for labels, *sizes in zip(pack.columns("label"), *map(pack.columns, lengths), strict=True):
-        numbers, where = np.unique(labels, return_inverse=True)
-        counts = np.bincount(where, minlength=len(numbers))
-        sums = np.bincount(where, weights=np.sum(sizes, axis=0) if sizes else None, minlength=len(numbers))
-        for number, count, total in zip(numbers.tolist(), counts.tolist(), sums.tolist(), strict=True):
-            samples[number] += count
-            size_bytes[number] += int(total) if sizes else 0
+        order = np.argsort(labels, kind="stable")
+        in_order = labels[order]
+        firsts = np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1]))[: len(labels)])
+        counts = np.diff(np.append(firsts, len(labels)))
+        all_sizes = np.sum(sizes, axis=0)[order] if sizes else np.zeros(len(labels), np.int64)
+        sums = np.add.reduceat(all_sizes, firsts) if len(firsts) else firsts
+        numbers = in_order[firsts].tolist()
+        samples.update(dict(zip(numbers, counts.tolist(), strict=True)))
+        size_bytes.update(dict(zip(numbers, map(int, sums.tolist()), strict=True)))
         if label.classes is None and len(samples) > _MOST_NUMBERS:
             return ()
     if label.classes is not None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
 from feedrate.format.keys import printable
 from feedrate.format.manifest import IndexPart, Shard
+from feedrate.format.texts import TextsBuilder
 from feedrate.pack.bulk import NOT_JPEG, Bulk, Written, is_plain
 from feedrate.pack.files import appear
 from feedrate.pack.listing import Listing, Rows, Sample
@@ -58,14 +60,19 @@ def write_shard(task: ShardTask) -> MapCost:
     Raises:
         StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
     """
+    return begin_shard(task)()
+
+
+def begin_shard(task: ShardTask) -> Callable[[], MapCost]:
+    """Write a shard but for its last step, and return that, to be called: it mostly waits for the disk."""
     container = find_container(task.container)
     shard_path = Path(task.target) / container.shard_name(task.number)
     listing, source = Listing(task.listing), Bytes(task.source, task.target)
     mapper = None if task.map is None else Mapper(task.map, listing.fields)
     fields = task.stored_fields(listing.fields)
     loader = SampleLoader(source, listing.fields, fields, task.recode, mapper, scan=task.scan)
-    with appear(shard_path, expected_bytes=task.expected_bytes) as out:
-        output = Output(out)
+    with ExitStack() as stack:
+        output = Output(stack.enter_context(appear(shard_path, expected_bytes=task.expected_bytes)))
         writer = SampleWriter(loader, container.write(output))
         for one in _samples(task, listing, fields, output, loader):
             if isinstance(one, Written):
@@ -75,6 +82,7 @@ def write_shard(task: ShardTask) -> MapCost:
                 writer.add(one)
                 advance(1, one.source_bytes)
         notes = writer.shard.end()
+        whole = stack.pop_all()
     listing.close()
     source.close()
     metadata = {
@@ -83,8 +91,13 @@ def write_shard(task: ShardTask) -> MapCost:
         **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
         **({"notes": notes} if notes else {}),
     }  # fmt: skip
-    writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
-    return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
+
+    def finish() -> MapCost:
+        whole.close()
+        writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
+        return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
+
+    return finish
 
 
 def _samples(
@@ -117,6 +130,8 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
 def read_part_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
     """Return what an index part says of its shard, wherever that lies; None: it was made for another plan."""
     index_path = target / index
+    if not index_path.exists():
+        return None
     try:
         metadata = read_metadata(index_path)
         if metadata.get("plan") != plan:
@@ -148,9 +163,9 @@ class SampleWriter:
         self.samples = 0
         self._rows: list[tuple[Any, ...]] = []
         self._pieces: list[Rows] = []
-        self.variable: dict[str, list[bytes]] = {"key": []}
+        self.variable = {"key": TextsBuilder()}
         for field in self.fields:
-            self.variable |= {name: [] for name in field.variable_columns()}
+            self.variable |= {name: TextsBuilder() for name in field.variable_columns()}
         self.rejected: list[tuple[str, str, str]] = []
         self.damaged: list[tuple[str, str, str]] = []
         self.by_pillow: Counter[str] = Counter()
@@ -189,15 +204,15 @@ class SampleWriter:
         self._end_piece()
         self._pieces.append(written.rows)
         self.samples += len(written.rows)
-        self.variable["key"] += written.keys
-        self.variable["image.path"] += written.paths
-        self.variable["image.entries"] += written.entries
+        self.variable["key"].extend(written.keys)
+        self.variable["image.path"].extend(written.paths)
+        self.variable["image.entries"].extend(written.entries)
         self.source_bytes += written.source_bytes
         self.by_kernel += written.by_kernel
         if written.by_kernel < len(written.rows):
             self.by_pillow[NOT_JPEG] += len(written.rows) - written.by_kernel
-        shapes = [list(shape) for shape in written.shapes]
-        if len(shapes) > 1 or self.uniform.setdefault("image.shape", shapes[0]) != shapes[0]:
+        shape = None if written.shape is None else list(written.shape)
+        if self.uniform.setdefault("image.shape", shape) != shape:
             self.uniform["image.shape"] = None
 
     def rows(self) -> Rows:
@@ -216,9 +231,9 @@ class SampleWriter:
             "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
             "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
         }  # fmt: skip
-        rows = self.rows()
-        fill_derived(rows, self.variable)
-        data = dump_part(self.fields, Part(rows, self.variable, found))
+        rows, variable = self.rows(), {name: texts.finish() for name, texts in self.variable.items()}
+        fill_derived(rows, variable)
+        data = dump_part(self.fields, Part(rows, variable, found))
         with appear(path, expected_bytes=len(data)) as out:
             out.write(data)
 

@@ -148,7 +148,7 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
     crc32c = part.metadata.get("crc32c", f"{shard.crc32c:08x}")
     if (part.metadata.get("bytes"), crc32c) != (shard.size_bytes, f"{shard.crc32c:08x}"):
         yield Problem(index.name, "was written for another shard, or other bytes of it, than pack.json says")
-    for number in np.flatnonzero(part.rows["check"] != np.array(row_checks(part.rows), np.uint32)).tolist():
+    for number in np.flatnonzero(part.rows["check"] != row_checks(part.rows)).tolist():
         key = part.variable["key"][number].decode("ascii")
         yield Problem(index.name, f"row {number} fails its checksum", key=key)
 

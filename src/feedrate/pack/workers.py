@@ -8,19 +8,18 @@ blocks nobody. Workers watch their parent and end when it is gone.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait as wait_for_end
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedrate.errors import FeedrateError
 from feedrate.probe.cpu import count_usable_cores
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -82,11 +81,16 @@ def run_tasks(
     workers: int | None,
     size_bytes: int,
     watch: Watch,
+    begin: Callable[[Task], Callable[[], Done]] | None = None,
 ) -> Iterator[Done]:
     """Yield what `function` returns for each task, as they finish, in any order.
 
     With one worker everything happens in this process. `workers` is None: as many as there are cores, but not
     more than `size_bytes` of images are worth starting.
+
+    Args:
+        begin: does all of a task but its last step, and returns that; together they are `function`. With
+            threads to use, a last step is then done while the next task begins.
 
     Raises:
         FeedrateError: a worker died. Errors of the function come through as they are.
@@ -94,28 +98,44 @@ def run_tasks(
     worth = max(1, size_bytes // _WORTH_A_WORKER_BYTES)
     threads = workers or count_usable_cores()
     workers = min(workers or min(count_usable_cores(), worth), len(tasks))
-    return (
-        _run_here(function, tasks, threads, watch)
-        if workers <= 1
-        else _run_pool(function, tasks, workers, watch)
-    )
+    if workers > 1:
+        return _run_pool(function, tasks, workers, watch)
+    done = map(function, tasks) if begin is None or threads == 1 else _overlap(begin, tasks)
+    return _run_here(done, threads, watch)
 
 
-def _run_here(
-    function: Callable[[Task], Done], tasks: Sequence[Task], threads: int, watch: Watch
-) -> Iterator[Done]:
+def _run_here(done: Iterator[Done], threads: int, watch: Watch) -> Iterator[Done]:
     global _counter, _threads
     before, _counter, _threads = _counter, _Counter(watch), threads
     try:
-        for task in tasks:
-            yield function(task)
+        yield from done
     finally:
         _counter, _threads = before, 1
+
+
+def _overlap(begin: Callable[[Task], Callable[[], Done]], tasks: Sequence[Task]) -> Iterator[Done]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    # However this ends, steps that were handed over are waited for: no file changes after that.
+    with ThreadPoolExecutor(1) as behind:
+        waiting: Future[Done] | None = None
+        for task in tasks:
+            following = behind.submit(begin(task))
+            if waiting is not None:
+                yield waiting.result()
+            waiting = following
+        if waiting is not None:
+            yield waiting.result()
 
 
 def _run_pool(
     function: Callable[[Task], Done], tasks: Sequence[Task], workers: int, watch: Watch
 ) -> Iterator[Done]:
+    # Here, since one process needs none of it, and starts sooner without.
+    import multiprocessing
+    from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+    from concurrent.futures.process import BrokenProcessPool
+
     # Spawn, not fork: the parent may have threads (rich, pyarrow), and a forked lock may be held by nobody.
     context = multiprocessing.get_context("spawn")
     shared = context.RawArray("q", 1 + 2 * workers)
@@ -161,6 +181,9 @@ def _become_worker(shared: Any, next_slot: Any) -> None:
 
 
 def _end_with_parent() -> None:
+    import multiprocessing
+    from multiprocessing.connection import wait as wait_for_end
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait_for_end([parent.sentinel])

@@ -86,7 +86,7 @@ class ImageFolders(Reader):
         for index in [*odd, len(is_image)]:
             chosen = np.flatnonzero(is_image[first:index]) + first
             for some in _stretches(chosen):
-                paths = [start + name for name in inside.names.of(some)]
+                paths = inside.names.take(some, before=start)
                 yield ImageFiles(paths, inside.sizes[some], inside.times_ns[some], self._number_of(folder))
             if index < len(is_image):
                 path, size_bytes = start + inside.names[index], int(inside.sizes[index])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from feedrate.format.fields import Field
+from feedrate.format.texts import Texts
 from feedrate.kernel import I64
 from feedrate.results.pack import Rejection
 from feedrate.source.table import Table
@@ -70,7 +71,7 @@ class ImageFiles:
         label: of all of them; None: they have none.
     """
 
-    paths: list[bytes]
+    paths: Texts
     sizes: I64
     times_ns: I64
     label: int | None

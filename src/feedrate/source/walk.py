@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, overload
 
 import numpy as np
 
 from feedrate.errors import NotFound, StorageError
 from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
+from feedrate.format.texts import Texts
 from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
 from feedrate.probe.paths import suggest_path
 
@@ -31,48 +31,11 @@ class Found:
     odd: str | None = None
 
 
-_TOGETHER = 4096
-
-
-class Names(Sequence[bytes]):
-    """Names in one stretch of bytes: a Python object each would take ten times the memory."""
-
-    def __init__(self, data: bytes, starts: I64, chosen: I64 | None = None) -> None:
-        self._data, self._starts = data, starts
-        self._chosen = np.arange(len(starts) - 1) if chosen is None else chosen
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> Names: ...
-    def __getitem__(self, index: int | slice) -> bytes | Names:
-        if isinstance(index, slice):
-            return Names(self._data, self._starts, self._chosen[index])
-        at = int(self._chosen[index])
-        return self._data[int(self._starts[at]) : int(self._starts[at + 1])]
-
-    def __iter__(self) -> Iterator[bytes]:
-        for first in range(0, len(self), _TOGETHER):
-            yield from self.of(np.arange(first, min(first + _TOGETHER, len(self))))
-
-    def of(self, indices: I64) -> list[bytes]:
-        """Return some of them."""
-        at = self._chosen[indices]
-        starts, stops = self._starts[at].tolist(), self._starts[at + 1].tolist()
-        return [self._data[start:stop] for start, stop in zip(starts, stops, strict=True)]
-
-    def only(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Names:
-        return Names(self._data, self._starts, self._chosen[chosen])
-
-
 @dataclass(slots=True)
 class Inside:
     """What a folder holds, by name. `kinds` are of `kernel.Entry`; folders are not among the files."""
 
-    names: Names
+    names: Texts
     sizes: I64
     times_ns: I64
     kinds: U8
@@ -151,11 +114,11 @@ class Walk:
             if not folder:
                 raise StorageError(f"cannot list {self.root}: {error.strerror}") from error
             self.unlisted[folder] = f"folder cannot be listed: {error.strerror}"
-            return Inside(Names(b"", np.zeros(1, np.int64)), *_NOTHING, [])
+            return Inside(Texts.of([]), *_NOTHING, [])
         return self._divide(folder, found, above)
 
     def _divide(self, folder: bytes, found: FolderList, above: frozenset[tuple[int, int]]) -> Inside:
-        names = Names(found.names, found.starts)
+        names = Texts(found.names, found.starts)
         is_folder = found.kinds == Entry.FOLDER
         if not is_folder.any():
             return Inside(names, found.sizes, found.times_ns, found.kinds, [])
@@ -171,7 +134,7 @@ class Walk:
                 folders.append((path, above | {(info.st_dev, info.st_ino)}))
         files = ~is_folder
         return Inside(
-            names.only(files), found.sizes[files], found.times_ns[files], found.kinds[files], folders
+            names.take(files), found.sizes[files], found.times_ns[files], found.kinds[files], folders
         )
 
 
@@ -185,9 +148,8 @@ def make_inside(
     files = sorted(files, key=lambda file: file.path)
     kinds = [Entry.WANTED if has_image_suffix(file.path) else Entry.OTHER for file in files]
     names = [file.path[len(start) :] for file in files]
-    stops = np.cumsum([0, *map(len, names)], dtype=np.int64)
     return Inside(
-        Names(b"".join(names), stops),
+        Texts.of(names),
         np.array([file.size_bytes for file in files], np.int64),
         np.array([file.mtime_ns for file in files], np.int64),
         np.array(kinds, np.uint8),

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only door to the C++ kernel: typed, and everything is checked before a pointer crosses.
+
+What the kernel does not decode goes through Pillow (pillow.py) in the same call, and is counted.
+"""
+
+from __future__ import annotations
+
+from feedrate.kernel.decoding import (
+    DAMAGED_BUT_DECODED,
+    MAX_CROP_PIXELS,
+    STAGES,
+    DecodeReport,
+    decode_batch,
+    decode_one,
+    profile_decode,
+)
+from feedrate.kernel.door import (
+    I32,
+    I64,
+    U8,
+    U32,
+    Pool,
+    Status,
+    crc32c,
+    simd_level,
+    simd_levels,
+)
+from feedrate.kernel.looking import (
+    Scan,
+    scan,
+    scan_headers,
+    to_baseline,
+)
+from feedrate.kernel.members import (
+    TAR_BLOCK_BYTES,
+    Entry,
+    FolderList,
+    ImageKind,
+    Members,
+    begin_writeback,
+    crc32c_rows,
+    hash_stems,
+    join_pieces,
+    list_folder,
+    make_members,
+)
+from feedrate.kernel.reading import (
+    Files,
+    Ranges,
+    gather_rows,
+    read_ranges,
+)
+
+__all__ = [
+    "DAMAGED_BUT_DECODED",
+    "I32",
+    "I64",
+    "MAX_CROP_PIXELS",
+    "STAGES",
+    "TAR_BLOCK_BYTES",
+    "U8",
+    "U32",
+    "DecodeReport",
+    "Entry",
+    "Files",
+    "FolderList",
+    "ImageKind",
+    "Members",
+    "Pool",
+    "Ranges",
+    "Scan",
+    "Status",
+    "begin_writeback",
+    "crc32c",
+    "crc32c_rows",
+    "decode_batch",
+    "decode_one",
+    "gather_rows",
+    "hash_stems",
+    "join_pieces",
+    "list_folder",
+    "make_members",
+    "profile_decode",
+    "read_ranges",
+    "scan",
+    "scan_headers",
+    "simd_level",
+    "simd_levels",
+    "to_baseline",
+]

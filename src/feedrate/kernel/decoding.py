@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pixels of images. What the kernel does not decode goes through Pillow in the same call, and is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate import pillow
+from feedrate.kernel.door import I32, U8, Pool, Status, as_bytes, checked, native
+from feedrate.kernel.reading import Files, Ranges, arrays_of, read_one, say_outcome
+from feedrate.pillow import Box
+
+MAX_CROP_PIXELS = 512 << 20  # as in native/jpeg.h
+DAMAGED_BUT_DECODED = "damaged, decoded by Pillow"  # one of `DecodeReport.pillow_reasons`
+STAGES = ("checksum", "headers", "huffman", "idct", "colour", "resize")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReport:
+    """How a batch ended: a status per sample, words for each bad one, and how many went through Pillow."""
+
+    statuses: I32
+    reasons: dict[int, str]
+    by_pillow: int
+    pillow_reasons: dict[str, int] | None = None  # why, in words -> how many
+    bytes_read: int = 0
+
+
+def decode_batch(
+    files: Files,
+    images: Ranges,
+    out: U8,
+    *,
+    boxes: I32,
+    flips: npt.NDArray[np.bool_],
+    entries: Ranges | None = None,
+    nearest: bool = False,
+    raw: bool | npt.NDArray[np.bool_] = False,
+    pool: Pool | None = None,
+) -> DecodeReport:
+    """Read, check, decode, crop, resize and flip images into `out`.
+
+    Args:
+        files: the files that `images` and `entries` count.
+        images: where the image files lie. Of raw images only the rows under the crop are read: their blocks
+            have checksums of their own, and that of the whole file is not looked at.
+        out: uint8, C-contiguous, N x H x W x C; C is 3 (RGB) or 1 (gray, as Pillow's "L").
+        boxes: N x 4: left, top, right, bottom in pixels of the image, inside it, not empty.
+        flips: mirror left to right, after the resize.
+        entries: where the entry points lie (length 0: none); None: decode from the top.
+        nearest: nearest neighbour and stored values as they are (palette indices, 8-bit), for masks.
+        raw: the images are stored as rows of pixels, and `entries` are their tables (native/raw.h); an array
+            says it of each.
+        pool: threads to use; None: the calling thread.
+
+    Pixels are those of Pillow: `convert(mode).crop(box).resize((W, H), BILINEAR)`. A sample whose status is
+    not OK leaves its part of `out` zeroed.
+    """
+    _check_out(out)
+    n, height, width, channels = out.shape
+    if len(images) != n:
+        raise ValueError(f"out has room for {n} images, images has {len(images)} ranges")
+    if pool is not None and pool._closed:
+        raise ValueError("the pool is closed")
+    boxes = checked(boxes, np.int32, (n, 4), "boxes")
+    flips = checked(flips, np.bool_, (n,), "flips")
+    is_raw = np.full(n, raw) if isinstance(raw, bool) else checked(raw, np.bool_, (n,), "raw")
+    details, bytes_read = np.zeros((n, 4), np.int64), np.zeros(n, np.int64)
+    if is_raw.any() and (nearest or entries is None):
+        raise ValueError("raw images need entries, and are not masks")
+    if nearest:
+        by_pillow = dict.fromkeys(range(n), "mask")
+    else:
+        native.decode_batch(
+            files=files._native,
+            images=arrays_of(images, n),
+            entries=None if entries is None else arrays_of(entries, n),
+            boxes=boxes.reshape(-1),
+            flips=flips.view(np.uint8),
+            out=out.reshape(-1),
+            shape=(height, width, channels),
+            raw=is_raw.view(np.uint8),
+            pool=None if pool is None else pool._native,
+            bytes_read=bytes_read,
+            details=details.reshape(-1),
+        )
+        # Pillow is asked about damage too: what it decodes without complaint is what users get today.
+        found = details[:, 0]
+        left_over = np.flatnonzero(((found == Status.NOT_TAKEN) | (found == Status.CORRUPT)) & ~is_raw)
+        by_pillow = {int(i): native.words(*map(int, details[i])) for i in left_over}
+    statuses = details[:, 0].astype(np.int32)
+    reasons = {
+        int(i): say_outcome(files, images, int(i), details[i])
+        for i in np.flatnonzero(statuses)
+        if int(i) not in by_pillow
+    }
+    if not by_pillow:
+        return DecodeReport(statuses, reasons, 0, {}, int(bytes_read.sum()))
+    decoded: list[str] = []  # why each went through Pillow; append() is safe in threads, counting is not
+
+    def decode(i: int) -> None:
+        counted = by_pillow[i]
+        data, found = read_one(files, images, i)
+        if found[0]:
+            statuses[i], reasons[i] = int(found[0]), say_outcome(files, images, i, found)
+            return
+        bytes_read[i] += len(data)
+        damaged = statuses[i] == Status.CORRUPT
+        box: Box = tuple(boxes[i].tolist())
+        statuses[i], words = _fill_by_pillow(data, out[i], box, bool(flips[i]), nearest)
+        if statuses[i] == Status.OK:
+            decoded.append(DAMAGED_BUT_DECODED if damaged else counted)
+        else:
+            reasons[i] = counted if damaged else words
+
+    if pool is None or len(by_pillow) == 1:
+        for i in by_pillow:
+            decode(i)
+    else:
+        pool.map(decode, list(by_pillow))
+    counts = dict(Counter(decoded))
+    return DecodeReport(statuses, dict(sorted(reasons.items())), len(decoded), counts, int(bytes_read.sum()))
+
+
+def decode_one(
+    data: bytes,
+    *,
+    box: Box | None = None,
+    size: tuple[int, int] | None = None,
+    flip: bool = False,
+    mode: str = "RGB",
+    nearest: bool = False,
+    entries: bytes = b"",
+) -> U8:
+    """Decode one image in memory to H x W x C (`size` is height, width); the rest as in `decode_batch`.
+
+    Raises:
+        ValueError: the image is damaged, or the box is not inside it; in words.
+    """
+    if mode not in ("RGB", "L"):
+        raise ValueError(f'mode must be "RGB" or "L", got {mode!r}')
+    if size is not None and (size[0] < 1 or size[1] < 1):
+        raise ValueError(f"size must be at least 1 x 1, got {size[0]} x {size[1]}")
+    array = as_bytes(data)
+    status, words, width, height = native.probe(array)
+    channels = 3 if mode == "RGB" and not nearest else 1
+    if nearest or width == 0 or status == Status.CORRUPT:
+        try:
+            width, height, stored_mode = pillow.measure(data)
+        except pillow.Undecodable as error:
+            raise ValueError(words if status == Status.CORRUPT else str(error)) from error
+        channels = 3 if nearest and stored_mode == "RGB" else channels
+    left, top, right, bottom = box or (0, 0, width, height)
+    _check_box((left, top, right, bottom), width, height)
+    rows, columns = size or (bottom - top, right - left)
+    out = np.empty((rows, columns, channels), np.uint8)
+    if not nearest and (status == Status.OK or len(entries)):
+        status, words = native.decode_one(
+            array, as_bytes(entries), (left, top, right, bottom), out.reshape(-1), out.shape, flip
+        )
+        if status == Status.OK:
+            return out
+        if status == Status.BAD_ENTRIES:
+            raise ValueError(words)
+    filled, said = _fill_by_pillow(data, out, (left, top, right, bottom), flip, nearest)
+    if filled != Status.OK:
+        raise ValueError(words if status == Status.CORRUPT else said)
+    return out
+
+
+def profile_decode(
+    data: bytes, entries: bytes, *, box: Box, size: tuple[int, int], repeats: int = 5
+) -> dict[str, float]:
+    """Return the seconds of processor time that each of `STAGES` takes for one crop of an image in memory.
+
+    A stage's time is what it adds: decodes that stop after each stage are run in turn, `repeats` times, and
+    the least of each counts. "headers" includes the tables and the check of the entry points.
+
+    Raises:
+        ValueError: the kernel does not decode this; in words.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    out = np.empty(size[0] * size[1] * 3, np.uint8)
+    status, words, sums = native.profile_one(as_bytes(data), as_bytes(entries), box, out, size, repeats)
+    if status != Status.OK:
+        raise ValueError(words)
+    befores = [0.0, *sums[:-1]]
+    return {name: max(s - before, 0.0) for name, s, before in zip(STAGES, sums, befores, strict=True)}
+
+
+def _check_out(out: Any) -> None:
+    if not isinstance(out, np.ndarray) or out.dtype != np.uint8 or out.ndim != 4:
+        raise ValueError("out must be a uint8 array of shape N x H x W x C")
+    if out.shape[3] not in (1, 3) or out.shape[1] < 1 or out.shape[2] < 1:
+        raise ValueError(f"out must be N x H x W x C with C 1 or 3, got {' x '.join(map(str, out.shape))}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError("out must be C-contiguous and writeable")
+
+
+def _check_box(box: Box, width: int, height: int) -> None:
+    left, top, right, bottom = box
+    if left >= right or top >= bottom:
+        raise ValueError(f"the crop box {box} is empty")
+    if left < 0 or top < 0 or right > width or bottom > height:
+        raise ValueError(f"the crop box {box} is not inside the image of {width} x {height} pixels")
+    if (right - left) * (bottom - top) > MAX_CROP_PIXELS:
+        raise ValueError(f"the crop box {box} has more than {MAX_CROP_PIXELS} pixels")
+
+
+def _fill_by_pillow(data: bytes, out: U8, box: Box, flip: bool, nearest: bool) -> tuple[Status, str]:
+    """Decode with Pillow into `out` (H x W x C); zeroes it when that fails."""
+    out[:] = 0
+    try:
+        width, height, _ = pillow.measure(data)
+        try:
+            _check_box(box, width, height)
+        except ValueError as error:
+            return Status.BAD_BOX, str(error)
+        pixels = (pillow.decode_mask if nearest else pillow.decode)(data, box, out.shape)
+    except pillow.Undecodable as error:
+        return Status.CORRUPT, str(error)
+    out[:] = pixels[:, ::-1] if flip else pixels
+    return Status.OK, ""

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What packing does to many files at a time: list them, read them, look at them, lay them out as a tar."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate.kernel.door import I64, U8, U32, Pool, as_bytes, native
+
+TAR_BLOCK_BYTES = 512
+_MEMBER_FACTS = ("left", "crc32c", "width", "height", "kind", "has_exif", "key_bytes", "entries_bytes")
+
+
+class Entry(enum.IntEnum):
+    """What lies in a folder."""
+
+    WANTED = 0  # a regular file with one of the suffixes that were asked for
+    OTHER = 1  # another regular file
+    FOLDER = 2
+    ODD = 3
+    UNKNOWN = 4  # it cannot be looked at: its size is the errno
+
+
+@dataclass(frozen=True, slots=True)
+class FolderList:
+    """What lies in a folder, sorted by name; name `i` is `names[starts[i]:starts[i + 1]]`."""
+
+    names: bytes
+    starts: I64
+    sizes: I64
+    times_ns: I64
+    kinds: U8
+
+
+def list_folder(path: bytes, suffixes: Sequence[str]) -> FolderList:
+    """List a folder; links are followed, names that begin with a dot are left out.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    error, names, *arrays = native.list_folder(path, [suffix.encode() for suffix in suffixes])
+    if error:
+        raise OSError(error, os.strerror(error), os.fsdecode(path))
+    starts, sizes, times_ns = (np.frombuffer(array, np.int64) for array in arrays[:3])
+    return FolderList(names, starts, sizes, times_ns, np.frombuffer(arrays[3], np.uint8))
+
+
+def hash_stems(paths: bytes, starts: I64) -> npt.NDArray[np.uint64]:
+    """Return a hash of each path without its suffix, dots of its last part written as '_'."""
+    out = np.zeros(len(starts) - 1, np.uint64)
+    native.hash_stems(np.frombuffer(paths, np.uint8), np.ascontiguousarray(starts, np.int64), out)
+    return out
+
+
+def begin_writeback(fd: int) -> None:
+    """Have the disk begin with what was written to a file, so that a later fsync has less to wait for."""
+    native.begin_writeback(fd)
+
+
+def join_pieces(data: bytes | U8, starts: I64, lengths: I64, before: bytes = b"") -> bytes:
+    """Return pieces of `data` one behind the other, each with `before` in front of it."""
+    out = np.empty(int(lengths.sum()) + len(before) * len(lengths), np.uint8)
+    starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int64)
+    native.join_pieces(as_bytes(data), starts, lengths, before, out)
+    return out.tobytes()
+
+
+def crc32c_rows(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
+    """Return the CRC-32C of each row of a structured array, without its last four bytes."""
+    out = np.zeros(len(rows), np.uint32)
+    raw = np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
+    native.crc32c_rows(raw, rows.dtype.itemsize, out)
+    return out
+
+
+class ImageKind(enum.IntEnum):
+    """What `make_members` takes; of PNGs: the kinds of pixels that need no second look."""
+
+    JPEG = 0
+    GRAY_JPEG = 1
+    PNG_GRAY = 2
+    PNG_RGB = 3
+    PNG_PALETTE = 4
+    PNG_GRAY_ALPHA = 5
+    PNG_RGB_ALPHA = 6
+    PNG_BITS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Image files as members of a tar. `facts` has a column per name and a row per sample.
+
+    The members of sample `i` are `buffer[starts[i]:starts[i + 1]]`, unless `left` says that it is for the
+    caller; `keys` and `entries` of the others lie one behind the other.
+    """
+
+    buffer: U8
+    starts: I64
+    facts: dict[str, I64]
+    keys: bytes
+    entries: bytes
+
+
+def make_members(
+    root: bytes,
+    paths: bytes,
+    path_starts: I64,
+    sizes: I64,
+    labels: I64 | None,
+    *,
+    header: bytes,
+    scan: bool = True,
+    pool: Pool | None = None,
+    memory: U8 | None = None,
+) -> Members:
+    """Read image files, look at each, and lay them out as members of a tar: KEY.jpg, and KEY.cls with labels.
+
+    Args:
+        paths: relative to `root`; path `i` is `paths[path_starts[i]:path_starts[i + 1]]`.
+        header: a tar header for an empty name and size 0.
+        scan: note entry points; else only the headers of JPEGs are read.
+        memory: for the members, if it is large enough: pages that were used before cost nothing.
+
+    A sample is left to the caller when anything about it is out of the ordinary: its name, its size, its
+    image.
+    """
+    if pool is not None and pool._closed:
+        raise ValueError("the pool is closed")
+    sizes = np.ascontiguousarray(sizes, np.int64)
+    rooms = TAR_BLOCK_BYTES + -(-sizes // TAR_BLOCK_BYTES) * TAR_BLOCK_BYTES
+    rooms += 0 if labels is None else 2 * TAR_BLOCK_BYTES
+    starts = np.concatenate(([0], np.cumsum(rooms))).astype(np.int64)
+    room = int(starts[-1])
+    buffer = memory[:room] if memory is not None and len(memory) >= room else np.empty(room, np.uint8)
+    facts = np.zeros((len(sizes), len(_MEMBER_FACTS)), np.int64)
+    keys, entries = native.make_members(
+        root,
+        as_bytes(paths),
+        np.ascontiguousarray(path_starts, np.int64),
+        sizes,
+        None if labels is None else np.ascontiguousarray(labels, np.int64),
+        np.frombuffer(header, np.uint8),
+        scan,
+        starts,
+        buffer,
+        None if pool is None else pool._native,
+        facts.reshape(-1),
+    )
+    return Members(buffer, starts, dict(zip(_MEMBER_FACTS, facts.T, strict=True)), keys, entries)
