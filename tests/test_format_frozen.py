@@ -7,6 +7,7 @@ import hashlib
 import itertools
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -111,6 +112,21 @@ def test_version_2_gives_its_values_from_any_container(name: str) -> None:
     found = {int(c[-1]): (c, f.tolist(), i.any()) for c, f, i in zip(captions, features, images, strict=True)}
     assert found == {n: (f"número {n}", [n, n / 2], True) for n in range(3)}
     assert len(numbers) == 3
+
+
+def test_version_3_reads_its_shards_where_they_lie() -> None:
+    store = fsspec.filesystem("memory")
+    for path in (DATA / "pack-v2-tfrecord").glob("*.tfrecord"):
+        store.put(str(path), f"/frozen/{path.name}")
+    try:
+        assert verify(DATA / "index-v3", workers=1).problems == ()
+        options = {"shuffle": False, "output": "numpy", "fields": ("number", "caption", "features")}
+        with Loader(DATA / "index-v3", batch_size=4, **options) as loader:
+            ((_, captions, features),) = loader
+    finally:
+        store.rm("/frozen", recursive=True)
+    found = {int(caption[-1]): row.tolist() for caption, row in zip(captions, features, strict=True)}
+    assert found == {n: [n, n / 2] for n in range(3)}
 
 
 DIGESTS = {

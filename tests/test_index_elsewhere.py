@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -483,6 +484,24 @@ def test_a_shard_that_changes_meanwhile_is_noticed(
     monkeypatch.setattr(surveying, "fetch", change)
     with pytest.raises(StorageError, match=r"train/000\.tar changed while it was indexed"):
         make(server, tmp_path)
+
+
+def test_a_server_that_goes_away_when_a_shard_has_come_is_waited_for(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = []
+
+    def go_away(*arguments: Any) -> None:
+        fetch(*arguments)
+        if not timers:
+            server.stop()
+            timers.append(threading.Timer(0.2, server.start))
+            timers[0].start()
+
+    fetch = surveying.fetch
+    monkeypatch.setattr(surveying, "fetch", go_away)
+    assert make(server, tmp_path).samples == SHARDS * EACH
+    timers[0].join()
 
 
 def test_a_number_in_one_shard_and_a_word_in_another_are_no_field(

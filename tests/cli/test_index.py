@@ -53,6 +53,15 @@ def test_an_address_needs_a_folder_for_its_index(capsys: pytest.CaptureFixture[s
     assert "hint: name a folder: --to FOLDER" in error
 
 
+def test_a_password_in_an_address_is_not_said_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", "https://me:geheim@host/0.tar", "--to", str(tmp_path / "i")]) == 1
+    written = capsys.readouterr()
+    assert "password" in written.err
+    assert "geheim" not in written.err + written.out
+
+
 def test_shards_elsewhere_are_counted_as_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "served").mkdir()
     for shard in range(2):

@@ -51,9 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.report.progress import ProgressBar
     from feedrate.report.terminal import draw_index
     from feedrate.source.options import SourceOptions
+    from feedrate.source.shards import refuse_secrets
+    from feedrate.store.place import is_url
 
     options = SourceOptions(arguments.labels, arguments.path_column, arguments.label_column)
     check_json_target(arguments)
+    if is_url(arguments.path):
+        refuse_secrets(arguments.path)  # before it is said what is indexed
     say(f"indexing {arguments.path}")
     try:
         with ProgressBar() as bar:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from feedrate.errors import FeedrateError, StorageError
+from feedrate.errors import FeedrateError, NotFound, StorageError
 from feedrate.store.files import explain_write_error
 from feedrate.store.patience import Attempts, Patience, Trouble
 from feedrate.store.place import Place, PlacedFile
@@ -70,11 +70,22 @@ def find_patiently(place: Place, file: bytes, patience: Patience | None = None) 
         try:
             place.forget_listings()  # storages of fsspec remember what they have listed
             return place.find(file, suggest=False)
+        except NotFound as error:
+            wait_s = attempts.failed(_find_cause(error))
         except StorageError as error:
             wait_s = attempts.failed(error)
         time.sleep(wait_s)
         # fsspec keeps connections, also those that were cut.
         place = Place(place.root, {"skip_instance_cache": True})
+
+
+def _find_cause(error: NotFound) -> BaseException:
+    """Return what is wrong: of a web server that does not answer, fsspec says that it has no such file."""
+    cause = None if error.__cause__ is None else error.__cause__.__cause__
+    is_true = (
+        cause is None or isinstance(cause, FileNotFoundError) or getattr(cause, "status", 0) in (404, 410)
+    )
+    return error if cause is None or is_true else cause
 
 
 class FetchedPlace(Place):
