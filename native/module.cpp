@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The door for Python: hands over pointers and lets go of the GIL. feedrate.kernel has checked shapes, types and lengths; an
 // array that it could have got wrong is checked here again by its type.
-#include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -245,16 +244,6 @@ void hash_stems_door(Array<const uint8_t> paths, Array<const int64_t> starts, Ar
         out.data()[i] = hash_stem(paths.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]));
 }
 
-// Asks the disk to begin with what was written to a file; waits for nothing, promises nothing.
-void begin_writeback_door(int fd) {
-#ifdef __linux__
-    nb::gil_scoped_release release;
-    ::sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
-#else
-    (void)fd;
-#endif
-}
-
 // Pieces of `data` one behind the other, `before` in front of each; `out` has room for just that.
 void join_pieces_door(Array<const uint8_t> data, Array<const int64_t> starts, Array<const int64_t> lengths, nb::bytes before, Array<uint8_t> out) {
     const size_t count = starts.shape(0);
@@ -368,7 +357,6 @@ NB_MODULE(_native, m) {
     m.def("gather_rows", &gather_rows_door);
     m.def("list_folder", &list_folder_door);
     m.def("hash_stems", &hash_stems_door);
-    m.def("begin_writeback", &begin_writeback_door);
     m.def("join_pieces", &join_pieces_door);
     m.def("crc32c_rows", &crc32c_rows_door);
     m.def("make_members", &make_members_door, nb::arg("root"), nb::arg("paths"), nb::arg("path_starts"), nb::arg("sizes"), nb::arg("labels").none(),

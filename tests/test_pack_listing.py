@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from feedrate.errors import StorageError
 from feedrate.format.fields import Field, Kind
+from feedrate.pack import listing
 from feedrate.pack.listing import Listing, ListingWriter, Sample
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import Stretch, split_into_shards
@@ -169,3 +170,25 @@ def test_shard_of_tiny_samples_has_a_bounded_number_of_them(
     monkeypatch.setattr(planning, "BLOCK", 5)
     shards = plan(tmp_path / "l", [10] * 40, 10**9)
     assert [s.last - s.first for s in shards] == [7, 7, 7, 7, 7, 5]
+
+
+def test_large_listing_is_read_in_pieces_and_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "l", files([b"%d.jpg" % n for n in range(5000)]))
+    held = read(tmp_path / "l")
+    monkeypatch.setattr(listing, "_HELD_BYTES", 0)
+    assert read(tmp_path / "l") == held
+
+
+@pytest.mark.parametrize("held_bytes", [0, 1 << 24])
+def test_listing_whose_rows_point_outside_is_told_to_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int
+) -> None:
+    monkeypatch.setattr(listing, "_HELD_BYTES", held_bytes)
+    write(tmp_path / "l", files([b"1.jpg"]))
+    whole = bytearray((tmp_path / "l").read_bytes())
+    whole[:8] = (2**40).to_bytes(8, "little")
+    (tmp_path / "l").write_bytes(whole)
+    with pytest.raises(StorageError, match="changed while it was used"):
+        read(tmp_path / "l")

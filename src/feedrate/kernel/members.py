@@ -59,11 +59,6 @@ def hash_stems(paths: bytes, starts: I64) -> npt.NDArray[np.uint64]:
     return out
 
 
-def begin_writeback(fd: int) -> None:
-    """Have the disk begin with what was written to a file, so that a later fsync has less to wait for."""
-    native.begin_writeback(fd)
-
-
 def join_pieces(data: bytes | U8, starts: I64, lengths: I64, before: bytes = b"") -> bytes:
     """Return pieces of `data` one behind the other, each with `before` in front of it."""
     out = np.empty(int(lengths.sum()) + len(before) * len(lengths), np.uint8)

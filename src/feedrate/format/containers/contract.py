@@ -11,9 +11,6 @@ from typing import BinaryIO, Protocol
 from feedrate import kernel
 from feedrate.format.fields import Field
 
-# The disk is told to begin after so many bytes: at the end of a shard, little is left to wait for.
-_WRITEBACK_BYTES = 8_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -48,15 +45,12 @@ class Output:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.size_bytes = self.crc32c = self._begun = 0
+        self.size_bytes = self.crc32c = 0
 
     def put(self, data: bytes | memoryview) -> None:
         self.file.write(data)
         self.crc32c = kernel.crc32c(data, self.crc32c)
         self.size_bytes += len(data)
-        if self.size_bytes >= self._begun + _WRITEBACK_BYTES:
-            self._begun = self.size_bytes
-            kernel.begin_writeback(self.file.fileno())
 
 
 class ShardWriter(Protocol):
