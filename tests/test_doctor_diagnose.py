@@ -178,3 +178,18 @@ def test_what_is_done_once_is_still_handed_over_in_every_epoch(tmp_path: Path) -
     once = next(remedy for remedy in diagnosis.remedies if remedy.name == "preprocess-once")
     # Of 152 ms on two cores, 72 stay: reading 20 MB, handing them over, and the training process.
     assert once.predicted_speedup == pytest.approx(152 / 72, rel=0.05)
+
+
+def test_threads_that_help_with_samples_are_not_taken_for_the_handing_over(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    loop.main.fact("batch", loader="loader-0", tensors=[{"bytes": 1_000_000, "dtype": "torch.float32"}])
+    for _ in range(40):
+        loop.step(wait=60, wait_cpu=1)
+    worker = loop.fetches(200, 20, cpu=100)
+    for number in range(20):
+        worker.record(layout.HANDOVER, "", (1000 + 100 * number) * MS, 40 * MS, cpu=0, a=90 * MS)
+    worker.write(tmp_path)
+    loop.main.write(tmp_path)
+    measured, _ = judge(tmp_path, Surroundings(cores=4.0))
+    assert measured.feeder_cpu_s < 0.003
+    assert measured.feeder_cpu_s + measured.helpers_cpu_s == pytest.approx(0.090)
