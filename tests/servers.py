@@ -26,6 +26,17 @@ from delay_line import DelayLine, delay_line
 # As from another building: a round trip takes 10 ms, and 160 Mbit/s pass.
 ONE_WAY_S, BYTES_PER_S = 0.005, 20e6
 
+# Of botocore, paramiko and connections that were cut on purpose.
+CUT_CONNECTIONS = tuple(
+    pytest.mark.filterwarnings(f"ignore::{warning}")
+    for warning in (
+        "DeprecationWarning",
+        "ResourceWarning",
+        "pytest.PytestUnraisableExceptionWarning",
+        "pytest.PytestUnhandledThreadExceptionWarning",
+    )
+)
+
 
 @dataclass
 class RealServer:

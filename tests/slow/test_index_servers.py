@@ -15,17 +15,10 @@ from feedrate.errors import PackError
 from feedrate.pack import index, verify
 from feedrate.results.pack import Tick
 from scratch_copies import evict_copy, stage
-from servers import RealServer, start_server
+from servers import CUT_CONNECTIONS, RealServer, start_server
 from sources import jpeg
 
-pytestmark = [
-    pytest.mark.slow,
-    # Of botocore, paramiko and connections that were cut on purpose.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, *CUT_CONNECTIONS]
 
 SHARDS, EACH = 4, 40
 

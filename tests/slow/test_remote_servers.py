@@ -15,16 +15,9 @@ from feedrate import Loader, RandomResizedCrop
 from feedrate.store.patience import Patience
 from feedrate.store.through import ThroughPack, open_pack
 from packs import write_images
-from servers import RealServer, start_server
+from servers import CUT_CONNECTIONS, RealServer, start_server
 
-pytestmark = [
-    pytest.mark.slow,
-    # Of botocore, paramiko and connections that were cut on purpose.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, *CUT_CONNECTIONS]
 
 COUNT = 240
 PATIENCE = Patience(stall_s=2.0, give_up_s=90.0, first_wait_s=0.05, longest_wait_s=0.5)

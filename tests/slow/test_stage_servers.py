@@ -19,16 +19,9 @@ from feedrate.store.staging import StagingOptions
 from images import read_tree
 from packs import LABEL, write_pack
 from scratches import wait_for, write_tree
-from servers import RealServer, start_server
+from servers import CUT_CONNECTIONS, RealServer, start_server
 
-pytestmark = [
-    pytest.mark.slow,
-    # Of botocore, aiohttp and paramiko, whose connections are cut here; not ours.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, *CUT_CONNECTIONS]
 
 KINDS = ["s3", "http", "sftp"]
 

@@ -33,7 +33,8 @@ EXIT_INTERRUPTED = 130  # what a shell reports for a process that ended by SIGIN
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Known errors are printed, others are bugs and propagate."""
-    gc.set_threshold(_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
+    if argv is None:  # who calls this from a program of their own keeps their settings
+        gc.set_threshold(_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
     words = sys.argv[1:] if argv is None else argv
     arguments = make_parser([name for name in COMMANDS if name in words[:1]] or COMMANDS).parse_args(argv)
     # Pillow's (large images, odd metadata): what matters of them ends in a command's report.

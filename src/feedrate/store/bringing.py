@@ -82,10 +82,9 @@ def find_patiently(place: Place, file: bytes, patience: Patience | None = None) 
 def _find_cause(error: NotFound) -> BaseException:
     """Return what is wrong: of a web server that does not answer, fsspec says that it has no such file."""
     cause = None if error.__cause__ is None else error.__cause__.__cause__
-    is_true = (
-        cause is None or isinstance(cause, FileNotFoundError) or getattr(cause, "status", 0) in (404, 410)
-    )
-    return error if cause is None or is_true else cause
+    if cause is None or isinstance(cause, FileNotFoundError) or getattr(cause, "status", 0) in (404, 410):
+        return error
+    return cause
 
 
 class FetchedPlace(Place):
