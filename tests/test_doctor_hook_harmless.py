@@ -47,10 +47,13 @@ def main():
     print(digest(model.parameters()), digest(s["exp_avg"] for s in optimizer.state.values()))
     print(random.random(), np.random.rand(), torch.rand(1).item())
     print([type(f).__name__ for f in (torch.save, DataLoader.__init__, nn.Module.__call__)])
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":  # of the closed queues to the workers: on its way out
+            thread.join()
     print(threading.active_count(), len(vars(loader)), sorted(vars(iter(loader)))[:3])
     counted = DataLoader(Counted(), batch_size=None)
     len(counted)
-    list(counted)  # line 51
+    list(counted)  # torch warns of this line
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     compiled.eval()
     reference = model(torch.ones(2, 4))
