@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.hook.feedrate_hook import layout, parts
 from feedrate.doctor.hook.feedrate_hook.parts import Fetch
 from hooked import PREAMBLE, Run, names_of, run_script
 from images import save_image
@@ -162,3 +163,38 @@ def test_a_moment_belongs_to_the_innermost_part(monkeypatch: pytest.MonkeyPatch)
     fetch.leave()
     fetch.mark()
     assert fetch.times == {"transform:a": [20, 0, 0, 1], "decode:b": [10, 0, 0, 1]}
+
+
+class Picture:
+    def turn(self) -> str:
+        return "turned"
+
+
+def test_methods_are_put_back_while_nothing_is_timed() -> None:
+    module = ModuleType("pictures")
+    module.Picture = type("Picture", (), {"turn": Picture.turn})  # type: ignore[attr-defined]
+    original = module.Picture.turn
+    parts.patch_parts(module, [("Picture.turn", "transform:turn")])
+    wrapper = module.Picture.turn
+    try:
+        assert wrapper is not original
+        parts.wrap_methods(False)
+        assert module.Picture.turn is original
+        parts.wrap_methods(True)
+        assert module.Picture.turn is wrapper
+        assert module.Picture().turn() == "turned"
+    finally:
+        parts.wrap_methods(True)
+
+
+def test_a_method_that_the_program_replaced_stays_its_own() -> None:
+    module = ModuleType("pictures")
+    module.Picture = type("Picture", (), {"turn": Picture.turn})  # type: ignore[attr-defined]
+    parts.patch_parts(module, [("Picture.turn", "transform:turn")])
+    module.Picture.turn = len
+    try:
+        parts.wrap_methods(False)
+        assert module.Picture.turn is len
+    finally:
+        parts.wrap_methods(True)
+    assert module.Picture.turn is len

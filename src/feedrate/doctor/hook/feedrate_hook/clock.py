@@ -22,9 +22,10 @@ process_cpu_ns = time.process_time_ns
 Reading = Tuple[int, int, int]  # noqa: UP006 - wall, cpu, queue
 Beginning = Tuple[int, int]  # noqa: UP006 - wall, cpu
 
-# The run-queue clock is a file to read. It cannot have moved by more than wall minus cpu, so for short spans
-# it is read only when that is something.
+# The run-queue clock is a file to read. It cannot have moved by more than wall minus cpu, so it is read only
+# when that is something, and not again at once.
 SLACK_NS = 20_000
+_FRESH_NS = 100_000
 
 
 class KeptFile:
@@ -53,6 +54,7 @@ class KeptFile:
 class _OfThread(threading.local):
     schedstat: Optional[KeptFile] = None  # noqa: UP045
     last_queue_ns = -1
+    read_ns = -_FRESH_NS  # when that was read
 
 
 class _OfProcess:
@@ -69,12 +71,16 @@ def forget_files() -> None:
 def queue_ns() -> int:
     """Return how long this thread was ready to run while no core was free."""
     thread = _OfProcess.thread
+    now = wall_ns()
+    if now - thread.read_ns < _FRESH_NS:
+        return thread.last_queue_ns
     if thread.schedstat is None:
         thread.schedstat = KeptFile("/proc/thread-self/schedstat")
     try:
         thread.last_queue_ns = int(thread.schedstat.read().split()[1])
     except (OSError, ValueError, IndexError):
         return 0
+    thread.read_ns = now
     return thread.last_queue_ns
 
 

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from . import clock, draws, layout, opens, stacks
 from .describe import count_samples
-from .parts import Fetch, here
+from .parts import Fetch, here, open_fetches, wrap_methods
 from .session import session
-from .wrapping import install, name_of, unseen
+from .wrapping import get_ident, install, name_of, unseen
 
 # Timing the parts may take this share of a fetch; where many short calls would take more, some are left out.
 _MOST_SHARE = 0.007
-_FIXED_EVENTS = 10  # what else a probed fetch costs: two looks at /proc/self/io, the records
+_FIRST = 128  # fetches
+_LONG_REST = 4
 
 
 class _Samples(list):  # type: ignore[type-arg]
@@ -54,18 +56,21 @@ class Fetching:
                 opens.record_held()
             reading = clock.read()
             if session.probing and number >= self._probe_from:
+                wrap_methods(True)
                 fetch = Fetch(reading)
                 io = clock.read_io()
                 self._time_collate(fetcher)
                 asked = _mark_samples(fetcher, indices)
         except Exception as error:
             session.trouble("fetch", error)
-        here.fetch = fetch
+        thread = get_ident()
+        if fetch is not None:
+            open_fetches[thread] = fetch
         here.is_fetching = session.fetching = True
         try:
             batch = original(fetcher, asked)
         finally:
-            here.fetch = None
+            open_fetches.pop(thread, None)
             here.is_fetching = session.fetching = False
             draws.end_sample()
         try:
@@ -100,7 +105,7 @@ class Fetching:
         name = f"collate:{name_of(collate)}"
 
         def timed_collate(samples: Any) -> Any:
-            fetch = here.fetch
+            fetch = open_fetches.get(get_ident())
             if fetch is None:
                 return collate(samples)
             draws.end_sample()
@@ -119,6 +124,7 @@ class Fetching:
     ) -> None:
         if fetch is not None:
             fetch.mark()
+        end = clock.wall_ns()
         wall, cpu, queue = clock.since(start)
         self._last_end = (start[0] + wall, start[1] + cpu, start[2] + queue)
         write = session.ring.write
@@ -131,15 +137,20 @@ class Fetching:
             write(layout.PART, session.ring.name(name), start[0], part_wall, part_cpu, part_queue, calls)
         if fetch.opened:
             opens.record_opened(fetch.opened, start[0])
-        self._spare(number, fetch.events, wall)
+        self._spare(number, fetch.events, clock.wall_ns() - end, wall)
 
-    def _spare(self, number: int, events: int, wall: int) -> None:
-        """Leave out the next fetches when timing the parts of this one took too large a share of it."""
+    def _spare(self, number: int, events: int, recorded_ns: int, wall: int) -> None:
+        """Leave out the next fetches when timing and recording this one's parts took too large a share."""
         if not self._event_ns:
             self._event_ns = _measure_event()
-        share = (events + _FIXED_EVENTS) * self._event_ns / max(wall, 1)
+        if number < _FIRST:
+            recorded_ns = 0  # names and paths are written once, most of them now
+        share = (events * self._event_ns + recorded_ns) / max(wall, 1)
         if share > _MOST_SHARE:
-            self._probe_from = number + 1 + int(share / _MOST_SHARE)
+            spared = int(share / _MOST_SHARE)
+            self._probe_from = number + 1 + spared
+            if spared >= _LONG_REST:
+                wrap_methods(False)
 
 
 def _mark_samples(fetcher: Any, indices: Any) -> Any:
@@ -169,9 +180,14 @@ def _measure_event() -> int:
     return max(1, (clock.wall_ns() - start) // 20 * 3 // 2)  # a wrapper does a little more than to mark
 
 
+class _Torch:
+    worker: Any = None  # its module of that name, once it is there
+
+
 def _worker_id() -> int:
-    torch = session.torch
-    info = torch.utils.data._utils.worker._worker_info if torch is not None else None
+    if _Torch.worker is None:
+        _Torch.worker = sys.modules.get("torch.utils.data._utils.worker")
+    info = getattr(_Torch.worker, "_worker_info", None)
     return int(info.id) if info is not None else -1
 
 
@@ -188,7 +204,7 @@ fetching = Fetching()
 
 def after_fork() -> None:
     fetching.__init__()  # type: ignore[misc]
-    here.fetch = None
+    open_fetches.clear()
     here.is_fetching = False
 
 

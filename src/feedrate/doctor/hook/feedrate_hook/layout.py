@@ -80,7 +80,7 @@ OPENED = (
     31  # a file opened for reading inside a fetch. name: the path; recorded for the first OPENED_PATHS paths
 )
 CREATED = 32  # a file opened for writing by the training process. name: the path
-OPENED_PATHS = 4000
+OPENED_PATHS = 1000
 
 # a of STACK
 ON_CPU = 1  # the thread used a core, or was ready to, for more than half of the time since the last look

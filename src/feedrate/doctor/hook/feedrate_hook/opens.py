@@ -8,9 +8,9 @@ import sys
 from typing import Any, ClassVar
 
 from . import clock, layout
-from .parts import here
+from .parts import here, open_fetches
 from .session import session
-from .wrapping import is_user
+from .wrapping import get_ident, is_user
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _SYSTEM = ("/proc/", "/dev/", "/sys/", "/usr/lib", "/lib", "/memfd:", "/SYSV")
@@ -47,7 +47,7 @@ def after_fork() -> None:
 def _on_event(event: str, args: Any) -> None:
     if event != "open":
         return
-    fetch = here.fetch
+    fetch = open_fetches.get(get_ident())
     if fetch is None and (session.role != "main" or here.is_fetching):
         return
     try:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, ClassVar, Dict, List, Tuple  # noqa: UP035
 
 from . import clock
 from .session import session
-from .wrapping import install, unseen
+from .wrapping import get_ident, install, unseen
 
 
 class Fetch:
@@ -80,10 +81,13 @@ class Fetch:
         self._top = self._stack.pop()
 
 
-class Here(threading.local):
-    """What the calling thread is doing. `fetch` is set only inside a probed fetch."""
+# The probed fetches that are under way, by thread: mostly none, and a wrapper sees that at a glance.
+open_fetches: Dict[int, Fetch] = {}  # noqa: UP006 - evaluated, in Python 3.8 as well
 
-    fetch: Optional[Fetch] = None  # noqa: UP045 - evaluated, in Python 3.8 as well
+
+class Here(threading.local):
+    """What the calling thread is doing."""
+
     is_fetching = False
     is_saving = False
     is_pinning = False
@@ -99,7 +103,7 @@ def timed(name: str, takes_path: bool = False) -> Callable[[Any], Any]:
 
     def make(original: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            fetch = here.fetch
+            fetch = open_fetches.get(get_ident()) if open_fetches else None
             if fetch is None or not fetch.enter(kind, name):
                 return original(*args, **kwargs)
             try:
@@ -118,7 +122,7 @@ def timed_resize(original: Any) -> Any:
     """Pillow's resize takes a box, too: it crops on the way, as RandomResizedCrop does."""
 
     def resize(*args: Any, **kwargs: Any) -> Any:
-        fetch = here.fetch
+        fetch = open_fetches.get(get_ident()) if open_fetches else None
         if fetch is None:
             return original(*args, **kwargs)
         has_box = kwargs.get("box", args[3] if len(args) > 3 else None) is not None
@@ -136,7 +140,7 @@ def timed_load(original: Any) -> Any:
     """Pillow decodes in load(), which it calls before each operation: only the first call has work to do."""
 
     def load(self: Any, *args: Any, **kwargs: Any) -> Any:
-        fetch = here.fetch
+        fetch = open_fetches.get(get_ident()) if open_fetches else None
         if fetch is None or not getattr(self, "tile", True) or not fetch.enter("decode", "decode:PIL"):
             return original(self, *args, **kwargs)
         try:
@@ -151,7 +155,7 @@ def timed_by_class(original: Any) -> Any:
     """Time a method under the name of its object's class: `transform:RandomCrop`."""
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        fetch = here.fetch
+        fetch = open_fetches.get(get_ident()) if open_fetches else None
         if fetch is None or not fetch.enter("transform", f"transform:{type(self).__name__}"):
             return original(self, *args, **kwargs)
         try:
@@ -205,7 +209,7 @@ def timed_steps(original: Any) -> Any:
     """Time each transform of a torchvision Compose: the original runs on a stand-in with timed transforms."""
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        fetch = here.fetch
+        fetch = open_fetches.get(get_ident()) if open_fetches else None
         if fetch is None:
             return original(self, *args, **kwargs)
         return original(_Steps(self, fetch), *args, **kwargs)
@@ -213,16 +217,48 @@ def timed_steps(original: Any) -> Any:
     return wrapper
 
 
+class _Methods:
+    """The wrapped methods, which are put back while no fetch is to be timed for long.
+
+    Not so functions of modules: a dataset may hold one, and it is pickled as the name that leads to it.
+    """
+
+    found: ClassVar[List[Tuple[type, str, Any, Any]]] = []  # noqa: UP006 - class, name, original, wrapper
+    are_wrapped = True
+
+
+def wrap_methods(are_wrapped: bool) -> None:
+    """Put the wrappers, or the original methods, in their place."""
+    if _Methods.are_wrapped == are_wrapped:
+        return
+    _Methods.are_wrapped = are_wrapped
+    for owner, name, original, wrapper in _Methods.found:
+        present, wanted = (original, wrapper) if are_wrapped else (wrapper, original)
+        if vars(owner).get(name) is present:  # else somebody has put in one of his own
+            setattr(owner, name, wanted)
+
+
 def patch_parts(module: Any, entries: list[tuple[str, Any]]) -> None:
     """Install a module's entries of the catalogue: (attribute, part name or maker of the wrapper)."""
     is_patched = False
     for path, part in entries:
+        make = part if callable(part) else timed(part.rstrip("@"), takes_path=part.endswith("@"))
         try:
-            if callable(part):
-                is_patched |= install(module, path, part)
-            else:
-                is_patched |= install(module, path, timed(part.rstrip("@"), takes_path=part.endswith("@")))
+            if install(module, path, make):
+                is_patched = True
+                _note_method(module, path)
         except Exception as error:
             session.trouble(f"patch {module.__name__}.{path}", error)
     if is_patched:
         session.facts("patched", module=module.__name__)
+
+
+def _note_method(module: Any, path: str) -> None:
+    *parents, name = path.split(".")
+    owner = functools.reduce(getattr, parents, module)
+    wrapper = vars(owner)[name]
+    original = wrapper.__wrapped__
+    if isinstance(owner, type) and original.__qualname__ == f"{owner.__qualname__}.{name}":  # not inherited
+        _Methods.found.append((owner, name, original, wrapper))
+        if not _Methods.are_wrapped:
+            setattr(owner, name, original)

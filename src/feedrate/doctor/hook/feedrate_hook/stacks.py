@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks at the stack of the thread that trains (or, in a worker, fetches), some fifty times a second.
 
-Every other time the thread asks for a sample to watch: the next one to begin notes the states of the global
-random generators and wakes the thread, which looks after a random part of a usual sample's time. If it is
-still being made, the states tell whether it has drawn random numbers by then (DRAWS_KNOWN, RANDOM_DRAWN).
-Where several samples on end drew nothing at all, every look inside a sample knows that.
+Every other time (later: seldom) the thread asks for a sample to watch: the next one to begin notes the states
+of the global random generators and wakes the thread, which looks after a random part of a usual sample's
+time. If it is still being made, the states tell whether it has drawn random numbers by then (DRAWS_KNOWN,
+RANDOM_DRAWN). Where several samples on end drew nothing at all, every look inside a sample knows that.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ _MOST_FRAMES = 12
 _DEEPEST = 48
 _MOST_STACKS = 20_000
 _ENOUGH_UNDRAWN = 3
+# Every second look is one inside a sample that notes its random states; later, when that is known, few are.
+_OFTEN, _SELDOM = 2, 16
+_MANY_TURNS = 500
 
 
 class _Looker:
@@ -94,7 +97,7 @@ def _run(done: Any, period_s: float) -> None:
         while not _Looker.stopping:
             turn += 1
             until = time.perf_counter() + period_s * (0.5 + _random())
-            if turn % 2 and session.probing:
+            if turn % (_OFTEN if turn < _MANY_TURNS else _SELDOM) == 1 and session.probing:
                 Sample.is_wanted = True  # until a sample begins
             if _pause(until - time.perf_counter()):
                 if not _Looker.stopping:

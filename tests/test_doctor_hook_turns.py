@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often the hook looks closely, and how it notices that a sample draws random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from feedrate.doctor.hook.feedrate_hook import clock, draws
+from feedrate.doctor.hook.feedrate_hook.session import _Turns
+
+
+def count_probed(monkeypatch: pytest.MonkeyPatch, step_ns: int) -> tuple[int, int]:
+    """Return how many of the first 128 steps are probed, and how many of the next 128."""
+    now = 10**9
+    monkeypatch.setattr(clock, "wall_ns", lambda: now)
+    turns, probed = _Turns(), []
+    for number in range(256):
+        probed.append(turns.is_probed(number))
+        now += step_ns
+    return sum(probed[:128]), sum(probed[128:])
+
+
+def test_of_short_steps_few_are_probed_once_many_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count_probed(monkeypatch, 2_000_000) == (96, 32)
+
+
+def test_long_steps_are_probed_as_often_later_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count_probed(monkeypatch, 80_000_000) == (96, 96)
+
+
+@pytest.fixture
+def numpy_state() -> Iterator[None]:
+    """The global generator as a fresh process has it; afterwards as it was."""
+    before = np.random.get_state()
+    draws._Twister.bits, draws._Twister.address = None, 0
+    yield
+    np.random.set_state(before)
+    draws._Twister.bits, draws._Twister.address = None, 0
+
+
+def is_drawn(draw: Callable[[], object]) -> bool:
+    """Watch one sample that calls `draw`."""
+    draws.Sample.is_wanted = True
+    draws.Sample.undrawn = 5
+    draws.begin_sample()
+    draw()
+    draws.end_sample()
+    return draws.Sample.undrawn == 0
+
+
+@pytest.mark.usefixtures("numpy_state")
+@pytest.mark.parametrize("draw", [np.random.rand, random.random, lambda: np.random.permutation(3)])
+def test_a_draw_from_a_global_generator_is_noticed(draw: Callable[[], object]) -> None:
+    assert not is_drawn(lambda: None)
+    assert is_drawn(draw)
+    assert not is_drawn(lambda: None)
+    assert is_drawn(draw)
+
+
+@pytest.mark.usefixtures("numpy_state")
+def test_the_second_of_two_normal_numbers_is_noticed_too() -> None:
+    # numpy makes them in pairs and keeps the second.
+    np.random.seed(1)
+    seen = [is_drawn(np.random.randn) for _ in range(6)]
+    assert seen == [True] * 6
+
+
+@pytest.mark.usefixtures("numpy_state")
+def test_numpys_state_is_read_in_place_until_a_sample_draws() -> None:
+    assert not is_drawn(lambda: None)
+    assert draws._Twister.address
+    is_drawn(np.random.rand)
+    assert not draws._Twister.address
+
+
+@pytest.mark.skipif(not hasattr(np.random, "set_bit_generator"), reason="numpy is older than 1.24")
+@pytest.mark.usefixtures("numpy_state")
+def test_another_generator_in_numpys_place_is_followed() -> None:
+    before = np.random.get_bit_generator()
+    try:
+        assert not is_drawn(lambda: None)
+        np.random.set_bit_generator(np.random.PCG64(1))
+        assert is_drawn(np.random.rand)
+        assert not is_drawn(lambda: None)
+    finally:
+        np.random.set_bit_generator(before)
