@@ -18,6 +18,7 @@ from typing import Protocol
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.format.containers import find_container
+from feedrate.pack.bulk import goes_in_bulk
 from feedrate.pack.files import is_temporary
 from feedrate.pack.options import Engine
 from feedrate.pack.plan import ShardTask
@@ -62,7 +63,13 @@ def run_shards(tasks: Sequence[ShardTask], engine: Engine, *, workers: int | Non
     if engine.name == "local" or not tasks:
         size_bytes = sum(task.source_bytes for task in tasks)
         done = run_tasks(
-            write_shard, tasks, workers=workers, size_bytes=size_bytes, watch=watch, begin=begin_shard
+            write_shard,
+            tasks,
+            workers=workers,
+            size_bytes=size_bytes,
+            watch=watch,
+            begin=begin_shard,
+            have_threads=lambda: goes_in_bulk(tasks[0]),
         )
         return _add_up(done)
     with _open_cluster(engine, Path(tasks[0].target), workers or 1) as cluster:
