@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +25,9 @@ from feedrate.pack.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, S
 from feedrate.pack.plan import BLOCK, ShardTask, order_samples
 from feedrate.pack.quality import QualityTally
 from feedrate.store.place import is_url
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # What is in flight at a time; two of them are.
 _BATCH_BYTES, _BATCH_FILES = 4_000_000, 4096
@@ -120,6 +122,8 @@ class Bulk:
 
     def _batches(self) -> Iterator[Batch]:
         """Yield batches; while one is used, the kernel makes the next."""
+        from concurrent.futures import ThreadPoolExecutor
+
         pool = kernel.Pool(self._threads) if self._threads > 1 else None
         # Two take turns: when the third batch is begun, the first is written.
         memories: list[U8] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]

@@ -8,7 +8,6 @@ so neither a lost job nor a lost message can lose or repeat more than the shard 
 from __future__ import annotations
 
 import os
-import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -126,7 +125,7 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> MapCost | Feedrate
     exceptions as they are."""
     if not os.path.exists(tasks[0].listing):
         return StorageError(
-            f"{socket.gethostname()} does not see {tasks[0].target}",
+            f"{os.uname().nodename} does not see {tasks[0].target}",
             hint="source and pack must lie where every node finds them under the same path",
         )
     left = [task for task in tasks if not _is_done(task)]

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -46,7 +45,7 @@ def appear(path: Path, *, expected_bytes: int = 0, is_durable: bool = True) -> I
 
 
 def temporary_name(name: str) -> str:
-    return f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    return f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
 def sync_folder(folder: Path) -> None:
