@@ -27,7 +27,7 @@ def appear(path: Path, *, expected_bytes: int = 0, is_durable: bool = True) -> I
     temporary = path.parent / temporary_name(path.name)
     try:
         try:
-            with open(temporary, "x+b", buffering=2**20) as file:
+            with open(temporary, "x+b", buffering=2**17) as file:
                 yield file
                 file.flush()
                 if is_durable:
