@@ -11,8 +11,8 @@ from typing import BinaryIO, Protocol
 from feedrate import kernel
 from feedrate.format.fields import Field
 
-# For writes of megabytes Linux takes large pieces of memory that nobody has touched for long, if ever: filling
-# those took three times as long, at 4 MB a time.
+# For writes of megabytes Linux takes large pieces of memory that nobody has touched for long, if ever:
+# filling those took three times as long, at 4 MB a time.
 _WRITTEN_TOGETHER = 256 * 1024
 
 
