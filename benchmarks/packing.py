@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,28 +57,42 @@ def main() -> int:
     arguments = parse()
     environments = {"feedrate": sys.executable, **dict(arguments.env)}
     peers = find_peers(environments)
-    document: dict[str, Any] = {"question": (__doc__ or "").splitlines()[0], "sets": {}}
+    document: dict[str, Any] = {
+        "question": (__doc__ or "").splitlines()[0],
+        "sets": {},
+        "memory": [],
+        "machine": asdict(describe_machine(["packing.py", *sys.argv[1:]])),
+    }
+
+    def keep() -> None:
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory(prefix="feedrate-packing-", dir=arguments.scratch) as scratch:
         folder = Path(scratch)
         if arguments.tiny:
             write_tiny(folder / "tiny", arguments.tiny)
-            document["sets"]["tiny"] = compare(folder / "tiny", folder, peers, arguments.rounds)
+            for found in compare(folder / "tiny", folder, peers, arguments.rounds):
+                document["sets"]["tiny"] = found
+                keep()
             shutil.rmtree(folder / "tiny")
         photographs = arguments.photographs
         if photographs is None and arguments.made_photographs:
             photographs = folder / "photographs"
             write_photographs(photographs, arguments.made_photographs, seed=0)
         if photographs is not None:
-            found = compare(Path(photographs), folder, peers, arguments.rounds)
-            found["scan_cpu_seconds"] = [time_scan(Path(photographs)) for _ in range(arguments.rounds)]
-            allowed = median(found["scan_cpu_seconds"]) + found["rows"][TAR]["cpu_seconds"]
-            found["cpu_over_scan_and_tar"] = found["rows"][PACKED]["cpu_seconds"] / allowed
-            document["sets"]["photographs"] = found
-        document["memory"] = [measure_memory(folder, count) for count in arguments.memory]
-    document["machine"] = asdict(describe_machine(["packing.py", *sys.argv[1:]]))
+            scans: list[float] = []
+            for found in compare(Path(photographs), folder, peers, arguments.rounds):
+                scans.append(time_scan(Path(photographs)))
+                allowed = median(scans) + found["rows"][TAR]["cpu_seconds"]
+                found["scan_cpu_seconds"] = list(scans)
+                found["cpu_over_scan_and_tar"] = found["rows"][PACKED]["cpu_seconds"] / allowed
+                document["sets"]["photographs"] = found
+                keep()
+        for count in arguments.memory:
+            document["memory"].append(measure_memory(folder, count))
+            keep()
     draw(document)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
@@ -98,7 +112,8 @@ def find_peers(environments: dict[str, str]) -> dict[str, str]:
     return peers
 
 
-def compare(source: Path, scratch: Path, peers: dict[str, str], rounds: int) -> dict[str, Any]:
+def compare(source: Path, scratch: Path, peers: dict[str, str], rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield what is known after each round: a run that is cut short has measured something, too."""
     cores = str(count_usable_cores())
     target = scratch / "target"
     commands: dict[str, list[str]] = {
@@ -110,6 +125,8 @@ def compare(source: Path, scratch: Path, peers: dict[str, str], rounds: int) -> 
         commands[TITLES[writer]] = [
             python, str(HERE / "peer_writers.py"), writer, str(source), str(target), cores
         ]  # fmt: skip
+    files = [path for path in source.rglob("*") if path.is_file()]
+    facts = {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
     runs: list[Run] = []
     failures: dict[str, str] = {}
     for number in range(rounds + 1):
@@ -120,24 +137,21 @@ def compare(source: Path, scratch: Path, peers: dict[str, str], rounds: int) -> 
             target.mkdir()
             run = run_command(name, command)
             if isinstance(run, str):
+                if name in (TAR, PACKED):
+                    raise SystemExit(f"error: '{' '.join(command)}' failed: {run}")
                 failures[name] = run
                 say(f"{name} is left out: {run}")
             elif number:  # the first round warms files and caches
                 runs.append(run)
                 say(f"round {number}: {name}: {format_seconds(run.seconds)}")
+        if number:
+            rows = {
+                name: sum_up([run for run in runs if run.name == name])
+                for name in commands
+                if name not in failures
+            }
+            yield {**facts, "rows": rows, "failures": failures, "runs": [asdict(run) for run in runs]}
     shutil.rmtree(target, ignore_errors=True)
-    files = [path for path in source.rglob("*") if path.is_file()]
-    return {
-        "files": len(files),
-        "bytes": sum(path.stat().st_size for path in files),
-        "rows": {
-            name: sum_up([run for run in runs if run.name == name])
-            for name in commands
-            if name not in failures
-        },
-        "failures": failures,
-        "runs": [asdict(run) for run in runs],
-    }
 
 
 def run_command(name: str, command: Sequence[str]) -> Run | str:
@@ -243,7 +257,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scratch", metavar="FOLDER", help="for data (default: the system's)")
     parser.add_argument("--json", metavar="PATH")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {arguments.rounds}")
+    folder = arguments.photographs
+    if folder is not None and not any(Path(folder).rglob("*.[jJ][pP]*[gG]")):
+        parser.error(f"--photographs: there is no folder with .jpg files at {folder}")
+    return arguments
 
 
 def say(text: str) -> None:

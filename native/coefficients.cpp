@@ -183,7 +183,11 @@ private:
             const int wide = *p >> 4, table = *p & 15;
             ++p;
             if (wide > 1 || table > 3 || end - p < 64 * (1 + wide)) return false;
-            for (int i = 0; i < 64; ++i, p += 1 + wide) quant_[table][kNatural[i]] = static_cast<uint16_t>(wide ? word_at(p) : *p);
+            for (int i = 0; i < 64; ++i, p += 1 + wide) {
+                const int value = wide ? word_at(p) : *p;
+                if (!value) return false;
+                quant_[table][kNatural[i]] = static_cast<uint16_t>(value);
+            }
             quant_defined_[table] = true;
         }
         return true;

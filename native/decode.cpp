@@ -198,7 +198,7 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
         return scan_jpeg(file.data, file.size, file_crc, s.header, unused);
     }
     outcome = s.entries.open(entries, s.header);
-    if (outcome.ok()) outcome = make_tables(s.header, s.tables);
+    if (outcome.ok()) outcome = make_tables(s.header, true, s.tables);
     if (!outcome.ok()) return outcome;
     for (Entropy& one : s.entropy) one.start(file.data, s.header, s.tables);
     s.box = box;

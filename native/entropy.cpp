@@ -11,14 +11,16 @@ constexpr size_t kWindow = 16 << 10;  // half of the first-level cache
 
 }  // namespace
 
-Outcome make_tables(const Header& header, McuTables& tables) {
+Outcome make_tables(const Header& header, bool paired, McuTables& tables) {
     tables.block_count = 0;
+    tables.is_paired = true;
     tables.component_count = header.component_count;
     for (int i = 0; i < header.component_count; ++i) {
         const Component& c = header.component[i];
         HuffmanTable &dc = tables.dc[c.dc], &ac = tables.ac[c.ac];
-        if (!dc.build(header.dc[c.dc], true)) return corrupt(Why::huffman_bad, c.dc, 0);
-        if (!ac.build(header.ac[c.ac], false)) return corrupt(Why::huffman_bad, c.ac, 1);
+        if (!dc.build(header.dc[c.dc], true, false)) return corrupt(Why::huffman_bad, c.dc, 0);
+        if (!ac.build(header.ac[c.ac], false, paired)) return corrupt(Why::huffman_bad, c.ac, 1);
+        tables.is_paired = tables.is_paired && ac.is_paired;
         for (int k = 0; k < 64; ++k) tables.quant[i][kPlace[k]] = static_cast<int16_t>(header.quant[c.quant][k]);
         tables.advance[i] = 8 * c.h;
         for (int y = 0; y < c.v; ++y)

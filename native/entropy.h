@@ -11,8 +11,8 @@
 
 namespace feedrate {
 
-// Builds the tables of a file.
-Outcome make_tables(const Header& header, McuTables& tables);
+// Builds the tables of a file. Without pairs (huffman.h) its MCUs can only be skipped.
+Outcome make_tables(const Header& header, bool paired, McuTables& tables);
 
 class Entropy {
 public:
@@ -22,7 +22,7 @@ public:
     void seek(int64_t mcu, uint32_t bit, const int* predictors, int64_t bytes);
     // Takes the restart marker, if one must stand before the next MCU. Called before position(), and by those below.
     Outcome arrive();
-    Outcome skip(int64_t count) { return walk(count, Blocks::skip, Planes{}); }
+    Outcome skip(int64_t count) { return walk(count, tables_->is_paired ? Blocks::skip : Blocks::skip_singly, Planes{}); }
     // `count` MCUs of one row.
     Outcome walk(int64_t count, Blocks blocks, const Planes& planes);
     // `count` MCUs each of two rows, which is faster.

@@ -16,6 +16,7 @@ const uint8_t kPlace[64] = {
 namespace {
 
 constexpr Symbol kNone{kNotHere << 8};
+constexpr int kOften = 8;  // a table that was met so many times is worth its pairs
 
 Symbol make_symbol(int code, int length, uint8_t value, bool positive) {
     const int size = value & 15, run = value >> 4, total = length + size;
@@ -26,10 +27,14 @@ Symbol make_symbol(int code, int length, uint8_t value, bool positive) {
 
 }  // namespace
 
-bool HuffmanTable::build(const HuffmanSpec& spec, bool dc) {
+bool HuffmanTable::build(const HuffmanSpec& spec, bool dc, bool paired) {
     const auto size = static_cast<size_t>(spec.symbol_count);
-    if (is_built && is_dc == dc && !std::memcmp(counts, spec.counts, 16) && !std::memcmp(symbols, spec.symbols, size)) return true;
-    is_built = false;
+    if (is_built && is_dc == dc && !std::memcmp(counts, spec.counts, 16) && !std::memcmp(symbols, spec.symbols, size)) {
+        if (!dc && !is_paired && (paired || ++met > kOften)) make_pairs();
+        return true;
+    }
+    is_built = is_paired = false;
+    met = 0;
     std::memcpy(counts, spec.counts, 16);
     std::memcpy(symbols, spec.symbols, size);
     std::memcpy(place, kPlace, sizeof(place));
@@ -52,7 +57,7 @@ bool HuffmanTable::build(const HuffmanSpec& spec, bool dc) {
         }
     }
     std::fill(at, lookup + (1 << kLookahead), kNone);
-    if (!dc) make_pairs();
+    if (!dc && paired) make_pairs();
     is_dc = dc;
     is_built = true;
     return true;
@@ -81,6 +86,7 @@ void HuffmanTable::make_pairs() {
             pairs[i] = {known ? start + (second.word & 63) + (second.move() << 16) + (value << 32) + (base << 48) : alone};
         }
     }
+    is_paired = true;
 }
 
 Symbol HuffmanTable::long_code(uint32_t next) const {

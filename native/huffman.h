@@ -46,17 +46,19 @@ struct HuffmanTable {
     // first-level cache (with 12, photographs at 4:4:4 are slower). What is found here takes 25 bits at most, 10 and a value of 15. A
     // step of that and a long code with its value, 31 bits, fit between refills of 56 bits.
     static constexpr int kLookahead = 11;
-    Pair pairs[1 << kLookahead];     // AC
+    Pair pairs[1 << kLookahead];     // AC, if is_paired
     Symbol lookup[1 << kLookahead];  // DC, and AC where a pair does not fit what is left of a block
     uint8_t place[64];     // kPlace, where the loop over symbols reaches it without another register
     int32_t code_end[17];  // by length: one past the last code; 0 when there is none
     int32_t symbol_offset[17];
     uint8_t symbols[256];
     uint8_t counts[16] = {};
-    bool is_built = false, is_dc = false;
+    bool is_built = false, is_dc = false, is_paired = false;
+    int met = 0;  // how often it was wanted again
 
     // False when the counts do not make a prefix code, or a DC symbol is not a size. Quick when the same table was built before.
-    bool build(const HuffmanSpec& spec, bool dc);
+    // Pairs take most of the time. Who reads little may do without, unless the table is one that comes again and again.
+    bool build(const HuffmanSpec& spec, bool dc, bool paired);
     void make_pairs();
     // For codes that the lookup does not hold. `next` is the next 17 bits; kNotHere when they begin no code.
     Symbol long_code(uint32_t next) const;
@@ -107,6 +109,7 @@ struct McuTables {
     };
     Block block[kMaxBlocks];
     int block_count = 0, component_count = 0;
+    bool is_paired = false;                         // all AC tables are
     ptrdiff_t advance[kMaxComponents] = {};         // samples from one MCU to the next
     alignas(32) int16_t quant[kMaxComponents][64];  // as in kPlace
     HuffmanTable dc[4], ac[4];

@@ -18,8 +18,9 @@ struct Planes {
     ptrdiff_t stride[kMaxComponents];
 };
 
-// What is done with the blocks of an MCU. `store` is for measuring: coefficients are stored, and that is all.
-enum class Blocks { skip, store, transform };
+// What is done with the blocks of an MCU. `skip_singly` needs no pairs of symbols in the tables. `store` is for measuring:
+// coefficients are stored, and that is all.
+enum class Blocks { skip, skip_singly, store, transform };
 
 // Four weights in two parts: weight = 65536 * high + low, low signed in 16 bits, high at most 64.
 struct SplitFour {

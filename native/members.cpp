@@ -179,12 +179,15 @@ bool make_sample(const MembersRequest& r, const Template& header, int folder, in
 int64_t room_of(int64_t size, bool has_label) { return kTarBlock + padded(size) + (has_label ? 2 * kTarBlock : 0); }
 
 bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
-    // Small files are done before a thread could be woken for the next one: they are handed out in handfuls.
-    constexpr int64_t kHandful = 16;
+    // Small files are done before a thread could be woken for the next one: they are handed out in handfuls. A photograph takes long
+    // enough, and the last handful of them would be one thread's alone.
+    constexpr int64_t kMost = 16, kMostBytes = 64 << 10;
+    const int64_t mean = r.count ? (r.starts[r.count] - r.starts[0]) / r.count : 0;
+    const int64_t in_hand = std::clamp(kMostBytes / std::max<int64_t>(mean, 1), int64_t{1}, kMost);
     const Template header(r.header);
     const Folder folder(r.root);
     const auto handful = [&](int64_t n) {
-        for (int64_t i = n * kHandful; i < std::min(r.count, (n + 1) * kHandful); ++i) {
+        for (int64_t i = n * in_hand; i < std::min(r.count, (n + 1) * in_hand); ++i) {
             try {
                 facts[i].left = !make_sample(r, header, folder.fd, i, facts[i]);
             } catch (...) {
@@ -192,7 +195,7 @@ bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
             }
         }
     };
-    const int64_t handfuls = (r.count + kHandful - 1) / kHandful;
+    const int64_t handfuls = (r.count + in_hand - 1) / in_hand;
     if (pool) return pool->run(handfuls, handful);
     for (int64_t n = 0; n < handfuls; ++n) handful(n);
     return true;

@@ -19,8 +19,9 @@ from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
 from feedrate.format.texts import Texts
-from feedrate.pack import PackOptions, bulk, pack, shard, verify
+from feedrate.pack import PackOptions, bulk, engine, pack, plan, shard, verify, workers
 from feedrate.pack.exif import find_orientation
+from feedrate.pack.plan import ShardTask
 from feedrate.pack.values import inspect_image
 from feedrate.results.pack import PackResult
 from images import read_tree, save_image
@@ -104,6 +105,33 @@ def test_names_that_need_escapes_make_the_same_pack_either_way(
         os.rename(tmp_path / "made.jpg", os.path.join(root, name))
     pack_both_ways(tmp_path / "s", tmp_path, monkeypatch)
     assert 0 < sum(plain) < len(names)
+
+
+@pytest.mark.parametrize(("progressive", "expected"), [(0, True), (1, True), (2, False)])
+def test_shards_are_made_by_threads_when_next_to_all_samples_go_in_bulk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progressive: int, expected: bool
+) -> None:
+    for number in range(12):
+        save_image(tmp_path / "source" / f"{number}.jpg", number, progressive=number < progressive)
+    found: list[bool] = []
+
+    def ask(task: ShardTask) -> bool:
+        found.append(bulk.goes_in_bulk(task))
+        return True  # processes are not what this is about
+
+    monkeypatch.setattr(engine, "goes_in_bulk", ask)
+    monkeypatch.setattr(workers, "count_usable_cores", lambda: 2)
+    monkeypatch.setattr(workers, "_WORTH_A_WORKER_BYTES", 1)
+    monkeypatch.setattr(plan, "MOST_SAMPLES", 11)
+    pack(tmp_path / "source", tmp_path / "target", PackOptions(seed=find_seed(progressive)))
+    assert found == [expected]
+
+
+def find_seed(progressive: int) -> int:
+    """Return a seed that puts the first samples of twelve into a first shard of eleven."""
+    return next(
+        seed for seed in range(100) if set(range(progressive)) <= set(plan.order_samples(0, 11, 12, seed))
+    )
 
 
 def test_number_of_threads_does_not_change_a_byte(jpeg_folder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -308,7 +309,7 @@ def test_a_pack_that_lacks_only_its_report_is_unfinished_and_goes_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(duplicates, "_BUCKET_SAMPLES", 3)
-    monkeypatch.setattr(duplicates.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(StorageError, match="the disk is full"):
         pack(odd_folder, tmp_path / "p", ONE)
     assert (tmp_path / "p" / "packing.json").exists()

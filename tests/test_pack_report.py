@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import UsageError
-from feedrate.pack import PackOptions, describe, pack
+from feedrate.pack import PackOptions, describe, pack, workers
 from feedrate.pack.workers import run_tasks
 from feedrate.report.document import dump_document
 from feedrate.report.progress import ProgressBar
@@ -114,3 +114,38 @@ def test_little_work_starts_no_process() -> None:
 
     found = run_tasks(where, [1, 2, 3], workers=None, size_bytes=1000, watch=lambda *_: None)
     assert set(found) == {os.getpid()}
+
+
+def test_tasks_with_threads_of_their_own_start_no_process_on_a_few_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "count_usable_cores", lambda: 3)
+    found = run_tasks(
+        threads_there,
+        [1, 2],
+        workers=None,
+        size_bytes=10**12,
+        watch=lambda *_: None,
+        have_threads=lambda: True,
+    )
+    assert set(found) == {(os.getpid(), 3)}
+
+
+def test_many_cores_are_shared_out_among_processes_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "count_usable_cores", lambda: 8)
+    found = list(
+        run_tasks(
+            threads_there,
+            [1, 2],
+            workers=None,
+            size_bytes=10**12,
+            watch=lambda *_: None,
+            have_threads=lambda: True,
+        )
+    )
+    assert [threads for _, threads in found] == [4, 4]
+    assert os.getpid() not in {process for process, _ in found}
+
+
+def threads_there(_task: int) -> tuple[int, int]:
+    return os.getpid(), workers.count_threads()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from feedrate.errors import FeedrateError
 from feedrate.format.containers.wire import BadMessage
-from feedrate.source import recordio, tar, tfrecord
+from feedrate.source import form, recordio, tar, tfrecord
 from feedrate.source import zip as zips
 from feedrate.source.bytes import Bytes
 from feedrate.source.example import BytesFeature, parse_example
@@ -132,7 +132,7 @@ def test_tfrecords_come_back_with_their_places(tmp_path: Path, records: list[byt
     assert [data[start : start + len(record)] for start, record in found] == records
 
 
-pieces = st.one_of(st.binary(max_size=20), st.just(recordio.MAGIC), st.just(recordio.MAGIC[:2]))
+pieces = st.one_of(st.binary(max_size=20), st.just(form.RECORDIO_MAGIC), st.just(form.RECORDIO_MAGIC[:2]))
 
 
 @quick

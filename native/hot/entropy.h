@@ -92,7 +92,18 @@ FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Sy
     return next;
 }
 
-// Likewise, when a pair leaves the block.
+// One symbol. Takes 25 bits at most when more follow, or asks for a refill.
+template <bool kStore>
+FEEDRATE_HOT_INLINE Step take_symbol(BitReader& in, const HuffmanTable& ac, uint64_t& k, int16_t* block) {
+    const Symbol symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
+    k += symbol.move();
+    if (FEEDRATE_UNLIKELY(k >= 63)) return finish_symbol<kStore>(in, ac, symbol, k, block);
+    if (kStore) block[ac.place[k]] = symbol.value(in.buffer);
+    in.drop(symbol.word);
+    return Step::more;
+}
+
+// When a pair leaves the block.
 template <bool kStore>
 FEEDRATE_HOT_INLINE Step finish_pair(BitReader& in, const HuffmanTable& ac, Pair pair, uint64_t& k, int16_t* block) {
     // The end of the block, alone or second. A first symbol that is the 63rd coefficient has none behind it.
@@ -102,12 +113,7 @@ FEEDRATE_HOT_INLINE Step finish_pair(BitReader& in, const HuffmanTable& ac, Pair
         in.drop(pair.word);
         return Step::complete;
     }
-    const Symbol symbol = ac.lookup[in.buffer >> (64 - HuffmanTable::kLookahead)];
-    k += symbol.move();
-    if (FEEDRATE_UNLIKELY(k >= 63)) return finish_symbol<kStore>(in, ac, symbol, k, block);
-    if (kStore) block[ac.place[k]] = symbol.value(in.buffer);
-    in.drop(symbol.word);
-    return Step::more;
+    return take_symbol<kStore>(in, ac, k, block);
 }
 
 // One or two symbols. Takes 25 bits at most when more follow, or asks for a refill.
@@ -127,9 +133,9 @@ FEEDRATE_HOT_INLINE Step take_symbols(BitReader& in, const HuffmanTable& ac, uin
 }
 
 // Whether the block is at its end after a step; refills where that took the bits of two.
-template <bool kStore>
+template <bool kStore, bool kPairs = true>
 FEEDRATE_HOT_INLINE bool ends(Step& step, BitReader& in, const HuffmanTable& ac, uint64_t& k, int16_t* block) {
-    step = take_symbols<kStore>(in, ac, k, block);
+    step = kPairs ? take_symbols<kStore>(in, ac, k, block) : take_symbol<kStore>(in, ac, k, block);
     if (step == Step::more) return false;
     if (step != Step::more_after_refill) return true;
     in.refill();
@@ -157,13 +163,13 @@ FEEDRATE_HOT_INLINE bool take_dc(BitReader& in, const HuffmanTable& dc, int& pre
 
 // Decodes the AC symbols that follow zigzag index k. Returns the index of the last coefficient, or more where zeros follow it; -1 when
 // the bits are no code or run past the block.
-template <bool kStore>
+template <bool kStore, bool kPairs = true>
 FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, uint64_t k, int16_t* block) {
     Step step;
     for (;;) {
-        if (ends<kStore>(step, in, ac, k, block)) break;
+        if (ends<kStore, kPairs>(step, in, ac, k, block)) break;
         in.refill();
-        if (ends<kStore>(step, in, ac, k, block)) break;
+        if (ends<kStore, kPairs>(step, in, ac, k, block)) break;
     }
     return step == Step::complete ? static_cast<int>(k) : -1;
 }
@@ -215,7 +221,7 @@ FEEDRATE_HOT_INLINE bool is_good(McuStream& stream, const BitReader& in, int com
 
 template <Blocks kBlocks>
 FEEDRATE_HOT int64_t read_mcus_as(const McuTables& tables, McuStream& stream, int64_t count, const Planes* planes) {
-    constexpr bool kStore = kBlocks != Blocks::skip;
+    constexpr bool kPairs = kBlocks != Blocks::skip_singly, kStore = kPairs && kBlocks != Blocks::skip;
     BitReader in = stream.in;
     alignas(32) int16_t coefficients[64];
     const int64_t needed = stream.bits_needed();
@@ -225,7 +231,7 @@ FEEDRATE_HOT int64_t read_mcus_as(const McuTables& tables, McuStream& stream, in
             const McuTables::Block& b = tables.block[i];
             if (kStore) clear(coefficients);
             const bool has_dc = take_dc<kStore>(in, *b.dc, stream.predictor[b.component], coefficients);
-            const int last = has_dc ? take_ac<kStore>(in, *b.ac, 0, coefficients) : -1;
+            const int last = has_dc ? take_ac<kStore, kPairs>(in, *b.ac, 0, coefficients) : -1;
             if (FEEDRATE_UNLIKELY(last < 0)) {
                 stream.bad_code = true;
                 stream.in = in;
@@ -273,6 +279,7 @@ FEEDRATE_HOT int64_t read_mcu_pairs_as(const McuTables& tables, McuStream (&stre
 FEEDRATE_HOT int64_t read_mcus(const McuTables& tables, McuStream& stream, int64_t count, Blocks blocks, const Planes* planes) {
     switch (blocks) {
         case Blocks::skip: return read_mcus_as<Blocks::skip>(tables, stream, count, planes);
+        case Blocks::skip_singly: return read_mcus_as<Blocks::skip_singly>(tables, stream, count, planes);
         case Blocks::store: return read_mcus_as<Blocks::store>(tables, stream, count, planes);
         default: return read_mcus_as<Blocks::transform>(tables, stream, count, planes);
     }

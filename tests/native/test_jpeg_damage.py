@@ -72,6 +72,21 @@ def test_changed_bytes_never_crash(data: st.DataObject) -> None:
     try_decode(bytes(bytes_))
 
 
+def test_a_small_file_is_judged_alike_whether_its_tables_are_new_or_well_known() -> None:
+    """The first time symbols are read one by one, and two at a time when the tables came often enough."""
+    other = make_jpeg(60, 44, "4:2:0", seed=9, optimize=True)
+    rng = np.random.default_rng(3)
+    for sampling in SAMPLINGS:
+        data = make_jpeg(60, 44, sampling, optimize=True)
+        begin = find_frame(data, 0xDA)
+        for number in range(60):
+            spoilt = bytearray(data)
+            if number:
+                spoilt[int(rng.integers(begin + 14, len(data)))] = int(rng.integers(0, 256))
+            assert kernel.scan(other).reason is None
+            assert len({kernel.scan(bytes(spoilt)) for _ in range(12)}) == 1
+
+
 @given(st.binary(max_size=400))
 @settings(max_examples=200)
 def test_any_bytes_after_the_start_of_a_jpeg_end_in_words(tail: bytes) -> None:

@@ -117,6 +117,12 @@ def test_a_size_that_would_take_gigabytes_is_refused_before_they_are_taken() -> 
     assert kernel.to_baseline(bytes(data)) is None
 
 
+def test_a_file_with_a_quantiser_of_zero_is_left_alone() -> None:
+    data = bytearray(make_jpeg(16, 16, "4:2:0", progressive=True))
+    data[data.index(b"\xff\xdb") + 5] = 0
+    assert kernel.to_baseline(bytes(data)) is None
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_damage_ends_in_none_or_in_a_sound_file(data: st.DataObject) -> None:

@@ -50,10 +50,11 @@ def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
 
 
 def load_meanwhile() -> None:
-    """Load pyarrow in a thread: who is about to read folders, or has other work outside of Python, need not
-    wait for it later."""
+    """Load pyarrow, and what runs threads, in a thread: who is about to read folders, or has other work
+    outside of Python, need not wait for them later."""
 
     def load() -> None:
+        importlib.import_module("concurrent.futures.thread")
         with contextlib.suppress(ImportError):
             importlib.import_module("pyarrow")
 

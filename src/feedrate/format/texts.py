@@ -70,7 +70,8 @@ class Texts(Sequence[bytes]):
 
     def find_first(self) -> int:
         """Return the number of the first by alphabet; of equal ones the first."""
-        return min(enumerate(self), key=lambda one: one[1])[0]
+        texts = list(self)
+        return texts.index(min(texts))
 
     def pack(self) -> tuple[bytes, I64]:
         """Return data that holds these and no others, and where each starts in it."""

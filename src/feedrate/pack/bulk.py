@@ -7,10 +7,10 @@ Both ways make the same bytes; this one spares a Python object per file, which w
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,8 +26,13 @@ from feedrate.pack.plan import BLOCK, ShardTask, order_samples
 from feedrate.pack.quality import QualityTally
 from feedrate.store.place import is_url
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 # What is in flight at a time; two of them are.
-_BATCH_BYTES, _BATCH_FILES = 8_000_000, 4096
+_BATCH_BYTES, _BATCH_FILES = 4_000_000, 4096
+# So many samples are tried to know whether nearly all of a shard go this way.
+_TRIED = 64
 _HEADER = member_header("", 0)
 NOT_JPEG = "not a JPEG (PNG)"  # the kernel's words
 
@@ -45,6 +50,21 @@ def is_plain(task: ShardTask, fields: tuple[Field, ...]) -> bool:
         and task.container == Tar.name
         and not is_url(task.source)
     )
+
+
+def goes_in_bulk(task: ShardTask) -> bool:
+    """Say whether next to all samples of a shard go this way; tries some, which its order has mixed."""
+    listing = Listing(task.listing)
+    fields = task.stored_fields(listing.fields)
+    is_bulk = is_plain(task, fields)
+    if is_bulk:
+        last = min(task.first + _TRIED, task.last)
+        rows = listing.rows(order_samples(task.first, last, len(listing), task.seed))
+        trial = Bulk(replace(task, scan=False), listing, fields, Output(io.BytesIO()), threads=1)
+        batch = trial.make(rows, None, np.empty(0, np.uint8))
+        is_bulk = len(batch.chosen) - int(batch.members.facts["left"].sum()) >= len(rows) - 1
+    listing.close()
+    return is_bulk
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +122,8 @@ class Bulk:
 
     def _batches(self) -> Iterator[Batch]:
         """Yield batches; while one is used, the kernel makes the next."""
+        from concurrent.futures import ThreadPoolExecutor
+
         pool = kernel.Pool(self._threads) if self._threads > 1 else None
         # Two take turns: when the third batch is begun, the first is written.
         memories: list[U8] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
@@ -111,7 +133,7 @@ class Bulk:
                 for rows in self._pieces():
                     memories.reverse()
                     memories[0] = _grow(memories[0], int(rows["tar_bytes"].sum()))
-                    following = ahead.submit(self._make, rows, pool, memories[0])
+                    following = ahead.submit(self.make, rows, pool, memories[0])
                     if waiting is not None:
                         yield waiting.result()
                     waiting = following
@@ -136,7 +158,8 @@ class Bulk:
                 yield rows[at:stop]
                 at = stop
 
-    def _make(self, rows: Rows, pool: kernel.Pool | None, memory: U8) -> Batch:
+    def make(self, rows: Rows, pool: kernel.Pool | None, memory: U8) -> Batch:
+        """Read and lay out samples: in `memory`, if that is large enough."""
         texts = self._listing.texts(rows)
         # A key that another sample has, too, is made the long way.
         chosen = np.flatnonzero((rows["kind"] == self._kind) & (rows["again"] == 0))

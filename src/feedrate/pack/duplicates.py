@@ -6,7 +6,6 @@ Length and checksum of all samples are sorted into buckets on disk, so that memo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -100,6 +99,8 @@ def _bucket(pack: Pack, field: str, folder: Path) -> Iterator[Entries]:
     if count <= 1:
         yield np.concatenate([np.zeros(0, _ENTRY), *_list_entries(pack, field)])
         return
+    import tempfile  # for large packs only, and slow to load
+
     with ExitStack() as stack:
         # Files without a name: nothing is left of them, however this ends.
         files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(count)]

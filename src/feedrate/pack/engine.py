@@ -8,7 +8,6 @@ so neither a lost job nor a lost message can lose or repeat more than the shard 
 from __future__ import annotations
 
 import os
-import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from typing import Protocol
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.format.containers import find_container
+from feedrate.pack.bulk import goes_in_bulk
 from feedrate.pack.files import is_temporary
 from feedrate.pack.options import Engine
 from feedrate.pack.plan import ShardTask
@@ -62,7 +62,13 @@ def run_shards(tasks: Sequence[ShardTask], engine: Engine, *, workers: int | Non
     if engine.name == "local" or not tasks:
         size_bytes = sum(task.source_bytes for task in tasks)
         done = run_tasks(
-            write_shard, tasks, workers=workers, size_bytes=size_bytes, watch=watch, begin=begin_shard
+            write_shard,
+            tasks,
+            workers=workers,
+            size_bytes=size_bytes,
+            watch=watch,
+            begin=begin_shard,
+            have_threads=lambda: goes_in_bulk(tasks[0]),
         )
         return _add_up(done)
     with _open_cluster(engine, Path(tasks[0].target), workers or 1) as cluster:
@@ -119,7 +125,7 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> MapCost | Feedrate
     exceptions as they are."""
     if not os.path.exists(tasks[0].listing):
         return StorageError(
-            f"{socket.gethostname()} does not see {tasks[0].target}",
+            f"{os.uname().nodename} does not see {tasks[0].target}",
             hint="source and pack must lie where every node finds them under the same path",
         )
     left = [task for task in tasks if not _is_done(task)]

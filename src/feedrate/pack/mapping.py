@@ -6,7 +6,6 @@ What goes into it and comes out of it is `mapped.py`'s business.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import importlib
@@ -151,6 +150,8 @@ def _look_up(module: ModuleType, name: str) -> Function:
     wanted = name.partition(":")[2]
     found = _resolve(module, wanted)
     if found is None:
+        import difflib
+
         near = difflib.get_close_matches(wanted, [n for n in vars(module) if not n.startswith("_")], n=1)
         raise UsageError(
             f"{module.__name__} has no function '{wanted}'",

@@ -38,7 +38,6 @@ from feedrate.pack.quality_report import REJECTED_NAME as REJECTED_NAME
 from feedrate.pack.quality_report import write_quality
 from feedrate.pack.recode import sum_up
 from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, dump_rejections, find_done, share_shapes
-from feedrate.pack.trial import try_map
 from feedrate.pack.unfinished import (
     PROGRESS_NAME,
     begin,
@@ -159,6 +158,8 @@ def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[T
 
 def _try_map(source: _Listed, folder: Path, options: PackOptions) -> _Listed:
     """Learn from the first samples what a map makes of them, before anything is packed."""
+    from feedrate.pack.trial import try_map
+
     try:
         made, scale = try_map(source.listing, source.reader.root, options)
     except FeedrateError:

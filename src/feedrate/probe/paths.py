@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 
 
@@ -16,5 +15,7 @@ def suggest_path(path: str | os.PathLike[str]) -> str | None:
         while not os.path.isdir(parent):
             parent = os.path.dirname(parent)
         return f"the path exists as far as {parent}"
+    import difflib
+
     near = difflib.get_close_matches(name, neighbours, n=1)
     return f"{parent} holds '{near[0]}'. Did you mean that?" if near else None

@@ -13,7 +13,6 @@ import zlib
 from typing import Any, BinaryIO
 
 from feedrate.format.containers.records import HEAD, masked_crc32c
-from feedrate.source.recordio import MAGIC
 from feedrate.store.place import Place, PlacedFile
 
 
@@ -33,6 +32,7 @@ class Form(str, enum.Enum):
         return self.value
 
 
+RECORDIO_MAGIC = struct.pack("<I", 0xCED7230A)
 CONTAINERS = frozenset(
     (Form.ZIP, Form.TAR, Form.COMPRESSED_TAR, Form.TFRECORD, Form.RECORDIO, Form.HDF5, Form.PARQUET)
 )
@@ -74,7 +74,7 @@ def _by_beginning(data: bytes) -> Form:
         return Form.HDF5
     if data.startswith(b"PAR1"):
         return Form.PARQUET
-    if data.startswith(MAGIC):
+    if data.startswith(RECORDIO_MAGIC):
         return Form.RECORDIO
     if data[257:262] == b"ustar":
         return Form.TAR

@@ -16,6 +16,7 @@ from feedrate.format.containers.records import read_in_pieces
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
 from feedrate.results.pack import Rejection
+from feedrate.source.form import RECORDIO_MAGIC
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, record_name
 from feedrate.source.record import Reader, Record, Stored, Value
@@ -23,7 +24,6 @@ from feedrate.source.spool import Spool
 from feedrate.source.values import dump_array
 from feedrate.store.place import Place, PlacedFile, explained
 
-MAGIC = struct.pack("<I", 0xCED7230A)
 _HEAD = struct.Struct("<II")
 _IMAGE_HEAD = struct.Struct("<IfQQ")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
@@ -51,7 +51,7 @@ def read_records(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
         where = f"{address}: at byte {position:,}"
         if len(head) < _HEAD.size:
             raise SourceError(f"{where} {len(head)} bytes instead of a record's head: it is cut short")
-        if head[:4] != MAGIC:
+        if head[:4] != RECORDIO_MAGIC:
             raise SourceError(
                 f"{where} stands no record: it is damaged"
                 if position
@@ -76,7 +76,7 @@ def read_records(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
             if sum(map(len, pieces)) > _LARGEST_RECORD:
                 raise SourceError(f"{where} a record of more than {_LARGEST_RECORD:,} bytes: refused")
             if part == _LAST:
-                yield RawRecord(begun, None, MAGIC.join(pieces))
+                yield RawRecord(begun, None, RECORDIO_MAGIC.join(pieces))
                 pieces = []
         position += _HEAD.size + len(data)
     if pieces:

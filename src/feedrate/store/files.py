@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +27,7 @@ def appear(path: Path, *, expected_bytes: int = 0, is_durable: bool = True) -> I
     temporary = path.parent / temporary_name(path.name)
     try:
         try:
-            with open(temporary, "x+b", buffering=2**20) as file:
+            with open(temporary, "x+b", buffering=2**17) as file:
                 yield file
                 file.flush()
                 if is_durable:
@@ -46,7 +45,7 @@ def appear(path: Path, *, expected_bytes: int = 0, is_durable: bool = True) -> I
 
 
 def temporary_name(name: str) -> str:
-    return f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    return f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
 def sync_folder(folder: Path) -> None:

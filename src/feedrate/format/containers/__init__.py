@@ -13,12 +13,19 @@ IN_PLACE = (RANGES, FILES)
 
 def find_container(name: str) -> Container:
     """Return the container of that name, one of `NAMES`."""
-    from feedrate.format.containers.hdf5 import Hdf5
-    from feedrate.format.containers.tar import Tar
-    from feedrate.format.containers.tfrecord import TFRecord
+    if name == "tar":
+        from feedrate.format.containers.tar import Tar
 
-    known: dict[str, Container] = {"tar": Tar(), "tfrecord": TFRecord(), "hdf5": Hdf5()}
-    return known[name]
+        return Tar()
+    if name == "tfrecord":
+        from feedrate.format.containers.tfrecord import TFRecord
+
+        return TFRecord()
+    if name == "hdf5":
+        from feedrate.format.containers.hdf5 import Hdf5
+
+        return Hdf5()
+    raise KeyError(name)
 
 
 __all__ = [

@@ -11,6 +11,10 @@ from typing import BinaryIO, Protocol
 from feedrate import kernel
 from feedrate.format.fields import Field
 
+# For writes of megabytes Linux takes large pieces of memory that nobody has touched for long, if ever:
+# filling those took three times as long, at 4 MB a time.
+_WRITTEN_TOGETHER = 256 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -48,9 +52,12 @@ class Output:
         self.size_bytes = self.crc32c = 0
 
     def put(self, data: bytes | memoryview) -> None:
-        self.file.write(data)
-        self.crc32c = kernel.crc32c(data, self.crc32c)
-        self.size_bytes += len(data)
+        whole = memoryview(data)
+        for start in range(0, len(whole), _WRITTEN_TOGETHER):
+            piece = whole[start : start + _WRITTEN_TOGETHER]
+            self.file.write(piece)
+            self.crc32c = kernel.crc32c(piece, self.crc32c)
+        self.size_bytes += len(whole)
 
 
 class ShardWriter(Protocol):
