@@ -167,7 +167,7 @@ def run_script(
     launcher: Sequence[str] = (),
     prelude: str = PRELUDE,
     settings: dict[str, Any] | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float = 400.0,
     python: str = sys.executable,
 ) -> Run:
     """Run prelude and body in `folder`. Every experiment takes a twentieth of a second."""

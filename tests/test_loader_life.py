@@ -216,7 +216,7 @@ def run_in_fork(check) -> int:
 def run_script(pack: Path, text: str) -> subprocess.CompletedProcess[str]:
     script = f"from feedrate import Loader\npack = {str(pack)!r}\n{text}"
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
 
 

@@ -146,7 +146,7 @@ def test_parent_killed_among_its_workers_leaves_none_of_them_and_goes_on(
         time.sleep(0.001)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while group_lives(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not group_lives(process.pid), "a worker outlived its parent"
