@@ -10,16 +10,15 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.records import Recording, read_run
-from torch_forks import Ended, run_in_fork
+from torch_forks import HOOK, Ended, run_in_fork
 
-HOOK = Path(__file__).parent.parent / "src" / "feedrate" / "doctor" / "hook"
 LIBRARIES = ("torchinductor", "torchelastic")  # their folders stay without us, too
 STEPS = 20  # real steps before the experiments
 
@@ -191,7 +190,6 @@ def run_script(
             "TMPDIR": str(temporary),
             "OMP_NUM_THREADS": "1",
         }
-        shared_before = set(os.listdir("/dev/shm"))
         if python == sys.executable and not launcher:
             done = run_in_fork(folder, [str(script)], environment, timeout_s=timeout_s)
         else:
@@ -205,7 +203,7 @@ def run_script(
         recording = read_run(Path(run))
         leftovers = [name for name in os.listdir(temporary) if not name.startswith(LIBRARIES)]
         leftovers += processes_of(done.pid, run)
-        leftovers += left_in_memory(shared_before)
+        leftovers += left_in_memory(facts)
     return Run(folder, done.code, done.output, done.errors, tuple(facts), tuple(leftovers), recording)
 
 
@@ -239,7 +237,7 @@ def processes_of(session: int, run: str) -> list[str]:
     return found
 
 
-def left_in_memory(before: set[str]) -> list[str]:
-    """What torch shares between processes, torch_PID_..., of processes that are gone."""
-    new = [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("torch_")]
-    return [name for name in new if not Path("/proc", name.split("_")[1]).exists()]
+def left_in_memory(facts: Iterable[dict[str, Any]]) -> list[str]:
+    """What torch still shares between processes, torch_PID_..., of those that this run had."""
+    own = {f"torch_{fact['pid']}_" for fact in facts if fact["kind"] == "process"}
+    return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(own))]

@@ -16,11 +16,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from feedrate.doctor.hook.feedrate_hook import layout
+
+HOOK = Path(layout.__file__).parent.parent
+
 # A request comes with the script's two streams; answered are its process number, then its exit code. A fork
-# becomes the script: it has its folder, environment, session and __main__, and ends as any Python does. The
-# hook begins in it as in any process, by `sitecustomize`, and patches what was imported before.
+# becomes the script: it has its folder, environment, session and __main__, and ends as any Python does. Torch
+# was imported with the hook's patches in place, as it always is; the hook itself begins in the script.
 FORKER = """
 import json, os, socket, sys, tempfile
+sys.path.insert(1, sys.argv[2])
+from feedrate_hook import patches
+patches.install()
+patches.install = lambda: None
 import torch, torch._dynamo, torch.utils.data  # the first optimizer imports torch._dynamo
 
 channel = socket.socket(fileno=int(sys.argv[1]))
@@ -47,10 +55,9 @@ os.environ.update(request["environ"])
 tempfile.tempdir = None
 sys.argv[:] = request["words"]
 sys.path[0] = os.path.dirname(sys.argv[0])
-if "PYTHONPATH" in os.environ:
-    sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
-    sys.modules.pop("sitecustomize", None)
-    import sitecustomize
+sys.modules["feedrate_hook.session"].session.settings = {}  # there were none to read so far
+sys.modules.pop("sitecustomize", None)
+import sitecustomize  # ours
 __file__ = sys.argv[0]
 with open(__file__) as request:
     request = compile(request.read(), __file__, "exec")
@@ -79,7 +86,7 @@ class _Forker:
         with theirs:
             number = theirs.fileno()
             self.process = subprocess.Popen(
-                [sys.executable, "-c", FORKER, str(number)], env=environ, pass_fds=[number]
+                [sys.executable, "-c", FORKER, str(number), str(HOOK)], env=environ, pass_fds=[number]
             )
         atexit.register(self.close)
 
@@ -101,7 +108,7 @@ _forker = functools.cache(_Forker)
 def run_in_fork(
     folder: Path, words: Sequence[str], environ: Mapping[str, str], *, timeout_s: float = 400.0
 ) -> Ended:
-    """Run a script with its words in `folder`, to its end and that of all who write to its streams."""
+    """Run a hooked script with its words in `folder`, to its end and that of all who write to its streams."""
     pipes = [os.pipe(), os.pipe()]
     request = {"folder": str(folder), "words": list(words), "environ": dict(environ)}
     pid = _forker().ask(request, [theirs for _, theirs in pipes])
