@@ -132,7 +132,6 @@ CASES = (
     Case(
         "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",
         "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise-transform",),
-        tier="slow",
         speedup=5.2,
         model="net",
     ),
