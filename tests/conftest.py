@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
@@ -38,6 +39,28 @@ if importlib.util.find_spec("torch") is None:
             if "torch" in str(error):
                 pytest.skip("torch is not installed")
             raise
+
+
+@pytest.fixture(scope="session", autouse=True)
+def worker_forks() -> None:
+    """Start the process that `quick_workers` are forks of, before anybody counts open files."""
+    multiprocessing.set_forkserver_preload(
+        ["feedrate.pack.shard", "feedrate.pack.bulk", "pyarrow", "PIL.Image"]
+    )
+    multiprocessing.forkserver.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def quick_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork workers from a process that has imported what they need.
+
+    They have the environment that this session began with; in slow tests, with real servers whose keys are in
+    variables, and in those about their start, workers are spawned.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("slow") is None:
+            patch.setattr("feedrate.pack.workers._START", "forkserver")
+        yield
 
 
 _homes = itertools.count()

@@ -10,15 +10,15 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.records import Recording, read_run
+from torch_forks import HOOK, Ended, run_in_fork
 
-HOOK = Path(__file__).parent.parent / "src" / "feedrate" / "doctor" / "hook"
 LIBRARIES = ("torchinductor", "torchelastic")  # their folders stay without us, too
 STEPS = 20  # real steps before the experiments
 
@@ -49,8 +49,9 @@ def make(**options):
     return DataLoader(Numbers(), batch_size=BATCH, shuffle=True, **options)
 
 torch.set_num_threads(1)
-model = torch.nn.Linear(3, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+if __name__ == "__main__":  # workers that are spawned need neither
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 
 def train(x, y):
     loss = torch.nn.functional.cross_entropy(model(x), y)
@@ -167,7 +168,7 @@ def run_script(
     launcher: Sequence[str] = (),
     prelude: str = PRELUDE,
     settings: dict[str, Any] | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float = 400.0,
     python: str = sys.executable,
 ) -> Run:
     """Run prelude and body in `folder`. Every experiment takes a twentieth of a second."""
@@ -189,22 +190,10 @@ def run_script(
             "TMPDIR": str(temporary),
             "OMP_NUM_THREADS": "1",
         }
-        shared_before = set(os.listdir("/dev/shm"))
-        process = subprocess.Popen(
-            [python, *launcher, str(script)],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, errors = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
+        if python == sys.executable and not launcher:
+            done = run_in_fork(folder, [str(script)], environment, timeout_s=timeout_s)
+        else:
+            done = run_alone(folder, [python, *launcher, str(script)], environment, timeout_s=timeout_s)
         facts = [
             json.loads(line)
             for path in sorted(Path(run).glob("*.facts"))
@@ -213,19 +202,42 @@ def run_script(
         facts.sort(key=lambda fact: int(fact["t_ns"]))
         recording = read_run(Path(run))
         leftovers = [name for name in os.listdir(temporary) if not name.startswith(LIBRARIES)]
-        leftovers += processes_with(run)
-        leftovers += [name for name in set(os.listdir("/dev/shm")) - shared_before if "torch_" in name]
-    return Run(folder, process.returncode, output, errors, tuple(facts), tuple(leftovers), recording)
+        leftovers += processes_of(done.pid, run)
+        leftovers += left_in_memory(facts)
+    return Run(folder, done.code, done.output, done.errors, tuple(facts), tuple(leftovers), recording)
 
 
-def processes_with(run: str) -> list[str]:
-    """Processes that still carry the run folder in their environment."""
+def run_alone(folder: Path, command: Sequence[str], environ: dict[str, str], *, timeout_s: float) -> Ended:
+    """Run a command in a process of its own, with all that it imports."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return Ended(process.pid, process.returncode, output, errors)
+
+
+def processes_of(session: int, run: str) -> list[str]:
+    """Processes of the script's session, or with its run folder in their environment."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                if run.encode() in Path("/proc", name, "environ").read_bytes():
+                if (
+                    os.getsid(int(name)) == session
+                    or run.encode() in Path("/proc", name, "environ").read_bytes()
+                ):
                     found.append(Path("/proc", name, "cmdline").read_bytes().decode(errors="replace"))
             except OSError:
                 continue
     return found
+
+
+def left_in_memory(facts: Iterable[dict[str, Any]]) -> list[str]:
+    """What torch still shares between processes, torch_PID_..., of those that this run had."""
+    own = {f"torch_{fact['pid']}_" for fact in facts if fact["kind"] == "process"}
+    return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(own))]

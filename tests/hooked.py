@@ -14,8 +14,7 @@ from typing import Any
 
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.records import Process, Recording, read_run
-
-HOOK = Path(layout.__file__).parent.parent
+from torch_forks import HOOK, run_in_fork
 
 # What a training script needs; tests put their own dataset and loop below it.
 PREAMBLE = """
@@ -77,21 +76,23 @@ def run_script(
     body: str,
     *arguments: str,
     is_hooked: bool = True,
+    is_forked: bool = True,
     python: str = sys.executable,
     **more: Any,
 ) -> Run:
-    """Run a script to its end, hooked or bare. `settings` and `environ` add to those."""
+    """Run a script to its end, hooked or bare. `settings` and `environ` add to those.
+
+    A hooked one that needs torch is a fork of a process that has it, unless `is_forked` is False.
+    """
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(body))
     folder = make_run_folder(tmp_path, **more.get("settings", {}))
-    done = subprocess.run(
-        [python, str(script), *arguments],
-        env=environment(folder if is_hooked else None, **more.get("environ", {})),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ = environment(folder if is_hooked else None, **more.get("environ", {}))
+    if is_forked and is_hooked and "import torch" in body:
+        ended = run_in_fork(tmp_path, [str(script), *arguments], environ)
+        return Run(ended.code, ended.output, ended.errors, folder, read_run(folder))
+    command = [python, str(script), *arguments]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
     return Run(done.returncode, done.stdout, done.stderr, folder, read_run(folder))
 
 

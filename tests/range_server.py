@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
             if owner.delay_s:
                 time.sleep(owner.delay_s)
             if fault == "stall":
-                owner.released.wait(60)
+                owner.released.wait(120)
                 self.close_connection = True
             elif fault == "cut":
                 self.connection.shutdown(socket.SHUT_RDWR)

@@ -37,7 +37,7 @@ def write_tree(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for: {what}"

@@ -59,7 +59,7 @@ class RealServer:
         self.process = subprocess.Popen(
             self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 120
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", self.line.server_port), timeout=1).close()

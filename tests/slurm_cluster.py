@@ -145,7 +145,7 @@ def submit(environment: dict[str, str], *words: str) -> str:
     return done.stdout.strip()
 
 
-def wait_for_end(environment: dict[str, str], job: str, seconds: float = 120.0) -> list[str]:
+def wait_for_end(environment: dict[str, str], job: str, seconds: float = 300.0) -> list[str]:
     """Return how a job ended, or each job of an array: COMPLETED, FAILED, OUT_OF_MEMORY ..."""
     words = ["scontrol", "--oneliner", "show", "job", job]
     deadline = time.monotonic() + seconds
@@ -199,7 +199,7 @@ def start(words: list[str], log: Path, environment: dict[str, str]) -> None:
 
 
 def wait_for_nodes(environment: dict[str, str]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         words = ["sinfo", "-h", "-t", "idle", "-o", "%D"]
         shown = subprocess.run(words, env=environment, check=False, capture_output=True, text=True).stdout

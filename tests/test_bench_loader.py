@@ -66,6 +66,7 @@ def test_a_small_dataset_is_repeated_until_an_epoch_can_be_timed(files_and_pack:
     assert result.runs[0].images == (100,)
 
 
+@pytest.mark.slow  # three processes import torch; `tests/test_demo.py` does the same with a network behind
 def test_both_loaders_run_for_real(files_and_pack: tuple[str, str]) -> None:
     pytest.importorskip("torch")
     options = BenchOptions(rounds=1, epochs=1, threads=1, batch_size=8, side=32, shortest_epoch_images=40)

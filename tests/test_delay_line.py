@@ -43,7 +43,7 @@ def echo() -> Iterator[int]:
 
 def ask(line: DelayLine) -> bytes:
     """Send all, and read until the other side has ended."""
-    with socket.create_connection(("127.0.0.1", line.port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", line.port), timeout=120) as client:
         sender = threading.Thread(target=lambda: (client.sendall(SENT), client.shutdown(socket.SHUT_WR)))
         sender.start()
         try:
@@ -66,7 +66,7 @@ def test_all_bytes_of_a_direction_share_its_rate_and_are_late() -> None:
 def test_a_cut_loses_the_rest_of_an_answer_and_the_next_connection_works(echo: int) -> None:
     with delay_line(echo, 0.001, 50e6) as line:
         line.cut_next_answer()
-        with socket.create_connection(("127.0.0.1", line.port), timeout=60) as client:
+        with socket.create_connection(("127.0.0.1", line.port), timeout=120) as client:
             client.sendall(b"hello")
             with pytest.raises(ConnectionResetError):
                 list(iter(lambda: client.recv(100), b""))
@@ -79,6 +79,6 @@ def test_a_server_that_is_not_there_cuts_the_connection() -> None:
         nobody.bind(("127.0.0.1", 0))  # it does not listen
         with (
             delay_line(nobody.getsockname()[1], 0.001, 50e6) as line,
-            socket.create_connection(("127.0.0.1", line.port), timeout=60) as client,
+            socket.create_connection(("127.0.0.1", line.port), timeout=120) as client,
         ):
             assert client.recv(100) == b""

@@ -132,3 +132,13 @@ def test_a_loader_that_is_gone_is_known_by_its_iterator() -> None:
     remains = copies.Remains(iterator)
     assert (len(remains), remains.batch_size, remains.num_workers) == (1, 4, 0)
     assert next(copies.start(copies.copy_loader(remains, 0))).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("context", "wanted"),
+    [(None, copies.FORKED_TIMEOUT_S), ("fork", copies.FORKED_TIMEOUT_S), ("spawn", copies.TIMEOUT_S)],
+)
+def test_workers_that_import_everything_anew_have_longer_to_begin(context: str | None, wanted: float) -> None:
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": context}
+    copied = copies.copy_loader(torch.utils.data.DataLoader(list(range(6)), **options), 1)
+    assert copied.timeout == wanted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor on the quickest scripts of the corpus; `tests/slow` has more, `benchmarks/doctor.py` has all."""
+"""The doctor on the quickest script of the corpus; `tests/slow` has more, `benchmarks/doctor.py` has all."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def without_log(text: str) -> list[str]:
 
 
 def test_a_seeded_run_is_the_same_bit_for_bit_with_the_hook_and_without(tmp_path: Path) -> None:
-    hooked_run = run_script(tmp_path, SEEDED)
+    hooked_run = run_script(tmp_path, SEEDED, is_forked=False)
     bare = run_script(tmp_path, SEEDED, is_hooked=False)
     assert hooked_run.facts("trouble") == []
     assert (hooked_run.code, hooked_run.stdout) == (bare.code, bare.stdout) == (0, hooked_run.stdout)

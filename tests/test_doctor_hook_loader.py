@@ -45,7 +45,9 @@ if __name__ == "__main__":
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     # Each spawned worker imports torch once more, which is most of what this file takes.
     workers = {"none": "0", "spawn": "1"}.get(request.param, "2")
-    run = run_script(tmp_path_factory.mktemp(request.param), TRAINING, workers, request.param)
+    is_forked = request.param in ("none", "fork")
+    folder = tmp_path_factory.mktemp(request.param)
+    run = run_script(folder, TRAINING, workers, request.param, is_forked=is_forked)
     assert (run.code, run.stdout, run.stderr) == (0, "", "")
     assert run.facts("trouble") == []
     return run

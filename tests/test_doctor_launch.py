@@ -66,7 +66,7 @@ def run(code: str, *words: object, options: DoctorOptions | None = None) -> Obse
 
 
 def wait_until(claim: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not claim() and time.monotonic() < deadline:
         time.sleep(0.01)
     return claim()
@@ -101,7 +101,7 @@ def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = b""
     while not line.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], 60)
+        ready, _, _ = select.select([process.stdout], [], [], 120)
         assert ready, f"nothing came after {line!r}"
         byte = os.read(process.stdout.fileno(), 1)
         assert byte, f"the end came after {line!r}"

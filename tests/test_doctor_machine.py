@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,21 @@ def test_torchs_shared_memory_is_told_by_processes_that_ended(tmp_path: Path) ->
         (tmp_path / f"torch_{pid}_123_0").touch()
     known = {gone: 5, stat.pid: stat.start}
     assert leftovers.find_torch_names(known, tmp_path) == {f"torch_{gone}_123_0"}
+
+
+def test_memory_of_a_worker_that_only_left_records_is_removed(tmp_path: Path) -> None:
+    worker, stranger = 2**22 + 1, 2**22 + 2
+    (tmp_path / "settings.json").touch()
+    (tmp_path / f"{worker}-77.ring").touch()
+    names = {pid: leftovers.FOLDER / f"torch_{pid}_{uuid.uuid4().hex}" for pid in (worker, stranger)}
+    for name in names.values():
+        name.touch()
+    try:
+        leftovers.remove_shared_memory(tmp_path, {}, [])
+        assert {pid: name.exists() for pid, name in names.items()} == {worker: False, stranger: True}
+    finally:
+        for name in names.values():
+            name.unlink(missing_ok=True)
 
 
 MAPPING = """

@@ -64,7 +64,7 @@ ranges = kernel.Ranges(np.zeros(4, np.int32), np.zeros(4, np.int64), np.full(4, 
 assert not kernel.read_ranges(files, ranges, pool)[2].any()
 """
     result = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
     )
     assert (result.returncode, result.stderr) == (0, "")
 

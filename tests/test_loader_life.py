@@ -34,24 +34,25 @@ def warm_up(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     gc.collect()
-    before = count_remains()
+    threads, tasks, files = find_remains()
     yield
     gc.collect()
-    names, tasks, files = count_remains()
-    assert (names, files) == (before[0], before[2])
-    assert tasks <= before[1]  # fewer after a fork: OpenBLAS ends its own threads then
+    now = find_remains()
+    assert now[0] - threads == set()
+    # Fewer is no fault: what an earlier test left may end now, and OpenBLAS ends its own threads at a fork.
+    assert now[1] <= tasks
+    assert now[2] <= files
 
 
-def count_remains() -> tuple[list[str], int, int]:
-    names = sorted(thread.name for thread in threading.enumerate())
-    return names, len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+def find_remains() -> tuple[set[threading.Thread], int, int]:
+    return set(threading.enumerate()), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
 def test_a_finished_epoch_leaves_no_thread(pack: Path):
     with Loader(pack, 4) as loader:
-        before = threading.active_count()
+        before = set(threading.enumerate())
         assert len(list(loader)) == 10
-        assert threading.active_count() == before
+        assert set(threading.enumerate()) <= before
 
 
 def test_leaving_the_loop_early_stops_the_threads(pack: Path):
@@ -216,7 +217,7 @@ def run_in_fork(check) -> int:
 def run_script(pack: Path, text: str) -> subprocess.CompletedProcess[str]:
     script = f"from feedrate import Loader\npack = {str(pack)!r}\n{text}"
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
 
 

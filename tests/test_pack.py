@@ -88,7 +88,10 @@ def test_flat_folder_is_packed_without_labels(tmp_path: Path) -> None:
     assert result.classes is None
 
 
-def test_number_of_workers_does_not_change_a_byte(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_number_of_workers_does_not_change_a_byte(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedrate.pack.workers._START", "spawn")  # as users have them
     (jpeg_folder / "cat" / "bad.jpg").write_text("no image")
     pack(jpeg_folder, tmp_path / "one", PackOptions(shard_bytes=10_000, workers=1))
     pack(jpeg_folder, tmp_path / "two", PackOptions(shard_bytes=10_000, workers=2))

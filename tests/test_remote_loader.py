@@ -26,7 +26,7 @@ from images import save_image
 from packs import write_everything, write_images
 from range_server import RangeServer, serve
 
-QUICK = Patience(stall_s=10, give_up_s=20, first_wait_s=0.001, longest_wait_s=0.01)
+QUICK = Patience(stall_s=120, give_up_s=120, first_wait_s=0.001, longest_wait_s=0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ def wait_for_copy(loader: Loader) -> Copy:
     assert isinstance(pack, ThroughPack)
     assert pack.landing is not None
     pack.landing.let_flow()
-    pack.landing._thread.join(30)
+    pack.landing._thread.join(120)
     assert pack.landing.copy.is_complete()
     pack.landing._looked = 0.0
     return pack.landing.copy
@@ -112,7 +112,7 @@ def test_a_copy_that_was_interrupted_is_gone_on_with(
     pack_server.fault = hang_soon
     loader = make(f"{pack_server.url}/pack", scratch)
     loader._resources.pack.let_flow()  # type: ignore[attr-defined]
-    assert hangs.wait(30)
+    assert hangs.wait(120)
     folder = loader._resources.pack.landing.copy  # type: ignore[attr-defined]
     loader.close()
     parts = sorted(p.name for p in folder.data.iterdir() if p.name.endswith(".part"))
@@ -208,7 +208,7 @@ def test_scratch_that_is_full_does_not_stop_training(
         expected = read(plain)
     with make(f"{pack_server.url}/pack", small_disk) as loader:
         loader._resources.pack.landing.let_flow()  # type: ignore[attr-defined]
-        loader._resources.pack.landing._thread.join(30)  # type: ignore[attr-defined]
+        loader._resources.pack.landing._thread.join(120)  # type: ignore[attr-defined]
         assert_same(read(loader), expected)
     assert "copying to" in caplog.text
     assert "the disk is full" in caplog.text

@@ -220,7 +220,7 @@ class Gate:
         def read(fetcher: Fetcher, file: Incoming, offset: int, length: int) -> bytes:
             if file.source.endswith(b".tar"):
                 self.is_reached.set()
-                assert self.open.wait(60)
+                assert self.open.wait(120)
             return real(fetcher, file, offset, length)
 
         monkeypatch.setattr(Fetcher, "read", read)
@@ -232,13 +232,13 @@ def test_who_comes_while_it_is_copied_joins(
     gate = Gate(monkeypatch)
     stagings = [open_staging(source, scratch) for _ in range(4)]
     stagings[0].start()
-    assert gate.is_reached.wait(60)
+    assert gate.is_reached.wait(120)
     for staging in stagings[1:]:
         staging.start()
     wait_for(lambda: all(staging.is_joined for staging in stagings[1:]), "the others to join")
     gate.open.set()
     for staging in stagings:
-        assert staging.wait(60)
+        assert staging.wait(120)
         assert staging.error is None
         staging.close()
     assert [staging.copied_files for staging in stagings] == [9, 0, 0, 0]
@@ -282,7 +282,7 @@ def test_who_waits_takes_over_when_the_writer_is_killed(large: Path, scratch: Pa
             staging.start()
             wait_for(lambda: staging.is_joined, "this process to join")
             child.send_signal(signal.SIGKILL)
-            assert staging.wait(60)
+            assert staging.wait(120)
             assert staging.error is None
             assert staging.copied_files == 2
             assert copied_tree(str(staging.path)) == read_tree(large)
@@ -297,7 +297,7 @@ def test_closing_stops_and_the_rest_comes_later(
         assert staging.has_landed("pack.json")
         assert staging.has_landed("shard-00003.arrow")
         staging.start(["shard-00002.tar"])
-        assert gate.is_reached.wait(60)
+        assert gate.is_reached.wait(120)
         threading.Timer(0, gate.open.set).start()
     assert list_copies(scratch)[0].leases == ()
     assert staging.error is None
@@ -482,7 +482,7 @@ def test_a_copy_that_is_deleted_while_it_is_made_is_a_sentence(
     gate = Gate(monkeypatch)
     with open_staging(source, scratch) as staging:
         staging.start()
-        assert gate.is_reached.wait(60)
+        assert gate.is_reached.wait(120)
         shutil.rmtree(staging.copy.folder)
         gate.open.set()
         staging.wait()

@@ -132,7 +132,6 @@ CASES = (
     Case(
         "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",
         "train_speckle.py", speckle, changed(speckle, "--vectorised"), remedies=("vectorise-transform",),
-        tier="slow",
         speedup=5.2,
         model="net",
     ),
@@ -141,7 +140,7 @@ CASES = (
         "heat maps of jittered keypoints, drawn in a Python loop in __getitem__",
         "train_keypoints.py", keypoints, changed(keypoints, "--numpy-heatmaps"),
         remedies=("vectorise-transform",), speedup=3.3,
-        tier="fast", model="net",
+        tier="slow", model="net",
     ),
     Case(
         "no-workers", "workers-starved", "num_workers is 0, and cores are idle",
@@ -184,7 +183,7 @@ CASES = (
     Case(
         "python-metric", "main-thread-bound", "a metric in plain Python at every step of the training loop",
         "train_detector.py", Run(""), Run("--metric-every 20"), remedies=("speed-up-loop",), speedup=5.0,
-        tier="fast",
+        tier="slow",
     ),
     Case(
         "encoding-in-the-loop", "main-thread-bound",

@@ -264,7 +264,7 @@ def test_a_forked_child_uses_the_pool_and_the_files_of_its_parent(mixed: Store) 
     child.start()
     assert receiver.poll(60), "the child hangs"
     out, reasons = receiver.recv()
-    child.join(60)
+    child.join(120)
     assert child.exitcode == 0
     assert reasons == {}
     np.testing.assert_array_equal(out, expected)
@@ -286,7 +286,7 @@ def test_forks_while_other_threads_decode_do_not_hang(mixed: Store) -> None:
             child.start()
             assert receiver.poll(60), "the child hangs"
             np.testing.assert_array_equal(receiver.recv()[0], expected)
-            child.join(60)
+            child.join(120)
         for future in busy:
             assert future.result()[1].reasons == {}
     pool.close()

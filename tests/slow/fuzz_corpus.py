@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,12 @@ def build(program: Path, compiler: str, *options: str, driver: bool) -> None:
     sources += [NATIVE / "fuzz" / "decode_fuzzer.cpp"]
     sources += [NATIVE / "fuzz" / "run_corpus.cpp"] if driver else []
     command = [compiler, "-std=c++17", "-O1", "-g", "-Wno-psabi", "-fno-sanitize-recover=all", *options]
-    result = subprocess.run(
-        [*command, *map(str, sources), "-o", str(program)], capture_output=True, text=True
-    )
+    objects = [program.with_name(f"{program.name}-{source.stem}.o") for source in sources]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(_run, [[*command, "-c", s, "-o", o] for s, o in zip(sources, objects, strict=True)]))
+    _run([*command, *objects, "-o", program])
+
+
+def _run(command: list[str | Path]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

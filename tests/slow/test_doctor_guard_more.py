@@ -165,7 +165,6 @@ def test_workers_of_every_kind_are_gone_at_the_end(tmp_path: Path, context: str)
             main()
         """,
         settings={"try_workers": [1]},
-        timeout_s=400,
     )
     assert run.phases() == [
         layout.DRAIN,
@@ -198,7 +197,6 @@ def test_two_ranks_make_the_same_number_of_steps_and_end_together(tmp_path: Path
         dist.destroy_process_group()
         """,
         launcher=["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
-        timeout_s=300,
     )
     assert run.code == 0, run.errors
     replays = [fact["batches"] for fact in run.of("phase") if fact["phase"] == layout.REPLAY]

@@ -71,7 +71,7 @@ def find_processes(folder: Path) -> list[int]:
 
 
 def wait_until(claim: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not claim() and time.monotonic() < deadline:
         time.sleep(0.05)
     return claim()

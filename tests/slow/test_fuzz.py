@@ -27,7 +27,7 @@ def test_a_minute_of_fuzzing_finds_no_crash(tmp_path: Path) -> None:
     build(program, CLANG, "-fsanitize=fuzzer,address,undefined", driver=False)
     levels = kernel.simd_levels()
     seconds = 60 // len(levels)
-    limits = [f"-max_total_time={seconds}", "-max_len=20000", "-timeout=20", "-rss_limit_mb=2048"]
+    limits = [f"-max_total_time={seconds}", "-max_len=20000", "-timeout=120", "-rss_limit_mb=2048"]
     for level in levels:
         result = subprocess.run(
             [program, *limits, corpus],

@@ -126,7 +126,7 @@ def test_interrupted_command_cancels_its_slurm_jobs_and_goes_on_later(
     options = PackOptions(shard_bytes=SHARD_BYTES, engine=Engine("slurm", minutes=5))
     with pytest.raises(KeyboardInterrupt):
         pack(source, tmp_path / "p", options, watch=interrupt)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while list_running(slurm) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert list_running(slurm) == []

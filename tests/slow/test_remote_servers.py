@@ -82,7 +82,7 @@ def test_a_server_that_is_killed_and_restarted_costs_no_sample(
     assert_same(found, expected(server, 2, order="staged"))
     assert isinstance(pack, ThroughPack)
     if pack.landing is not None:
-        pack.landing._thread.join(60)
+        pack.landing._thread.join(120)
         copy = pack.landing.copy
         assert copy.is_complete()
         for path in (server.served / "pack").iterdir():

@@ -22,13 +22,6 @@ SANITIZERS = "-fsanitize=address,undefined"
 LEVELS = kernel.simd_levels()
 
 
-def build_driver(folder: Path, *options: str) -> Path:
-    assert COMPILER is not None
-    program = folder / "run_corpus"
-    build(program, COMPILER, *options, driver=True)
-    return program
-
-
 def run_corpus(program: Path, paths: list[Path], level: str) -> str:
     result = subprocess.run(
         [program],
@@ -41,20 +34,23 @@ def run_corpus(program: Path, paths: list[Path], level: str) -> str:
     return result.stdout
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++ or clang++")
-def test_the_sanitizers_find_nothing_in_good_cut_and_changed_files(tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    paths = write_corpus(corpus, spoilt_per_file=60)
-    program = build_driver(tmp_path, SANITIZERS)
-    for level in LEVELS:
-        assert run_corpus(program, paths, level).startswith(f"{level}: {len(paths)} files")
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each level of vector code says of good, cut and changed files, with the sanitizers watching."""
+    if COMPILER is None:
+        pytest.skip("needs g++ or clang++")
+    folder = tmp_path_factory.mktemp("sanitizers")
+    (folder / "corpus").mkdir()
+    paths = write_corpus(folder / "corpus", spoilt_per_file=60)
+    build(folder / "run_corpus", COMPILER, SANITIZERS, driver=True)
+    said = {level: run_corpus(folder / "run_corpus", paths, level) for level in LEVELS}
+    assert all(words.startswith(f"{level}: {len(paths)} files") for level, words in said.items())
+    return said
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++ or clang++")
-def test_every_level_of_vector_code_gives_the_same_pixels(tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    paths = write_corpus(corpus, spoilt_per_file=30)
-    program = build_driver(tmp_path)
-    assert len({run_corpus(program, paths, level).partition(": ")[2] for level in LEVELS}) == 1
+def test_the_sanitizers_find_nothing_in_good_cut_and_changed_files(said: dict[str, str]) -> None:
+    assert said.keys() == set(LEVELS)
+
+
+def test_every_level_of_vector_code_gives_the_same_pixels(said: dict[str, str]) -> None:
+    assert len({words.partition(": ")[2] for words in said.values()}) == 1

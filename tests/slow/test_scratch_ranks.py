@@ -35,7 +35,7 @@ def test_ranks_of_a_node_share_one_copy_and_every_sample_comes_once(
     ranks = [
         subprocess.Popen([*command, str(rank), "3"], stdout=subprocess.PIPE, text=True) for rank in range(3)
     ]
-    given = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
+    given = [rank.communicate(timeout=300)[0].splitlines() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0]
     for epoch in range(2):
         assert sorted(int(n) for lines in given for n in lines[epoch].split()) == list(range(COUNT))
@@ -56,7 +56,7 @@ def test_a_killed_writer_is_followed_by_another(
 
     pack_server.fault = hang_soon
     writer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    assert hangs.wait(60)
+    assert hangs.wait(120)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     pack_server.fault = lambda _path, _number: None
@@ -65,7 +65,7 @@ def test_a_killed_writer_is_followed_by_another(
         assert isinstance(pack, ThroughPack)
         assert pack.landing is not None
         assert len(list(loader)) == COUNT // 4
-        pack.landing._thread.join(60)
+        pack.landing._thread.join(120)
         copy = pack.landing.copy
         assert copy.is_complete()
     assert (copy.data / "shard-00000.tar").read_bytes() == (served_pack / "shard-00000.tar").read_bytes()

@@ -83,7 +83,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def run(words: list[str], environment: dict[str, str]) -> str:
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

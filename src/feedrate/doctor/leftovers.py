@@ -23,6 +23,7 @@ from feedrate.probe.process import (
 )
 
 _LOOK_EVERY_S = 0.05
+_UNKNOWN_START = -1
 # They end by themselves once nobody uses them, and remove shared memory when they do.
 _CLEANERS = re.compile(r"resource_tracker|torch_shm_manager")
 
@@ -101,7 +102,15 @@ def remove_shared_memory(run: Path, known: Mapping[int, int], names: Iterable[st
         began = (run / "settings.json").stat().st_mtime
     except OSError:
         return
-    remove_names({*names, *find_torch_names(known)}, since=began)
+    # On a busy machine a worker can come and go between two looks at the processes; it has left records.
+    recorded = dict.fromkeys(find_recorded(run), _UNKNOWN_START)
+    remove_names({*names, *find_torch_names({**recorded, **known})}, since=began)
+
+
+def find_recorded(run: Path) -> set[int]:
+    """Return the processes whose records lie in the run folder."""
+    names = (path.name.partition("-")[0] for path in run.glob("*-*.ring"))
+    return {int(name) for name in names if name.isdigit()}
 
 
 def find_torch_names(known: Mapping[int, int], folder: Path = FOLDER) -> set[str]:

@@ -26,6 +26,8 @@ Done = TypeVar("Done")
 Watch = Callable[[int, int], None]  # samples and bytes so far
 
 _POLL_S = 0.2
+# Not "fork": the parent may have threads (rich, pyarrow), and a forked lock may be held by nobody.
+_START = "spawn"
 # 64 MB of photographs took one process 1.8 s, two processes 3.5 s (busy 2-core machine): starting costs.
 _WORTH_A_WORKER_BYTES = 100_000_000
 # Where tasks have threads of their own, one process keeps so many cores busy: what it does by itself, mostly
@@ -147,8 +149,7 @@ def _run_pool(
     from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
     from concurrent.futures.process import BrokenProcessPool
 
-    # Spawn, not fork: the parent may have threads (rich, pyarrow), and a forked lock may be held by nobody.
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(_START)
     shared = context.RawArray("q", 1 + 2 * workers)
     executor = ProcessPoolExecutor(
         workers,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import random
 import sys
 import threading
@@ -14,7 +15,9 @@ from typing import Any
 
 from .parts import here
 
-TIMEOUT_S = 30.0  # of a copy with workers: a forked library that hangs must not hang us
+# Of a copy with workers: a forked library that hangs must not hang us. Others import everything anew, which
+# takes longer on a busy machine.
+FORKED_TIMEOUT_S, TIMEOUT_S = 30.0, 100.0
 
 
 class Recorded:
@@ -84,6 +87,14 @@ def is_pipe(loader: Any) -> bool:
     return isinstance(getattr(loader, "dataset", None), kinds)
 
 
+def is_forking(loader: Any) -> bool:
+    """Whether the loader's workers begin as copies of this process."""
+    context = loader.multiprocessing_context
+    return (
+        context if isinstance(context, str) else (context or multiprocessing).get_start_method()
+    ) == "fork"
+
+
 def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> Any:
     """A plain DataLoader of the same dataset, without end. `lists`: of these indices only."""
     torch = sys.modules["torch"]
@@ -96,7 +107,7 @@ def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> An
         "generator": torch.Generator().manual_seed(random.SystemRandom().getrandbits(62)),
     }
     if workers:
-        options["timeout"] = loader.timeout or TIMEOUT_S
+        options["timeout"] = loader.timeout or (FORKED_TIMEOUT_S if is_forking(loader) else TIMEOUT_S)
         options["prefetch_factor"] = getattr(loader, "prefetch_factor", None) or 2
         options["multiprocessing_context"] = loader.multiprocessing_context
         options["persistent_workers"] = lists is None
