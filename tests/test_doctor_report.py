@@ -207,3 +207,10 @@ def test_a_number_of_a_finding_is_shown_with_its_unit(
     name: str, value: float | str | None, text: str
 ) -> None:
     assert describe_named(name, value) == text
+
+
+def test_the_reason_why_something_gives_nothing_is_not_cut_off() -> None:
+    title = f"take <module> ({'/a/very/deep/folder' * 10}/train.py:13) out of the training loop"
+    useless = Remedy("speed-up-loop", title, 1.01, 1.0, 1.02)
+    drawn = draw_diagnosis(replace(make_storage_bound(), remedies=(useless,)))
+    assert "1.01x predicted" in drawn

@@ -207,7 +207,8 @@ def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
 
 def _useless(remedies: Sequence[Remedy], most: int) -> list[str]:
     _, useless = part_remedies(remedies)
-    return _list("no gain", map(describe_useless, useless), most)
+    room = most * (_WIDTH - _LABEL) - 20  # for a word that does not fit, and how many are left
+    return _list("no gain", [describe_useless(one, room) for one in useless], most)
 
 
 def _others(findings: Sequence[Finding], most: int) -> list[str]:

@@ -132,13 +132,19 @@ def is_healthy(diagnosis: Diagnosis) -> bool:
     return not diagnosis.findings or diagnosis.findings[0].code in GOOD_CODES
 
 
-def describe_useless(remedy: Remedy) -> str:
-    """Return what gives nothing, and why; a note that is a whole sentence says both."""
+def describe_useless(remedy: Remedy, most: int = 10_000) -> str:
+    """Return what gives nothing, and why; a note that is a whole sentence says both.
+
+    Of more than `most` characters, it is the title that is cut, not the reason.
+    """
     why = clean(remedy.note).rstrip(".")
     if not why or why.startswith("may "):
         # A warning of what it may spoil is no reason.
         why = f"{describe_factor(remedy.predicted_speedup)} predicted"
-    return why if "will not help" in why else f"{clean(remedy.title)}: {why}"
+    if "will not help" in why:
+        return why
+    title, room = clean(remedy.title), max(most - len(why) - 2, 20)
+    return f"{title if len(title) <= room else title[: room - 4].rstrip() + ' ...'}: {why}"
 
 
 def describe_step(run: RunFacts) -> str:
