@@ -59,12 +59,32 @@ def test_nobody_is_told_to_rewrite_a_library(tmp_path: Path) -> None:
 
 
 def test_work_in_a_library_is_named_by_the_users_line_that_calls_it(tmp_path: Path) -> None:
-    diagnosis = judge_looks(tmp_path, worker=[[COLLATE, FETCH], [SCIPY, MINE, FETCH]], main=[[SCIPY, SCRIPT]])
+    source = tmp_path / "data.py"
+    source.write_text("def f(sounds):\n    for sound in sounds:\n        spectrogram(sound)\n")
+    mine = f"{source}:3@7 Sounds.__getitem__"
+    diagnosis = judge_looks(tmp_path, worker=[[COLLATE, FETCH], [SCIPY, mine, FETCH]], main=[[SCIPY, SCRIPT]])
     transform, loop = find(diagnosis, "vectorise-transform"), find(diagnosis, "speed-up-loop")
     assert transform is not None
-    assert "Sounds.__getitem__ (/home/ada/data.py:31)" in transform.title
+    assert (
+        transform.title == f"replace the Python loop in Sounds.__getitem__ ({source}:3) by array operations"
+    )
     assert loop is not None
     assert "<module> (/home/ada/train.py:12)" in loop.title
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(sound):\n    x = sound\n    return spectrogram(x)\n",
+        "def f(sounds):\n    for sound in sounds:\n        yield spectrogram(sound)\n",
+    ],
+    ids=["one call", "a loop over samples"],
+)
+def test_array_operations_are_advised_only_instead_of_a_loop(tmp_path: Path, text: str) -> None:
+    source = tmp_path / "data.py"
+    source.write_text(text)
+    diagnosis = judge_looks(tmp_path, worker=[[SCIPY, f"{source}:3@7 f", FETCH]], main=[])
+    assert find(diagnosis, "vectorise-transform") is None
 
 
 @pytest.mark.parametrize(

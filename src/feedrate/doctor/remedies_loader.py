@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 
 from feedrate.doctor.measured import Measured, Timing
+from feedrate.doctor.stacks import is_in_loop
 from feedrate.doctor.what_if import (
     NOTHING,
     VECTORISED,
@@ -206,7 +207,8 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     if sample is None:
         return None
     own = transforming(m)
-    hot = m.looks_fetch.hottest
+    # What is one call into a library already has nothing to gain from array operations.
+    hot = next((p for p in m.looks_fetch.own if p.is_python or is_in_loop(p.place)), None)
     if hot is None or hot.share < 0.2 or own.cpu_s < 0.05 * sample.total.wall_s:
         return None
     # The looks say how much of the sample's time falls on that function; a loop that has most of them is most
@@ -214,13 +216,12 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     cost = min(own.cpu_s, hot.share * sample.total.wall_s)
     if hot.is_python and hot.share > 0.5:
         cost = max(cost, 0.95 * own.cpu_s)
-    loop = "the Python loop in " if hot.is_python else ""
     now = m.pipeline
     prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s - cost * (1 - VECTORISED) * m.samples_per_step)
     return make_remedy(
         m,
         "vectorise-transform",
-        f"replace {loop}{hot.function} ({hot.place}) by array operations",
+        f"replace the Python loop in {hot.function} ({hot.place}) by array operations",
         prediction,
         then,
     )

@@ -61,11 +61,6 @@ class Looks:
         """Return the places in the user's own code: advice is given about no others."""
         return tuple(place for place in self.places if place.is_own)
 
-    @property
-    def hottest(self) -> HotPlace | None:
-        """Return the user's function to work on: the first that is interpreted, else the first."""
-        return next((place for place in self.own if place.is_python), next(iter(self.own), None))
-
 
 def count_looks(processes: Sequence[Process], *, in_fetch: bool, phase: int = layout.REAL) -> Looks:
     """Count the looks by the innermost function that is the user's own."""
@@ -159,7 +154,7 @@ def is_library(place: str) -> bool:
 
 
 def is_in_loop(place: str) -> bool:
-    """Whether a line stands in a loop or a comprehension."""
+    """Whether a line stands in a loop or a comprehension; one that yields goes over samples, and is none."""
     path, _, line = place.rpartition(":")
     text = "".join(linecache.getlines(path))
     try:
@@ -168,7 +163,9 @@ def is_in_loop(place: str) -> bool:
         return False
     number = int(line) if line.isdigit() else 0
     return any(
-        isinstance(node, _LOOPS) and node.lineno <= number <= (node.end_lineno or node.lineno)
+        isinstance(node, _LOOPS)
+        and node.lineno <= number <= (node.end_lineno or node.lineno)
+        and not any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in ast.walk(node))
         for node in ast.walk(tree)
     )
 
