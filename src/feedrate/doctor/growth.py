@@ -11,7 +11,7 @@ _LEAST_STEPS = 30
 _LEAST_BYTES_PER_S = 1e6  # less is how any program breathes
 _LEAST_PART = 0.02  # of what is left, while it was watched: the limit is at most 50 times as far away
 _LEVELLING_OFF = 0.5  # of the whole growth, what the second half must still have
-_MARGIN = 0.1  # of the time watched, in which a process may come late or leave early
+_LATE, _EARLY = 0.1, 0.2  # of the time watched: so late a process may come, and so early be done
 _TELLING = 0.2  # of all growth: a process with less is not named
 
 
@@ -35,12 +35,12 @@ def measure_growth(
     seconds = (end_ns - start_ns) / 1e9
     if steps < _LEAST_STEPS or not left_bytes or left_bytes < 0:
         return None
-    margin = round(_MARGIN * (end_ns - start_ns))
+    late_ns, early_ns = (round(part * (end_ns - start_ns)) for part in (_LATE, _EARLY))
     # One that was started or ended meanwhile takes its memory along.
     staying = [
         pid
         for pid, process in trace.processes.items()
-        if process.times_ns[0] <= start_ns + margin and process.times_ns[-1] >= end_ns - margin
+        if process.times_ns[0] <= start_ns + late_ns and process.times_ns[-1] >= end_ns - early_ns
     ]
 
     def slopes(start: int, end: int) -> dict[int, float]:
