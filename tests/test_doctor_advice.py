@@ -237,7 +237,7 @@ def test_a_loader_that_waits_for_cores_is_not_taken_for_a_slow_handover(
     drain(loop, 300)
     loop.fetches(200, 20, cpu=100, queue=queue).write(tmp_path)
     loop.main.write(tmp_path)
-    around = Surroundings(cores=2.0, cores_ours=0.4, cores_others=1.6 if queue else 0.0)
+    around = Surroundings(cores=2.0, cores_ours=0.4, cores_others=1.2 if queue else 0.0)
     _, diagnosis = judge(tmp_path, around)
     shares = {finding.code: finding.share for finding in diagnosis.findings}
     assert judged(shares.get("handover-bound", 0.0))
