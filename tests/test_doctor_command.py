@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
+from doctor_runs import MS, FakeLoop
 from feedrate.doctor.absence import check_seen, describe_end
 from feedrate.doctor.command import PythonCall, check_command, needs_shared_folder, read_python_call
+from feedrate.doctor.examine import judge_run
+from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed
-from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.machine import read_machine
+from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
+from feedrate.doctor.records import read_run
 from feedrate.errors import DoctorError, FeedrateError, NotFound, UsageError
 
 
@@ -165,6 +170,31 @@ def test_a_run_with_a_batch_is_examined(tmp_path: Path) -> None:
     check_seen(observe(tmp_path, exit_code=1))
 
 
+@pytest.mark.parametrize(("exit_code", "said"), [(0, 1), (7, 7)])
+def test_a_verdict_is_not_given_from_a_few_steps(tmp_path: Path, exit_code: int, said: int) -> None:
+    loop = FakeLoop(workers=0)
+    for _ in range(9):
+        loop.step(wait=5)
+    loop.main.record(layout.WAIT, "loader-0", loop.now, MS, a=-1, b=9)
+    for number in range(30):
+        loop.main.record(layout.WAIT, "loader-1", loop.now + number * MS, MS, a=8, b=number)
+    loop.main.write(tmp_path)
+    ended = observe(tmp_path, exit_code=exit_code)
+    with pytest.raises(DoctorError, match="too few steps to judge: 9 seen, at least 10 needed") as caught:
+        judge_run(ended, read_run(tmp_path), read_machine(tmp_path), DoctorOptions())
+    assert caught.value.exit_code == said
+
+
+def test_a_verdict_is_given_from_the_least_steps(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=0)
+    for _ in range(LEAST_STEPS):
+        loop.step(wait=5)
+    loop.main.write(tmp_path)
+    ended = observe(tmp_path, exit_code=0)
+    diagnosis = judge_run(ended, read_run(tmp_path), read_machine(tmp_path), DoctorOptions())
+    assert diagnosis.run.steps == 7
+
+
 def test_a_signal_is_named(tmp_path: Path) -> None:
     assert describe_end(observe(tmp_path, exit_code=139, signal=11)) == "was ended by SIGSEGV"
 
@@ -172,7 +202,7 @@ def test_a_signal_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 1}, "--steps must be at least 2, got 1"),
+        ({"steps": 1}, "--steps must be at least 10, got 1"),
         ({"seconds": 0.0}, "--seconds must be above 0, got 0"),
         ({"seconds": float("nan")}, "--seconds must be above 0, got nan"),
         ({"scratch": Path("/no/such/folder")}, "no folder at /no/such/folder"),
@@ -186,4 +216,4 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 def test_a_short_look_has_a_short_warm_up() -> None:
     assert DoctorOptions().warmup_steps == 10
-    assert DoctorOptions(steps=9).warmup_steps == 3
+    assert DoctorOptions(steps=12).warmup_steps == 4

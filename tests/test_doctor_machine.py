@@ -295,7 +295,6 @@ def test_a_run_without_samples_answers_unknown(tmp_path: Path) -> None:
     assert len(trace) == 0
     assert trace.between(0, SECOND).cores_busy_ours is None
     assert trace.growth_per_s(1) is None
-    assert trace.used_growth_per_s(0, SECOND) is None
     assert trace.curves() == ()
 
 

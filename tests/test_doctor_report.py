@@ -27,9 +27,9 @@ from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_page import draw_doctor_page
 from feedrate.report.doctor_trace import draw_trace
 from feedrate.report.doctor_verify import draw_check
-from feedrate.report.doctor_words import describe_gain
+from feedrate.report.doctor_words import describe_gain, describe_named
 from feedrate.report.document import dump_document
-from feedrate.results.doctor import Remedy
+from feedrate.results.doctor import Diagnosis, Remedy
 
 GOLDEN = Path(__file__).parent / "data" / "doctor"
 
@@ -175,3 +175,42 @@ def test_the_document_of_an_odd_run_is_strict_json() -> None:
     document = json.loads(dump_document("doctor", odd), parse_constant=pytest.fail)
     assert document["run"]["samples_per_s"] is None
     assert document["verdict"] == NASTY
+
+
+def make_explained() -> Diagnosis:
+    first, second = make_decode_bound().findings
+    first = replace(first, code="contended", share=0.5, explains=("decode-bound",))
+    return replace(make_decode_bound(), findings=(first, replace(second, code="decode-bound", share=0.85)))
+
+
+def test_a_finding_that_costs_more_than_the_one_before_it_says_why_it_stands_there() -> None:
+    diagnosis = make_explained()
+    assert "also      decode-bound 85%, explained by contended: .item()" in draw_diagnosis(diagnosis)
+    assert "</code> 85% of the time, explained by contended: " in draw_doctor_page(diagnosis)
+    found = json.loads(dump_document("doctor", diagnosis))["findings"]
+    assert [(one["share"], one["explains"]) for one in found] == [(0.5, ["decode-bound"]), (0.85, [])]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("decode_cpu_s", 0.0456, "decode cpu: 45.6 ms"),
+        ("major_faults_per_s", 12.5, "major faults a second: 12.5"),
+        ("batch_bytes", 2_060_240, "batch: 2.06 MB"),
+        ("limit_bytes", None, "limit: unknown"),
+        ("sync_share", 0.31, "sync share: 31%"),
+        ("better_workers", 4, "better workers: 4"),
+        ("kind", "nfs4", "kind: nfs4"),
+    ],
+)
+def test_a_number_of_a_finding_is_shown_with_its_unit(
+    name: str, value: float | str | None, text: str
+) -> None:
+    assert describe_named(name, value) == text
+
+
+def test_the_reason_why_something_gives_nothing_is_not_cut_off() -> None:
+    title = f"take <module> ({'/a/very/deep/folder' * 10}/train.py:13) out of the training loop"
+    useless = Remedy("speed-up-loop", title, 1.01, 1.0, 1.02)
+    drawn = draw_diagnosis(replace(make_storage_bound(), remedies=(useless,)))
+    assert "1.01x predicted" in drawn

@@ -270,3 +270,53 @@ def test_a_regression_beyond_the_limit_fails_the_gate() -> None:
     assert draw_gate(verification, 0.15).startswith("passed: ")
     faster = compare_runs(write(before), rerun(before, 2.5))
     assert draw_gate(faster, 0.0).endswith(": 2.5x as fast (limit 0% slower).\n")
+
+
+def tell(script: str, *, model: str = "Net on cuda:0", dataset: str = "data.Photos, 9 samples",
+         batch: str = "float32 8x3x224x224, int64 8") -> Diagnosis:  # fmt: skip
+    facts = (Fact("model", model), Fact("dataset", dataset), Fact("batch", batch))
+    return replace(make_decode_bound(), command=("python", script), facts=facts)
+
+
+BEFORE = tell("train.py")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        tell("/home/ada/train.py", model="Smaller on cuda:0", dataset="data.Cached, 9 samples"),
+        tell("train_fast.py"),
+        tell("train_fast.py", dataset="data.Cached, 9 samples"),
+        tell("train_fast.py", model="torch._dynamo.OptimizedModule on cuda:0"),
+        tell("train_fast.py", batch="uint8 64x224x224x3, int64 64"),
+        tell("train_feedrate.py", dataset="feedrate.load.dataset.Dataset, 9 samples", model="DDP on cuda:0"),
+    ],
+    ids=["edited", "copied", "wrapped", "compiled", "as bytes", "fed by feedrate"],
+)
+def test_a_remedy_that_was_applied_in_another_script_is_compared(after: Diagnosis) -> None:
+    assert compare_runs(write(BEFORE), after).differs == ()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        tell("b4.py", model="unknown on unknown", dataset="torch.Tensor, 40 samples", batch="float32 8"),
+        tell("other.py", dataset="data.Photos, 50 samples", batch="float32 8x9, int64 8"),
+        tell("train.py", model="Bert on cuda:0", dataset="data.Texts, 50 samples", batch="int64 8x512"),
+    ],
+    ids=["nothing alike", "another dataset of that name", "another task of one script"],
+)
+def test_a_run_of_something_else_is_not_comparable_and_passes_no_gate(after: Diagnosis) -> None:
+    verification = compare_runs(write(BEFORE), rerun(after, 5.0))
+    assert verification.applied is None
+    assert not passes_gate(verification, 0.5)
+    assert draw_gate(verification, 0.5) == "failed: the two runs are not comparable.\n"
+
+
+def test_what_makes_two_runs_incomparable_is_said() -> None:
+    after = tell("b4.py", model="unknown on unknown", dataset="torch.Tensor, 40 samples", batch="float32 8")
+    assert draw_verification(compare_runs(write(BEFORE), after)) == (
+        "Not comparable: the two runs are of different things (script: train.py -> b4.py; "
+        "model: Net -> unknown; dataset: data.Photos, 9 samples -> torch.Tensor, 40 samples).\n"
+        "Give --verify the document of an earlier run of this training.\n"
+    )

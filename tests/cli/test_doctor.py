@@ -17,7 +17,7 @@ from feedrate.cli import main
 from feedrate.errors import DoctorError
 from feedrate.probe.machine import describe_machine
 from feedrate.report.document import dump_document
-from feedrate.results.doctor import Diagnosis, RunFacts
+from feedrate.results.doctor import Diagnosis, Fact, RunFacts
 
 
 def make_diagnosis(**run: Any) -> Diagnosis:
@@ -200,6 +200,25 @@ def test_json_stands_alone_also_beside_a_comparison(before: Path, capsys: pytest
     assert "failed: " in captured.err
 
 
+@pytest.mark.parametrize("more", [[], ["--max-slowdown", "90%"]])
+def test_runs_of_different_things_are_not_compared_and_that_is_exit_code_1(
+    examination: Examination, before: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = (
+        dataclasses.replace(
+            make_diagnosis(), command=("python", f"{name}.py"),
+            facts=(Fact("model", f"{name} on cpu"), Fact("dataset", f"{name}, 9 samples")),
+        )
+        for name in ("one", "two")
+    )  # fmt: skip
+    before.write_text(dump_document("doctor", next(documents)))
+    examination.diagnosis = next(documents)
+    kept = before.with_name("now.json")
+    assert run("--verify", before, *more, "--json", kept, "--", "true") == 1
+    assert "Not comparable: the two runs are of different things (script: one.py" in capsys.readouterr().out
+    assert kept.exists()
+
+
 @pytest.mark.parametrize(("limit", "exit_code"), [("40%", 1), ("60%", 0)])
 @pytest.mark.usefixtures("examination")
 def test_a_run_that_became_slower_than_allowed_is_exit_code_1(
@@ -238,7 +257,7 @@ def test_a_document_that_is_none_is_refused_before_the_command_runs(
         (["python3", "gone.py"], "error: no script at gone.py\n"),
         (["--", "--passive", "true"], "error: '--passive' is not a command\n\nhint: options first"),
         (["--max-slowdown", "3%", "--", "true"], "error: --max-slowdown compares with an earlier run, "),
-        (["--steps", "1", "--", "true"], "error: --steps must be at least 2, got 1\n"),
+        (["--steps", "1", "--", "true"], "error: --steps must be at least 10, got 1\n"),
     ],
 )
 def test_bad_input_is_a_sentence(

@@ -59,14 +59,18 @@ def check_wait(arguments: argparse.Namespace, diagnosis: Diagnosis) -> bool:
 
 
 def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any]) -> bool:
-    """Draw what an earlier run predicted and what came; return whether --max-slowdown is kept to."""
+    """Draw what an earlier run predicted and what came.
+
+    Returns:
+        Whether there was something to compare, and --max-slowdown is kept to.
+    """
     from feedrate.report.doctor_verify import compare_runs, draw_gate, draw_verification, passes_gate
 
     verification = compare_runs(before, diagnosis)
     stream = sys.stderr if arguments.json == "-" else sys.stdout
     write_anyhow(stream, "\n" + draw_verification(verification))
     if arguments.max_slowdown is None:
-        return True
+        return not verification.differs
     talk(f"check {draw_gate(verification, arguments.max_slowdown).rstrip()}")
     return passes_gate(verification, arguments.max_slowdown)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from feedrate.doctor.evidence import (
     WORTH_TELLING,
     Evidence,
@@ -12,11 +14,13 @@ from feedrate.doctor.evidence import (
     saved_by,
     wait_words,
     waits_for_data,
+    weigh,
 )
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
 from feedrate.doctor.stacks import HotPlace
 from feedrate.doctor.what_if import (
+    crops,
     decoding,
     freeing_s,
     read_blocked,
@@ -25,7 +29,7 @@ from feedrate.doctor.what_if import (
     transforming,
 )
 from feedrate.model.pipeline import best_workers
-from feedrate.units import format_bytes, format_seconds
+from feedrate.units import format_bytes, format_count, format_seconds
 
 STARVED_GAIN = 1.15  # more workers must give this much to be the cause
 OVERSUBSCRIBED_GAIN = 1.08
@@ -51,7 +55,7 @@ def find_starved_workers(m: Measured) -> Evidence | None:
         gain, how = now.step_s / now.with_(workers=number * m.each_worker).step_s, "by the cost model"
     if gain < STARVED_GAIN:
         return None
-    workers = "no worker" if m.workers == 0 else f"{m.workers} worker{'s' if m.workers > 1 else ''}"
+    workers = format_count(m.workers, "worker") if m.workers else "no worker"
     lines = [
         f"{workers} on {m.around.cores:.0f} usable cores; {number} give {gain:.2f}x ({how})",
         wait_words(m),
@@ -59,7 +63,7 @@ def find_starved_workers(m: Measured) -> Evidence | None:
     if m.sample is not None:
         lines.append(f"a sample takes {format_seconds(m.sample.total.wall_s)} to make")
     numbers = {"workers": m.workers, "better_workers": number, "gain": round(gain, 3)}
-    return Evidence(capped(m, saved_by(gain)), tuple(lines), numbers)
+    return _of_loader(m, capped(m, saved_by(gain)), tuple(lines), numbers)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
@@ -80,7 +84,9 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     if m.kernel is not None and m.kernel.taken:
         ours = format_seconds(m.kernel.cpu_s_per_image)
         lines.append(f"feedrate's decoder takes {ours} on the same files")
-    return Evidence(share, tuple(lines), {"decode_cpu_s": decode.cpu_s, "sample_s": sample.total.wall_s})
+    numbers = {"decode_cpu_s": decode.cpu_s, "sample_s": sample.total.wall_s}
+    cause = "Images are decoded whole, on the CPU, and the crop throws a part away." if crops(m) else ""
+    return _of_loader(m, share, tuple(lines), numbers, cause)
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
@@ -93,11 +99,11 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
         return None
     of_sample = percent(own.wall_s / sample.total.wall_s)
     lines = [f"the dataset's own code takes {format_seconds(own.cpu_s)} of CPU a sample, {of_sample} of it"]
-    lines += [word_place(place) for place in m.looks_fetch.places[:2] if place.share > 0.1]
+    lines += [word_place(place) for place in m.looks_fetch.own[:2] if place.share > 0.1]
     if largest := sample.largest("transform"):
         lines.append(f"largest named transform: {largest}")
     lines.append(wait_words(m))
-    return Evidence(share, tuple(lines), {"transform_cpu_s": own.cpu_s, "sample_s": sample.total.wall_s})
+    return _of_loader(m, share, tuple(lines), {"transform_cpu_s": own.cpu_s, "sample_s": sample.total.wall_s})
 
 
 def word_place(place: HotPlace) -> str:
@@ -128,7 +134,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
         "read_bytes": sample.read_bytes,
         "kind": data.kind if data else None,
     }
-    return Evidence(share, lines, numbers, f"Reading is slow: {why}.")
+    return _of_loader(m, share, lines, numbers, f"Reading is slow: {why}.")
 
 
 def word_storage(m: Measured) -> str:
@@ -169,7 +175,7 @@ def find_cold_cache(m: Measured) -> Evidence | None:
         f"{percent(sample.device_bytes / sample.read_bytes)} of the bytes came from the disk, not memory",
         word_storage(m),
     )
-    return Evidence(share, lines, {"cold_s": blocked.blocked_s, "warm_s": again.total.blocked_s})
+    return _of_loader(m, share, lines, {"cold_s": blocked.blocked_s, "warm_s": again.total.blocked_s})
 
 
 def find_slow_handover(m: Measured) -> Evidence | None:
@@ -183,21 +189,26 @@ def find_slow_handover(m: Measured) -> Evidence | None:
         fetch_blocked_s=max(now.fetch_blocked_s - collate.blocked_s * n, 0.0),
         handover_s=0.0,
     )
-    share = capped(m, saved_by(now.step_s / then.step_s))
-    share += freed / m.step_s
+    in_loader = capped(m, saved_by(now.step_s / then.step_s))
+    share = min(in_loader + freed / m.step_s, 1.0)
     if share < WORTH_TELLING:
         return None
-    size = m.batch_bytes
+    size, unseen = m.batch_bytes, m.unseen_s
     collated, pickled = format_seconds(collate.wall_s * n), format_seconds(m.feeder_cpu_s)
     received = format_seconds(m.receive_cpu_s)
+    made_s = (sample.total.wall_s - collate.wall_s) * n
+    handed_s = collate.wall_s * n + m.feeder_cpu_s + m.receive_cpu_s + unseen + freed
     lines = (
         f"a batch takes {collated} to collate, {pickled} to pickle, {received} to receive",
-        f"its samples take {format_seconds((sample.total.wall_s - collate.wall_s) * n)} to make",
+        f"its samples take {format_seconds(made_s)} to make",
+        *([f"{format_seconds(unseen)} more pass on its way"] if unseen > 0.05 * handed_s else []),
         f"a batch is {format_bytes(size)} of tensors" if size else "a batch holds no tensors: it is pickled",
         *([f"giving its memory back takes {format_seconds(freed)}"] if freed > 0.01 * m.step_s else []),
     )
     numbers = {"collate_s": collate.wall_s * n, "pickle_s": m.feeder_cpu_s, "receive_s": m.receive_cpu_s}
-    return Evidence(share, lines, {**numbers, "batch_bytes": size})
+    cause = "Collating, pickling and shared memory cost more than the samples." if handed_s > made_s else ""
+    weight = weigh(m, in_loader) + freed / m.step_s
+    return Evidence(share, lines, {**numbers, "batch_bytes": size}, cause, weight)
 
 
 def find_too_many_workers(m: Measured) -> Evidence | None:
@@ -207,7 +218,7 @@ def find_too_many_workers(m: Measured) -> Evidence | None:
     best = max(fewer, key=lambda n: fewer[n], default=None)
     if best is None or fewer[best] < OVERSUBSCRIBED_GAIN:
         return None
-    cores = f"{m.workers} workers on {m.around.cores:.0f} usable cores"
+    cores = f"{m.workers} workers on {m.around.cores:.0f} usable core{'' if m.around.cores == 1 else 's'}"
     lines = (
         f"{cores}; {best} give {fewer[best]:.2f}x (tried in this run)",
         f"a sample spends {percent(queue_share(m))} of its time waiting for a core",
@@ -232,7 +243,7 @@ def find_pinned_workers(m: Measured) -> Evidence | None:
         f"a sample spends {percent(queue)} of its time waiting for a core",
         wait_words(m),
     )
-    return Evidence(share, lines, {"cores": len(allowed), "usable_cores": m.around.cores})
+    return _of_loader(m, share, lines, {"cores": len(allowed), "usable_cores": m.around.cores})
 
 
 def find_repeated_work(m: Measured) -> Evidence | None:
@@ -243,7 +254,7 @@ def find_repeated_work(m: Measured) -> Evidence | None:
     own = transforming(m)
     repeated = own.cpu_s * min(repeated_part, 1.0)
     # A Python loop is slow because it is one: that is the transform's finding.
-    interpreted = sum(place.share for place in m.looks_fetch.places if place.is_python)
+    interpreted = sum(place.share for place in m.looks_fetch.own if place.is_python)
     if interpreted > 0.4 or repeated < 0.4 * (sample.total.cpu_s + m.helpers_cpu_s / m.samples_per_step):
         return None
     share = _share_of(m, Cost(repeated, 0.0, 0.0))
@@ -253,10 +264,20 @@ def find_repeated_work(m: Measured) -> Evidence | None:
     lines = [
         f"{format_seconds(repeated)} of CPU a sample, besides reading and decoding, repeat in every epoch",
         "the same samples gave the same batch twice" if m.is_repeatable else f"it happens {proof}",
-        *(word_place(place) for place in m.looks_fetch.places[:1]),
+        *(word_place(place) for place in m.looks_fetch.own[:1]),
         wait_words(m),
     ]
-    return Evidence(share, tuple(lines), {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
+    return _of_loader(m, share, tuple(lines), {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
+
+
+def _of_loader(
+    m: Measured,
+    share: float,
+    lines: tuple[str, ...],
+    numbers: Mapping[str, float | int | str | None],
+    cause: str = "",
+) -> Evidence:
+    return Evidence(share, lines, numbers, cause, weigh(m, share))
 
 
 def _share_of(m: Measured, cost: Cost) -> float:

@@ -18,7 +18,7 @@ from feedrate.doctor.what_if import (
     sync_s,
     write_s,
 )
-from feedrate.units import format_bytes, format_seconds
+from feedrate.units import format_bytes, format_count, format_seconds
 
 
 def find_long_validation(m: Measured) -> Evidence | None:
@@ -49,12 +49,13 @@ def find_epoch_pause(m: Measured) -> Evidence | None:
     share, each = m.share_of("epoch-start"), m.each("epoch-start", m.loop.epochs)
     if share < WORTH_TELLING:
         return None
-    kept = "are kept" if m.loader.get("persistent_workers") else "are started anew"
+    verb = "is" if m.workers == 1 else "are"
+    kept = f"{verb} kept" if m.loader.get("persistent_workers") else f"{verb} started anew"
     context = m.loader.get("context") or "fork"
     lines = (
         f"{format_seconds(each)} pass before an epoch's first batch, {percent(share)} of the time",
-        f"{m.loop.epochs} epochs began in {len(m.loop.steps)} steps",
-        f"{m.workers} workers {kept} for each epoch ({context})",
+        f"{format_count(m.loop.epochs, 'epoch')} began in {len(m.loop.steps)} steps",
+        *([f"{format_count(m.workers, 'worker')} {kept} for each epoch ({context})"] if m.workers else []),
     )
     return Evidence(share, lines, {"epochs": m.loop.epochs, "pause_s": each})
 
@@ -67,7 +68,7 @@ def find_writing(m: Measured) -> Evidence | None:
     lines = [f"the loop writes files for {format_seconds(seconds)} a step, {percent(share)} of the time"]
     if m.place_of("write"):
         lines.append(m.place_of("write"))
-    lines += [word_place(place) for place in m.looks_main.places[:1]]
+    lines += [word_place(place) for place in m.looks_main.own[:1]]
     return Evidence(share, tuple(lines), {"write_s": seconds})
 
 
@@ -124,7 +125,7 @@ def find_slow_loop(m: Measured) -> Evidence | None:
         return None
     lines = [
         f"the loop's own code takes {format_seconds(own)} a step, {percent(share)} of the time",
-        *(word_place(place) for place in m.looks_main.places[:2] if place.share > 0.1),
+        *(word_place(place) for place in m.looks_main.own[:2] if place.share > 0.1),
     ]
     return Evidence(share, tuple(lines), {"own_s": own})
 

@@ -13,8 +13,11 @@ from feedrate.doctor.evidence import (
     waiting_for_cores,
 )
 from feedrate.doctor.measured import Measured
-from feedrate.units import format_bytes
+from feedrate.units import format_bytes, format_count, format_seconds
 
+_HORIZON_S = 86_400.0  # a limit that a day of training does not reach is no worry now
+_NEAR_STEPS = 1000
+_GROWING = "It costs no time yet; when the limit is reached, the run is ended, or swaps."
 _SHM_ERRORS = ("Bus error", "shared memory", "/dev/shm", "(shm)")
 
 
@@ -31,20 +34,23 @@ def find_contention(m: Measured) -> Evidence | None:
     lines = [f"other processes use {others:.1f} of {m.around.cores:.0f} cores{who}"]
     if m.sample is not None:
         lines.append(f"a sample spends {percent(queue_share(m))} of its time waiting for a core")
-    lines.append(f"forward and backward spend {percent(m.computing_queue_share)} of theirs so")
+    if m.computing_queue_share >= WORTH_TELLING:
+        queued = percent(m.computing_queue_share)
+        lines.append(f"forward and backward spend {queued} of their time waiting for a core")
     if m.around.gpu_others:
         lines.append(f"on the GPU, too: {m.around.gpu_others}")
     return Evidence(share, tuple(lines), {"cores_others": round(others, 2), "cores": m.around.cores})
 
 
 def find_short_memory(m: Measured) -> Evidence | None:
-    around = m.around
+    around, growth = m.around, m.around.growth
     limit, used = around.memory_limit_bytes, around.memory_used_bytes
     is_full = bool(limit and used and used > 0.85 * limit)
-    is_growing = around.steps_to_limit is not None and around.steps_to_limit < 20_000
+    is_growing = growth is not None and growth.steps_to_limit * m.step_s < _HORIZON_S
     is_swapping = around.swap_bytes_per_s > 1e6 or (is_full and around.major_faults_per_s > 50)
     stalled = around.memory_stall_share or 0.0
-    if not (is_swapping or is_growing or stalled > WORTH_TELLING):
+    is_short = is_swapping or stalled > WORTH_TELLING
+    if not (is_short or is_growing):
         return None
     lines = []
     if limit and used:
@@ -56,20 +62,19 @@ def find_short_memory(m: Measured) -> Evidence | None:
         )
     if stalled > WORTH_TELLING:
         lines.append(f"stalled on memory {percent(stalled)} of the time")
-    if is_growing and around.steps_to_limit is not None:
-        growth = f"{format_bytes(around.growth_bytes_per_step)} a step in {around.growing_process}"
-        lines.append(f"memory grows by {growth}: the limit is {around.steps_to_limit:,.0f} steps away")
-    share = 0.0
-    if is_growing:
-        is_near = bool(limit and used and used > 0.5 * limit and (around.steps_to_limit or 0) < 1000)
-        share = WORTH_A_VERDICT if is_near else WORTH_TELLING
-    if is_swapping or stalled > WORTH_TELLING:
-        faulting = 0.0
-        if m.sample is not None and m.sample.major_faults > 0.5:
-            faulting = m.sample.total.blocked_s / max(m.sample.total.wall_s, 1e-9)
-        share = max(stalled, capped(m, faulting), WORTH_A_VERDICT)
+    share, weight = stalled if is_short else 0.0, WORTH_A_VERDICT if is_short else WORTH_TELLING
+    if is_growing and growth is not None:
+        grown = f"{format_bytes(growth.bytes_per_step)} a step in {growth.where}"
+        away = f"{growth.steps_to_limit:,.0f} steps away ({format_seconds(growth.steps_to_limit * m.step_s)})"
+        lines.append(f"memory grows by {grown}: the limit is {away}")
+        if limit and used and used > 0.5 * limit and growth.steps_to_limit < _NEAR_STEPS:
+            weight = WORTH_A_VERDICT
+    if is_short and m.sample is not None and m.sample.major_faults > 0.5:
+        faulting = m.sample.total.blocked_s / max(m.sample.total.wall_s, 1e-9)
+        share = max(share, capped(m, faulting))
     numbers = {"used_bytes": used, "limit_bytes": limit, "major_faults_per_s": around.major_faults_per_s}
-    return Evidence(share, tuple(lines), numbers)
+    words = {} if is_short else {"title": "Memory fills up step by step", "cause": _GROWING}
+    return Evidence(share, tuple(lines), numbers, weight=max(share, weight), **words)
 
 
 def is_shm_error(error: str) -> bool:
@@ -84,11 +89,16 @@ def find_small_shm(m: Measured) -> Evidence | None:
     needed = m.batch_bytes * m.workers * int(m.loader.get("prefetch_factor") or 2)
     if not died and (size is None or m.workers == 0 or needed < 0.8 * size):
         return None
-    held = f"{m.workers} workers keep up to {format_bytes(needed)} of batches in shared memory"
+    keep = "keeps" if m.workers == 1 else "keep"
+    held = (
+        f"{format_count(m.workers, 'worker')} {keep} up to {format_bytes(needed)} of batches in shared memory"
+    )
     lines = [f"{held}; /dev/shm holds {format_bytes(size or 0)}"]
     if died:
         lines.append(f"the run ended with: {error[:120]}")
-    return Evidence(0.9 if died else WORTH_TELLING, tuple(lines), {"needed_bytes": needed, "shm_bytes": size})
+    # While it lives, the run loses no time to it.
+    numbers = {"needed_bytes": needed, "shm_bytes": size}
+    return Evidence(0.9 if died else 0.0, tuple(lines), numbers, weight=0.9 if died else WORTH_TELLING)
 
 
 def find_unused_gpu(m: Measured) -> Evidence | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from feedrate.doctor.evidence import WORTH_A_VERDICT
+from feedrate.doctor.evidence import WORTH_A_VERDICT, WORTH_TELLING
 from feedrate.doctor.findings import find_causes
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import Measured, Timing
@@ -73,6 +73,8 @@ def word_verdict(m: Measured, findings: Sequence[Finding]) -> str:
     first = findings[0]
     if first.code == "device-bound":
         return f"{first.title}; data is waited for {m.exposed_share:.0%} of the time."
+    if first.share < WORTH_TELLING:
+        return f"{first.title}."
     return f"{first.title}; that costs {first.share:.0%} of the time."
 
 
@@ -211,7 +213,10 @@ def _rates(m: Measured) -> tuple[Rate, ...]:
         ("device", "the device, on batches kept in memory", m.device),
         ("loader", "the loader, without training", m.drain),
         ("loader-again", "the loader, the same samples again", m.again),
-        *((f"trial-{k}-workers", f"the run with {k} workers", t) for k, t in sorted(m.trials.items())),
+        *(
+            (f"trial-{k}-workers", f"the run with {format_count(k, 'worker')}", t)
+            for k, t in sorted(m.trials.items())
+        ),
         ("half-precision", "the device in half precision", m.half_precision),
     ]
     rates = [

@@ -16,12 +16,24 @@ _MUCH = 0.20
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a test found. `cause` stands in for the catalogue's words where this run tells more."""
+    """What a test found.
+
+    Attributes:
+        share: of the run's time, what would be saved if the cause were gone.
+        cause, title: stand in for the catalogue's words where this run tells more.
+        weight: what it counts for in the order of findings, where that is not its share.
+    """
 
     share: float
     lines: tuple[str, ...]
     numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
     cause: str = ""
+    weight: float | None = None
+    title: str = ""
+
+    @property
+    def rank_by(self) -> float:
+        return self.share if self.weight is None else self.weight
 
 
 def saved_by(speedup: float) -> float:
@@ -39,12 +51,16 @@ def waits_for_data(m: Measured) -> bool:
 
 
 def capped(m: Measured, share: float) -> float:
-    """No cause inside the loader can cost more than the loader does.
+    """No cause inside the loader can cost more than the loader does."""
+    return min(share, m.exposed_share + m.slowed_share)
+
+
+def weigh(m: Measured, share: float) -> float:
+    """Return what a cause inside the loader counts for in the order of findings.
 
     Where nobody waits and the loader only shares the cores with the computing, that is how two cores are used
     well; only much of it is worth a verdict.
     """
-    share = min(share, m.exposed_share + m.slowed_share)
     if m.exposed_share < WORTH_A_VERDICT and share < _MUCH:
         return min(share, 0.9 * WORTH_A_VERDICT)
     return share

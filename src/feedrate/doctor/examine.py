@@ -13,22 +13,22 @@ from feedrate.doctor.data_files import describe_data, time_kernel
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.facts_about import list_facts
 from feedrate.doctor.gpus import find_gpu
+from feedrate.doctor.growth import measure_growth
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed, run_command
 from feedrate.doctor.machine import MachineTrace, read_machine
 from feedrate.doctor.measured import KernelTime, Measured, measure
-from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.records import Process, Recording, read_run
 from feedrate.doctor.stillborn import judge_death
 from feedrate.doctor.surroundings import DataFiles, Surroundings
-from feedrate.doctor.timeline import Loop, build_loop
+from feedrate.doctor.timeline import Loop, build_loop, count_steps
 from feedrate.errors import DoctorError, StorageError
 from feedrate.probe.cpu import measure_usable_cores
 from feedrate.probe.disk import measure_scratch
 from feedrate.probe.machine import describe_machine
 from feedrate.probe.storage import find_scratch
 from feedrate.results.doctor import Diagnosis
-from feedrate.units import format_count
 
 _CROPS = ("RandomResizedCrop", "RandomCrop", "PIL.crop")
 
@@ -57,10 +57,10 @@ def judge_run(
     if measured is None:
         if (death := judge_death(observed, recording, trace)) is not None:
             return death
-        steps = max((len(p.of(layout.WAIT, phase=layout.REAL)) for p in recording.mains), default=0)
+        steps = max((count_steps(process) for process in recording.mains), default=0)
         raise DoctorError(
-            f"the command took only {format_count(steps, 'batch', 'batches')} from a loader, too few",
-            hint="let it run longer: at least 5 steps",
+            f"too few steps to judge: {steps} seen, at least {LEAST_STEPS} needed",
+            hint="a step is a batch taken from the training loader: let the command run longer",
             exit_code=observed.exit_code or 1,
         )
     mode = "passive" if options.passive else "experiments" if observed.ended_by_doctor else "ended"
@@ -145,14 +145,12 @@ def look_around(
     means = trace.between(loop.start_ns, loop.end_ns)
     gpu = _find_gpu(main, trace)
     other = means.biggest_other
-    growth = trace.used_growth_per_s(loop.start_ns, loop.end_ns) or 0.0
     used = None if means.mem_used is None else means.mem_used - (means.mem_cache or 0.0)
-    per_step = growth * loop.seconds / len(loop.steps)
     left = None if means.mem_limit is None or used is None else means.mem_limit - used
-    fastest = max(trace.processes, key=lambda pid: trace.growth_per_s(pid) or 0.0, default=None)
+    growth = measure_growth(
+        trace, loop.start_ns, loop.end_ns, steps=len(loop.steps), left_bytes=left, main_pid=main.pid
+    )
     replay = next((f for f in main.facts_of("phase") if f.get("phase") == layout.REPLAY), None)
-    # Slower than a megabyte a second, or too little of what is left, is how any program breathes.
-    is_growing = growth > 1e6 and left is not None and growth * loop.seconds > 0.02 * left
     return Surroundings(
         cores=cores,
         cores_ours=means.cores_busy_ours,
@@ -170,13 +168,7 @@ def look_around(
         major_faults_per_s=means.majflt_rate or 0.0,
         memory_stall_share=means.psi_memory,
         io_stall_share=means.psi_io,
-        growth_bytes_per_step=per_step if is_growing else 0.0,
-        growing_process=""
-        if fastest is None
-        else "a worker"
-        if fastest != main.pid
-        else "the training process",
-        steps_to_limit=left / per_step if is_growing and left is not None and per_step > 0 else None,
+        growth=growth,
         disk_read_bytes_per_s=means.disk_read_rate,
         disk_busy=means.disk_busy,
         network_bytes_per_s=means.net_rx_rate,

@@ -2,7 +2,8 @@
 """The catalogue: every cause the doctor knows, with what proves it, what it costs and what cures it.
 
 A finding's share is the part of the run's time that would be saved if its cause were gone, by the cost model.
-Some causes explain others (decoding is slow because all workers sit on one core): they come first.
+Some causes explain others (decoding is slow because all workers sit on one core): they come first, whatever
+the shares; `ranking` says how.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 from feedrate.doctor import causes_loader, causes_loop, causes_machine
 from feedrate.doctor.evidence import WORTH_A_VERDICT, Evidence
 from feedrate.doctor.measured import Measured
+from feedrate.doctor.ranking import rank
 from feedrate.results.doctor import Finding, Remedy
+
+GOOD_CASE = "device-bound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Entry:
         cause: why it happens, in one or two sentences.
         cures: names of remedies, the best ones first; only those that this run allows are shown.
         explains: codes that this one is the reason of, when it costs as much as `explains_from`.
-        is_outside: not the script's doing: its own share is what it costs, and what it explains costs less.
+        is_outside: not the script's doing: it stands where its own share puts it.
     """
 
     code: str
@@ -39,45 +43,43 @@ class Entry:
 
 
 def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
-    """Return the findings of a run, ordered by what they cost; the first one is the verdict."""
+    """Return the findings of a run, the verdict first: reasons before what they explain."""
     found = {entry.code: (entry, evidence) for entry in CATALOGUE if (evidence := entry.find(m)) is not None}
     shares = {code: evidence.share for code, (_, evidence) in found.items()}
-    for entry, _ in found.values():
-        explained = [code for code in entry.explains if code in shares]
-        share = shares[entry.code]
-        if not explained or share < entry.explains_from:
-            continue
-        if entry.is_outside:
-            shares.update((code, min(shares[code], share * 0.999)) for code in explained)
-        else:
-            # As much as the largest that it explains, and a trace more, so that the order says it.
-            largest = max(shares[code] for code in explained)
-            shares[entry.code] = min(max(share, largest * 1.001 + 1e-4), 0.999)
-    if any(share >= WORTH_A_VERDICT for code, share in shares.items() if code != "device-bound"):
-        # A device at work is the good case: it never hides a cause that can be cured.
-        rest = max(1.0 - max(share for code, share in shares.items() if code != "device-bound"), 0.0)
-        if "device-bound" in shares:
-            shares["device-bound"] = min(
-                rest, min(s for c, s in shares.items() if s >= WORTH_A_VERDICT and c != "device-bound") * 0.99
-            )
-    findings = [_make(entry, evidence, shares[code], remedies) for code, (entry, evidence) in found.items()]
-    return tuple(sorted(findings, key=lambda finding: -finding.share))
+    weights = {code: evidence.rank_by for code, (_, evidence) in found.items()}
+    explains = {
+        code: tuple(other for other in entry.explains if other in found)
+        for code, (entry, _) in found.items()
+        if min(shares[code], weights[code]) >= entry.explains_from
+    }
+    outside = {code for code, (entry, _) in found.items() if entry.is_outside}
+    curable = {code for code in found if code != GOOD_CASE and weights[code] >= WORTH_A_VERDICT}
+    if GOOD_CASE in found and curable:
+        # What a cause costs that can be cured is not the device's own work.
+        rest = max(1.0 - max(shares[code] for code in curable), 0.0)
+        shares[GOOD_CASE] = weights[GOOD_CASE] = min(shares[GOOD_CASE], rest)
+    # A device at work is the good case: it never hides a cause that can be cured.
+    order = rank(weights, explains, outside=outside, after={GOOD_CASE: curable})
+    return tuple(_make(*found[code], shares[code], explains.get(code, ()), remedies) for code in order)
 
 
 def entry_of(code: str) -> Entry:
     return next(entry for entry in CATALOGUE if entry.code == code)
 
 
-def _make(entry: Entry, evidence: Evidence, share: float, remedies: Mapping[str, Remedy]) -> Finding:
+def _make(
+    entry: Entry, evidence: Evidence, share: float, explains: tuple[str, ...], remedies: Mapping[str, Remedy]
+) -> Finding:
     cures = [remedies[name] for name in entry.cures if name in remedies]
     return Finding(
         code=entry.code,
         share=round(share, 4),
-        title=entry.title,
+        title=evidence.title or entry.title,
         cause=evidence.cause or entry.cause,
         evidence=evidence.lines,
         numbers=evidence.numbers,
         remedies=tuple(sorted(cures, key=lambda remedy: -remedy.predicted_speedup)),
+        explains=explains,
     )
 
 
@@ -109,7 +111,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "decode-bound",
         "Training waits for image decoding",
-        "The CPU decodes whole images, most of whose pixels the crop throws away.",
+        "Images are decoded whole, on the CPU.",
         causes_loader.find_slow_decoding,
         cures=("faster-decode", "cache-in-memory", "more-workers", "preprocess-once", "pack"),
     ),
@@ -154,8 +156,8 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         "handover-bound",
-        "Handing batches over takes longer than making them",
-        "Collating, pickling and shared memory cost more than the samples.",
+        "Handing batches over holds up the training",
+        "Collating, pickling and shared memory take time beside the making of samples.",
         causes_loader.find_slow_handover,
         cures=("lighter-handover", "fewer-workers", "more-workers"),
     ),

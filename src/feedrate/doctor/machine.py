@@ -183,12 +183,6 @@ class MachineTrace:
                 return slope_per_s(times[known], values[known])
         return None
 
-    def used_growth_per_s(self, start_ns: int, end_ns: int) -> float | None:
-        """Return the bytes per second by which memory grows inside the limit, page cache left out."""
-        used = self.series["mem_used"] - self.series["mem_cache"]
-        known = (self.times_ns >= start_ns) & (self.times_ns <= end_ns) & np.isfinite(used)
-        return slope_per_s(self.times_ns[known], used[known]) if known.sum() >= _LEAST_READINGS else None
-
     def process_cores(self, pid: int, start_ns: int, end_ns: int) -> float | None:
         """Return the cores that one process used between two moments; None: it was not seen then."""
         process = self.processes.get(pid)

@@ -195,10 +195,11 @@ class Measured:
         """Return what a drained batch takes beyond its making: pipes, locks, pinning."""
         if self.drain is None or self.sample is None or self.workers == 0 or len(self.loop.loaders) > 1:
             return 0.0
-        n = self.samples_per_step
-        cpu = self.sample.total.cpu_s * n + self.feeder_cpu_s + self.helpers_cpu_s
+        n, beside = self.samples_per_step, self.feeder_cpu_s + self.helpers_cpu_s
+        cpu = self.sample.total.cpu_s * n + beside
+        # A worker that waits for a core, because others have them all, is still making its batch.
         made = max(
-            (cpu + self.sample.total.blocked_s * n) / self.workers,
+            (self.sample.total.wall_s * n + beside) / self.workers,
             cpu / max(self.around.cores - self.around.cores_others, 0.5),
             self.receive_cpu_s,
         )

@@ -12,6 +12,7 @@ from feedrate.errors import NotFound, UsageError
 
 WARMUP_STEPS = 10
 DEFAULT_STEPS = WARMUP_STEPS + 100
+LEAST_STEPS = 10  # of fewer, one odd step would be the verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class DoctorOptions:
     scratch: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 2:
-            raise UsageError(f"--steps must be at least 2, got {self.steps}")
+        if self.steps < LEAST_STEPS:
+            raise UsageError(f"--steps must be at least {LEAST_STEPS}, got {self.steps}")
         if not (math.isfinite(self.seconds) and self.seconds > 0):
             raise UsageError(f"--seconds must be above 0, got {self.seconds:g}")
         if self.scratch is not None:

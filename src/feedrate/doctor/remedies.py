@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from feedrate.doctor import remedies_loader, remedies_loop, remedies_machine
+from feedrate.doctor import remedies_kept, remedies_loader, remedies_loop, remedies_machine
 from feedrate.doctor.measured import Measured
 from feedrate.results.doctor import Remedy
 
@@ -17,10 +17,10 @@ ALL: tuple[Callable[[Measured], Remedy | None], ...] = (
     remedies_loader.decode_faster,
     remedies_loader.pack_files,
     remedies_loader.stage_to_scratch,
-    remedies_loader.cache_in_memory,
-    remedies_loader.read_from_memory,
+    remedies_kept.cache_in_memory,
+    remedies_kept.read_from_memory,
     remedies_loader.vectorise_transform,
-    remedies_loader.preprocess_once,
+    remedies_kept.preprocess_once,
     remedies_loop.evaluate_less,
     remedies_loop.save_less,
     remedies_loop.write_less,

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies in the loader: workers, decoding, storage, memory, transforms."""
+"""Remedies in the loader: workers, decoding, storage, transforms."""
 
 from __future__ import annotations
 
 import shlex
 
 from feedrate.doctor.measured import Measured, Timing
-from feedrate.doctor.sample import Cost
+from feedrate.doctor.stacks import is_in_loop
 from feedrate.doctor.what_if import (
     NOTHING,
     VECTORISED,
     change,
+    crops,
     decoding,
     make_remedy,
     read_blocked,
-    repeated_share,
     transforming,
 )
 from feedrate.model.pipeline import best_workers
@@ -30,11 +30,9 @@ from feedrate.model.predict import (
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
 
-_READ_BYTES_PER_S = 1e9  # arrays from the page cache, on one core
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 _PICKLED_BYTES_PER_S = 1e8  # a batch whose tensors are fewer bytes than that was pickled, not shared
 _OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensors takes
-_SMALL_IMAGE = 0.02  # of decoding and shrinking an image, what decoding the small one takes
 
 
 def change_workers(m: Measured) -> Remedy | None:
@@ -149,8 +147,9 @@ def decode_faster(m: Measured) -> Remedy | None:
     now = m.pipeline
     prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s - per_sample * m.samples_per_step)
     source = shlex.quote(data.folder)
+    part = "only what the crop needs" if crops(m) else "them"
     return make_remedy(
-        m, "faster-decode", "pack the images and let feedrate decode only what the crop needs",
+        m, "faster-decode", f"pack the images and let feedrate decode {part}",
         prediction, then, command=f"feedrate pack {source} PACK",
         change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
         note=f"{format_seconds(m.kernel.cpu_s_per_image)} of CPU an image instead of "
@@ -196,67 +195,9 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
     prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
     size = f" ({format_bytes(data.dataset_bytes)})" if data.dataset_bytes else ""
     return make_remedy(
-        m, "stage", f"copy the data{size} to {around_.scratch} once, and read it there", prediction, then
-    )
-
-
-def cache_in_memory(m: Measured) -> Remedy | None:
-    """Samples kept in memory after the first epoch, read and decoded."""
-    sample, data = m.sample, m.around.data
-    if sample is None:
-        return None
-    saved = sample.kind("read").plus(sample.kind("decode"))
-    saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
-    if saved.wall_s < 0.05 * sample.total.wall_s:
-        return None
-    now, n = m.pipeline, m.samples_per_step
-    prediction, then = change(
-        m,
-        fetch_cpu_s=now.fetch_cpu_s - saved.cpu_s * n,
-        fetch_blocked_s=now.fetch_blocked_s - saved.blocked_s * n,
-    )
-    decoded, limit = m.around.decoded_bytes, m.around.memory_limit_bytes
-    note = "whether it fits is unknown: the size of a decoded sample or of the dataset is not known"
-    if decoded and limit:
-        used = m.around.memory_used_bytes or 0.0
-        fits = decoded < 0.85 * (limit - used)
-        k = f"; K = {decoded / data.dataset_bytes:.1f}" if data is not None and data.dataset_bytes else ""
-        note = (
-            f"{'fits' if fits else 'does not fit'}: {format_bytes(decoded)} decoded{k}, "
-            f"the job may use {format_bytes(limit)}, of which {format_bytes(used)} are taken"
-        )
-        if not fits:
-            prediction = Prediction(1.0, 1.0, 1.02, "")
-    return make_remedy(
-        m,
-        "cache-in-memory",
-        "keep decoded samples in memory after the first epoch",
-        prediction,
-        then,
-        note=note,
-    )
-
-
-def read_from_memory(m: Measured) -> Remedy | None:
-    """The page cache: what the second epoch gives by itself."""
-    if m.drain is None or m.again is None or m.sample is None or m.sample_again is None:
-        return None
-    saved = m.sample.total.blocked_s - m.sample_again.total.blocked_s
-    if saved < 0.1 * m.sample.total.wall_s:
-        return None
-    now = m.pipeline
-    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved * m.samples_per_step)
-    data, limit = m.around.data, m.around.memory_limit_bytes
-    size = data.dataset_bytes if data is not None else None
-    note = ""
-    if size and limit:
-        fits = size < 0.8 * (limit - (m.around.memory_used_bytes or 0))
-        fit = "fit" if fits else "do not fit"
-        note = f"{format_bytes(size)} of files {fit} in the {format_bytes(limit)} of this job"
-    return make_remedy(
-        m, "warm-page-cache", "read the files once before training, so that they come from memory",
-        prediction, then, note=note,
-        change="cat the files to /dev/null before the first epoch",
+        m, "stage", f"copy the data{size} to {around_.scratch} once, and read it there", prediction, then,
+        command=f"feedrate stage {shlex.quote(data.folder)} --to {shlex.quote(around_.scratch)}",
+        change="read from the folder that it prints",
     )  # fmt: skip
 
 
@@ -266,8 +207,8 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     if sample is None:
         return None
     own = transforming(m)
-    places = m.looks_fetch.places
-    hot = next((place for place in places if place.is_python), next(iter(places), None))
+    # What is one call into a library already has nothing to gain from array operations.
+    hot = next((p for p in m.looks_fetch.own if p.is_python or is_in_loop(p.place)), None)
     if hot is None or hot.share < 0.2 or own.cpu_s < 0.05 * sample.total.wall_s:
         return None
     # The looks say how much of the sample's time falls on that function; a loop that has most of them is most
@@ -275,45 +216,12 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     cost = min(own.cpu_s, hot.share * sample.total.wall_s)
     if hot.is_python and hot.share > 0.5:
         cost = max(cost, 0.95 * own.cpu_s)
-    loop = "the Python loop in " if hot.is_python else ""
     now = m.pipeline
     prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s - cost * (1 - VECTORISED) * m.samples_per_step)
     return make_remedy(
         m,
         "vectorise-transform",
-        f"replace {loop}{hot.function} ({hot.place}) by array operations",
+        f"replace the Python loop in {hot.function} ({hot.place}) by array operations",
         prediction,
         then,
     )
-
-
-def preprocess_once(m: Measured) -> Remedy | None:
-    """What is the same in every epoch, done once."""
-    sample = m.sample
-    if sample is None:
-        return None
-    share = repeated_share(m)
-    if share is None:
-        return None
-    # Decoded images alone are not worth storing: they are many times larger than their files. What was made
-    # smaller, or computed, is.
-    beyond_decoding = share - sample.kind("decode").cpu_s / max(sample.total.cpu_s, 1e-9)
-    is_made_smaller = share > 0.9 and any("resize" in name.lower() for _, name in sample.parts)
-    if beyond_decoding < 0.25 and not is_made_smaller:
-        return None
-    now = m.pipeline
-    if is_made_smaller and sample.kind("decode").cpu_s > 0.5 * sample.total.cpu_s:
-        # Small images instead of large ones: they are opened, decoded and turned into tensors all the same.
-        left = now.fetch_cpu_s - (1 - _SMALL_IMAGE) * decoding(m).cpu_s * m.samples_per_step
-    else:
-        # The stored result, about as large as its part of the batch, has to be opened and read instead;
-        # and the batch is handed over as before.
-        n = m.samples_per_step
-        made = sample.total.cpu_s * (1 - share) + sample.kind("read").cpu_s
-        left = min(made * n + m.feeder_cpu_s + m.batch_bytes / _READ_BYTES_PER_S, now.fetch_cpu_s)
-    prediction, then = change(m, fetch_cpu_s=left, width=WIDEST)
-    return make_remedy(
-        m, "preprocess-once", "do the part that is the same in every epoch once, and store its result",
-        prediction, then,
-        note=f"{share:.0%} of a sample's work comes before its first random number",
-    )  # fmt: skip

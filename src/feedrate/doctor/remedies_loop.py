@@ -59,13 +59,13 @@ def write_less(m: Measured) -> Remedy | None:
 def speed_up_main(m: Measured) -> Remedy | None:
     """The Python of the training loop itself."""
     other = other_s(m) - freeing_s(m)
-    places = m.looks_main.places
-    hot = next((place for place in places if place.is_python), next(iter(places), None))
-    if hot is None or other < 0.05 * m.step_s:
+    own = m.looks_main.own
+    hot = next((place for place in own if place.is_python), next(iter(own), None))
+    if hot is None or hot.share < 0.05 or other < 0.05 * m.step_s:
         return None
     # The function that the model is called from has the looks at the model, too.
     if hot.is_python:
-        interpreted = sum(place.share for place in places if place.is_python)
+        interpreted = sum(place.share for place in own if place.is_python)
         other = min(other, interpreted * (m.own_s - m.wait_s))
     prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     return make_remedy(

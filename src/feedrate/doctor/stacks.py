@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +16,22 @@ from feedrate.doctor.records import Process
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LOADER = "torch/utils/data/_utils/"
 _LEAST_WATCHED = 10
-_LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "feedrate_hook")
+# Installed packages, the standard library (in lib64, too, or zipped), code made up at run time, our hook.
+_LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/(python|pypy)3[^/]*/|/python3\d+\.zip/"
+    r"|^<(frozen|__array_function__|attrs|decorator)|feedrate_hook"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HotPlace:
-    """A function of the user's code, with the line that most looks found it at.
+    """A function, with the line that most looks found it at.
 
     Attributes:
         share: of all looks of that kind.
         on_cpu: share of its looks in which the thread was computing, not waiting.
         is_python: the looks fall on many places of the function: it is interpreted, not one call in C.
+        is_own: the user's code, which can be changed; else a library's, that none of it was on the stack of.
     """
 
     place: str
@@ -34,6 +40,7 @@ class HotPlace:
     on_cpu: float
     is_python: bool
     source: str
+    is_own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,11 @@ class Looks:
     undrawn: float | None
     places: tuple[HotPlace, ...]
     lines: Mapping[str, float]  # file:line -> share
+
+    @property
+    def own(self) -> tuple[HotPlace, ...]:
+        """Return the places in the user's own code: advice is given about no others."""
+        return tuple(place for place in self.places if place.is_own)
 
 
 def count_looks(processes: Sequence[Process], *, in_fetch: bool, phase: int = layout.REAL) -> Looks:
@@ -107,6 +119,7 @@ class Tally:
             on_cpu=self.on_cpu / self.looks,
             is_python=self._is_interpreted(),
             source=source_of(place),
+            is_own=not is_library(place),
         )
 
     def _is_interpreted(self) -> bool:
@@ -130,13 +143,18 @@ def _own_frame(frames: Sequence[str]) -> tuple[str, bool]:
     for number, frame in enumerate(frames):
         if _LOADER in frame:
             break
-        if not any(library in frame for library in _LIBRARIES):
+        if not is_library(frame):
             return frame, number == 0
     return frames[0], False
 
 
+def is_library(place: str) -> bool:
+    """Whether a frame's code is none of the user's."""
+    return _LIBRARY.search(place) is not None
+
+
 def is_in_loop(place: str) -> bool:
-    """Whether a line stands in a loop or a comprehension."""
+    """Whether a line stands in a loop or a comprehension; one that yields goes over samples, and is none."""
     path, _, line = place.rpartition(":")
     text = "".join(linecache.getlines(path))
     try:
@@ -145,7 +163,9 @@ def is_in_loop(place: str) -> bool:
         return False
     number = int(line) if line.isdigit() else 0
     return any(
-        isinstance(node, _LOOPS) and node.lineno <= number <= (node.end_lineno or node.lineno)
+        isinstance(node, _LOOPS)
+        and node.lineno <= number <= (node.end_lineno or node.lineno)
+        and not any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in ast.walk(node))
         for node in ast.walk(tree)
     )
 

@@ -13,7 +13,7 @@ from feedrate.doctor.records import Recording
 from feedrate.probe.cpu import measure_usable_cores
 from feedrate.probe.machine import describe_machine
 from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts
-from feedrate.units import format_bytes
+from feedrate.units import format_bytes, format_count
 
 
 def judge_death(observed: Observed, recording: Recording, trace: MachineTrace) -> Diagnosis | None:
@@ -40,7 +40,10 @@ def judge_death(observed: Observed, recording: Recording, trace: MachineTrace) -
         share=1.0,
         title=entry.title,
         cause=entry.cause,
-        evidence=(f"the run ended with: {error.splitlines()[-1][:200]}", f"{workers} workers; {holds}"),
+        evidence=(
+            f"the run ended with: {error.splitlines()[-1][:200]}",
+            f"{format_count(workers, 'worker')}; {holds}",
+        ),
         numbers={"workers": workers, "shm_bytes": size},
         remedies=(remedy,),
     )

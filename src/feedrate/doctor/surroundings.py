@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from feedrate.doctor.growth import Growth
+
 
 @dataclass(frozen=True, slots=True)
 class DataFiles:
@@ -50,9 +52,7 @@ class Surroundings:
     major_faults_per_s: float = 0.0
     memory_stall_share: float | None = None  # pressure: some
     io_stall_share: float | None = None
-    growth_bytes_per_step: float = 0.0
-    growing_process: str = ""
-    steps_to_limit: float | None = None
+    growth: Growth | None = None  # of the run's own processes
     disk_read_bytes_per_s: float | None = None
     disk_busy: float | None = None
     network_bytes_per_s: float | None = None

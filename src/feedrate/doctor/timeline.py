@@ -11,6 +11,7 @@ from statistics import median
 import numpy as np
 
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.options import LEAST_STEPS
 from feedrate.doctor.records import Process, Records
 
 # Records that are parts of a step, by the name that reports use.
@@ -92,7 +93,7 @@ ALWAYS = ("validation", "epoch-start", "save", "write")
 
 
 def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop | None:
-    """Return the steps of a process, or None when it made fewer than three."""
+    """Return the steps of a process, or None when it made too few to judge by."""
     waits = process.of(layout.WAIT, phase=phase)
     loader = _training_loader(process, waits)
     if loader is None:
@@ -101,9 +102,9 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
     together = _loaders_beside(process, waits, loader)
     is_beside = np.array([process.name(n) in together for n in waits["name"]], dtype=bool)
     ours = waits[is_ours & (waits["a"] >= 0)]
-    if len(ours) < 3:
+    if len(ours) < LEAST_STEPS:
         return None
-    # At least three steps stay, and at most a quarter of a short run is given to the warm-up.
+    # At most a quarter of a short run is given to the warm-up.
     skipped = min(warmup, len(ours) // 4)
     starts = ours["start"][skipped:]
     watched_ns = max((int(fact["t_ns"]) for fact in process.facts_of("watched")), default=0)
@@ -139,6 +140,13 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
         epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
         has_optimizer=len(process.of(layout.OPTIMIZER, phase=phase)) > 0,
     )
+
+
+def count_steps(process: Process) -> int:
+    """Return how many batches a process took from its training loader."""
+    waits = process.of(layout.WAIT, phase=layout.REAL)
+    loader = _training_loader(process, waits)
+    return sum(process.name(number) == loader for number in waits["name"][waits["a"] >= 0])
 
 
 def _training_loader(process: Process, waits: Records) -> str | None:

@@ -87,6 +87,11 @@ def decoding(m: Measured) -> Cost:
     return decode.plus(geometry) if decode.cpu_s > 0.5 * geometry.cpu_s else decode
 
 
+def crops(m: Measured) -> bool:
+    """Return whether samples are seen to be cropped."""
+    return m.sample is not None and any("crop" in name.lower() for _, name in m.sample.parts)
+
+
 def transforming(m: Measured) -> Cost:
     """Return what the dataset's own code costs besides reading, decoding and collating."""
     sample = m.sample

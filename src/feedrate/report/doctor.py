@@ -13,6 +13,7 @@ from feedrate.report.doctor_words import (
     describe_end,
     describe_gain,
     describe_overhead,
+    describe_reason,
     describe_seconds,
     describe_share,
     describe_step,
@@ -83,7 +84,7 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
         _remedies(diagnosis.remedies, room) if diagnosis.run.steps else _cures(diagnosis.remedies),
         [
             *(_useless(diagnosis.remedies, room.useless) if diagnosis.run.steps else []),
-            *_others(diagnosis.findings[1:], room.others),
+            *_others(diagnosis.findings, room.others),
             *_list("not seen", map(clean, diagnosis.run.unseen), room.unseen),
             *_line("doctor", f"{describe_end(diagnosis.run)}; {describe_overhead(diagnosis)}"),
         ],
@@ -206,11 +207,15 @@ def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
 
 def _useless(remedies: Sequence[Remedy], most: int) -> list[str]:
     _, useless = part_remedies(remedies)
-    return _list("no gain", map(describe_useless, useless), most)
+    room = most * (_WIDTH - _LABEL) - 20  # for a word that does not fit, and how many are left
+    return _list("no gain", [describe_useless(one, room) for one in useless], most)
 
 
 def _others(findings: Sequence[Finding], most: int) -> list[str]:
-    lines = [f"{clean(one.code)} {describe_share(one.share)}: {clean(one.title)}" for one in findings]
+    lines = [
+        f"{clean(one.code)} {describe_share(one.share)}{describe_reason(one, findings)}: {clean(one.title)}"
+        for one in findings[1:]
+    ]
     return [
         line
         for number, text in enumerate(lines[:most])

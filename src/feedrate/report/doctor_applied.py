@@ -140,21 +140,22 @@ def _turned_to(name: str, wanted: Callable[[str], bool]) -> Callable[[Remedy, Se
 
 
 def _moved(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
-    if _uses_feedrate(after):
+    if uses_feedrate(after):
         return False
     pairs = [(_find(before, name), _find(after, name)) for name in ("data lies in", "file system")]
     return any(old is not None and new is not None and old != new for old, new in pairs)
 
 
 def _fed(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
-    return _uses_feedrate(after) and not _uses_feedrate(before)
+    return uses_feedrate(after) and not uses_feedrate(before)
 
 
 def _used_gpu(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
     return before.device == "cpu" and after.device != "cpu"
 
 
-def _uses_feedrate(seen: Seen) -> bool:
+def uses_feedrate(seen: Seen) -> bool:
+    """Return whether a run was fed by feedrate."""
     return any(_FEEDRATE in (_find(seen, name) or "").lower() for name in ("loader", "dataset"))
 
 

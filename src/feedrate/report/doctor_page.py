@@ -15,9 +15,11 @@ from feedrate.report.doctor_style import STYLE
 from feedrate.report.doctor_words import (
     describe_end,
     describe_gain,
+    describe_named,
     describe_number,
     describe_overhead,
     describe_rate,
+    describe_reason,
     describe_seconds,
     describe_share,
     describe_useless,
@@ -41,7 +43,7 @@ def draw_doctor_page(diagnosis: Diagnosis) -> str:
         _section("What would help", _remedies(diagnosis.remedies))
         if diagnosis.run.steps
         else _section("What to do", _cures(diagnosis.remedies)),
-        _section("Why", "".join(_finding(one, diagnosis.run.steps) for one in diagnosis.findings)),
+        _section("Why", "".join(_finding(one, diagnosis) for one in diagnosis.findings)),
         _section("Where a step's time goes", draw_split(diagnosis.split)),
         _section("Where a sample's time goes", draw_sample(diagnosis.sample)),
         _section("Step by step", draw_steps(diagnosis)),
@@ -141,25 +143,22 @@ def _remedy(one: Remedy, start: float, end: float) -> str:
 {f'<p class="soft">{_sentence(one.note)}</p>' if one.note else ""}{typed}</article>"""
 
 
-def _finding(one: Finding, steps: int) -> str:
+def _finding(one: Finding, diagnosis: Diagnosis) -> str:
     # A run that died before its first step has no time to take a share of.
-    share = f" {describe_share(one.share)} of the time" if steps else ""
+    share = f" {describe_share(one.share)} of the time" if diagnosis.run.steps else ""
+    reason = describe_reason(one, diagnosis.findings)
     evidence = "".join(f"<li>{show(text)}</li>" for text in one.evidence)
-    numbers = [f"{name}: {_describe_value(value)}" for name, value in one.numbers.items()]
+    numbers = [describe_named(name, value) for name, value in one.numbers.items()]
     helping, _ = part_remedies(one.remedies)
     helped = "; ".join(f"{remedy.title}, {describe_gain(remedy)}" for remedy in helping)
     return f"""
 <article>
-<h3><code>{show(one.code)}</code>{share}: {show(one.title)}</h3>
+<h3><code>{show(one.code)}</code>{share}{show(reason)}: {show(one.title)}</h3>
 {f"<p>{show(one.cause)}</p>" if one.cause else ""}
 {f"<ul>{evidence}</ul>" if evidence else ""}
 {f'<p class="soft">Helps: {show(helped)}</p>' if helped else ""}
 {f"<p><small>{show('; '.join(numbers))}</small></p>" if numbers else ""}
 </article>"""
-
-
-def _describe_value(value: float | int | str | None) -> str:
-    return value if isinstance(value, str) else describe_number(value)
 
 
 def _hot_lines(lines: Sequence[HotLine]) -> str:

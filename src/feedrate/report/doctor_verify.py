@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from feedrate.report.doctor_applied import describe_changes, find_applied
 from feedrate.report.doctor_earlier import Seen, read_earlier, read_present
+from feedrate.report.doctor_same import list_differences
 from feedrate.report.doctor_words import (
     clean,
     describe_factor,
@@ -33,7 +34,8 @@ def compare_runs(before: Mapping[str, object], after: Diagnosis) -> Verification
     """
     old, new = read_earlier(before), read_present(after)
     speedup = new.samples_per_s / old.samples_per_s
-    applied, notes = find_applied(old, new)
+    differs = list_differences(old, new)
+    applied, notes = (None, []) if differs else find_applied(old, new)
     return Verification(
         before_samples_per_s=old.samples_per_s,
         after_samples_per_s=new.samples_per_s,
@@ -50,12 +52,16 @@ def compare_runs(before: Mapping[str, object], after: Diagnosis) -> Verification
         after_exposed_share=new.exposed_share,
         parts=tuple(_compare_parts(old, new)),
         notes=(*notes, *_list_doubts(old, new)),
+        differs=differs,
     )
 
 
 def draw_verification(verification: Verification) -> str:
     """Return predicted against actual, and what else is not as it was, in plain lines."""
     v = verification
+    if v.differs:
+        what = f"Not comparable: the two runs are of different things ({'; '.join(map(clean, v.differs))})."
+        return f"{what}\nGive --verify the document of an earlier run of this training.\n"
     lines = [
         _describe_outcome(v),
         "",
@@ -94,6 +100,8 @@ def passes_check(diagnosis: Diagnosis, limit: float) -> bool:
 
 def draw_gate(verification: Verification, limit: float) -> str:
     """Return one line: whether this run lost no more than `limit` (a share) of the earlier one's speed."""
+    if verification.differs:
+        return "failed: the two runs are not comparable.\n"
     lost = 1 - verification.actual_speedup
     now, before = verification.after_samples_per_s, verification.before_samples_per_s
     change = (
@@ -107,7 +115,7 @@ def draw_gate(verification: Verification, limit: float) -> str:
 
 
 def passes_gate(verification: Verification, limit: float) -> bool:
-    return verification.actual_speedup >= 1 - limit
+    return not verification.differs and verification.actual_speedup >= 1 - limit
 
 
 def _compare_parts(old: Seen, new: Seen) -> list[PartChange]:

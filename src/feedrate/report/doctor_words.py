@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable
 from typing import TypeGuard
 
-from feedrate.results.doctor import Diagnosis, Remedy, RunFacts
-from feedrate.units import format_count, format_percent, format_rate, format_seconds
+from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts
+from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
 # Below this a prediction is not worth a change to a script.
 GAIN_WORTH_NAMING = 1.03
@@ -106,17 +106,45 @@ def describe_verdict(diagnosis: Diagnosis) -> str:
     return verdict if first.code in verdict else f"{clean(first.code)}: {verdict or clean(first.title)}"
 
 
+def describe_reason(one: Finding, findings: Iterable[Finding]) -> str:
+    """Return `, explained by CODE` where a finding before it is the reason."""
+    reason = next((other.code for other in findings if one.code in other.explains), None)
+    return f", explained by {clean(reason)}" if reason else ""
+
+
+def describe_named(name: str, value: float | int | str | None) -> str:
+    """Return a number with its name and unit, both from a name like `decode_cpu_s`."""
+    words = clean(name)
+    if isinstance(value, str):
+        said = clean(value)
+    elif words.endswith("_per_s"):
+        words, said = f"{words.removesuffix('_per_s')} a second", describe_number(value)
+    elif words.endswith("_s"):
+        words, said = words.removesuffix("_s"), describe_seconds(value)
+    elif words.endswith("_bytes"):
+        words, said = words.removesuffix("_bytes"), format_bytes(value) if is_number(value) else UNKNOWN
+    else:
+        said = describe_share(value) if words.endswith("_share") else describe_number(value)
+    return f"{words.replace('_', ' ')}: {said}"
+
+
 def is_healthy(diagnosis: Diagnosis) -> bool:
     return not diagnosis.findings or diagnosis.findings[0].code in GOOD_CODES
 
 
-def describe_useless(remedy: Remedy) -> str:
-    """Return what gives nothing, and why; a note that is a whole sentence says both."""
+def describe_useless(remedy: Remedy, most: int = 10_000) -> str:
+    """Return what gives nothing, and why; a note that is a whole sentence says both.
+
+    Of more than `most` characters, it is the title that is cut, not the reason.
+    """
     why = clean(remedy.note).rstrip(".")
     if not why or why.startswith("may "):
         # A warning of what it may spoil is no reason.
         why = f"{describe_factor(remedy.predicted_speedup)} predicted"
-    return why if "will not help" in why else f"{clean(remedy.title)}: {why}"
+    if "will not help" in why:
+        return why
+    title, room = clean(remedy.title), max(most - len(why) - 2, 20)
+    return f"{title if len(title) <= room else title[: room - 4].rstrip() + ' ...'}: {why}"
 
 
 def describe_step(run: RunFacts) -> str:

@@ -37,7 +37,12 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause. `share`: how much of the run's time it costs, 0 to 1."""
+    """One cause.
+
+    Attributes:
+        share: of the run's time, what would be saved if the cause were gone, 0 to 1.
+        explains: codes of findings of this run that it is the reason of; they stand after it.
+    """
 
     code: str
     share: float
@@ -46,6 +51,7 @@ class Finding:
     evidence: tuple[str, ...]
     numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
     remedies: tuple[Remedy, ...] = ()
+    explains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`feedrate doctor`. `findings` are ordered: the first one is the verdict."""
+    """`feedrate doctor`. `findings` are ordered, the verdict first, reasons before what they explain."""
 
     command: tuple[str, ...]
     verdict: str
@@ -212,3 +218,4 @@ class Verification:
     after_exposed_share: float | None = None
     parts: tuple[PartChange, ...] = ()
     notes: tuple[str, ...] = ()  # sentences: why the two runs may not be compared like for like
+    differs: tuple[str, ...] = ()  # not comparable: what shows that these are runs of two different things

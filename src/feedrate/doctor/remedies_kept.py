@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies that keep something: samples in memory, files in the page cache, results of preprocessing."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from feedrate.doctor.measured import Measured
+from feedrate.doctor.sample import Cost
+from feedrate.doctor.what_if import change, decoding, make_remedy, read_blocked, repeated_share
+from feedrate.format.keys import IMAGE_SUFFIXES
+from feedrate.format.manifest import FILE_NAME
+from feedrate.model.predict import WIDEST, Prediction
+from feedrate.results.doctor import Remedy
+from feedrate.units import format_bytes
+
+_READ_BYTES_PER_S = 1e9  # arrays from the page cache, on one core
+_SMALL_IMAGE = 0.02  # of decoding and shrinking an image, what decoding the small one takes
+
+
+def cache_in_memory(m: Measured) -> Remedy | None:
+    """Samples kept in memory after the first epoch, read and decoded."""
+    sample, data = m.sample, m.around.data
+    if sample is None:
+        return None
+    saved = sample.kind("read").plus(sample.kind("decode"))
+    saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
+    if saved.wall_s < 0.05 * sample.total.wall_s:
+        return None
+    now, n = m.pipeline, m.samples_per_step
+    prediction, then = change(
+        m,
+        fetch_cpu_s=now.fetch_cpu_s - saved.cpu_s * n,
+        fetch_blocked_s=now.fetch_blocked_s - saved.blocked_s * n,
+    )
+    decoded, limit = m.around.decoded_bytes, m.around.memory_limit_bytes
+    note = "whether it fits is unknown: the size of a decoded sample or of the dataset is not known"
+    if decoded and limit:
+        used = m.around.memory_used_bytes or 0.0
+        fits = decoded < 0.85 * (limit - used)
+        k = f"; K = {decoded / data.dataset_bytes:.1f}" if data is not None and data.dataset_bytes else ""
+        note = (
+            f"{'fits' if fits else 'does not fit'}: {format_bytes(decoded)} decoded{k}, "
+            f"the job may use {format_bytes(limit)}, of which {format_bytes(used)} are taken"
+        )
+        if not fits:
+            prediction = Prediction(1.0, 1.0, 1.02, "")
+    return make_remedy(
+        m, "cache-in-memory", "keep decoded samples in memory after the first epoch", prediction, then,
+        note=note, change=_cached(m),
+    )  # fmt: skip
+
+
+def read_from_memory(m: Measured) -> Remedy | None:
+    """The page cache: what the second epoch gives by itself."""
+    if m.drain is None or m.again is None or m.sample is None or m.sample_again is None:
+        return None
+    saved = m.sample.total.blocked_s - m.sample_again.total.blocked_s
+    if saved < 0.1 * m.sample.total.wall_s:
+        return None
+    now = m.pipeline
+    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved * m.samples_per_step)
+    data, limit = m.around.data, m.around.memory_limit_bytes
+    size = data.dataset_bytes if data is not None else None
+    note = ""
+    if size and limit:
+        fits = size < 0.8 * (limit - (m.around.memory_used_bytes or 0))
+        fit = "fit" if fits else "do not fit"
+        note = f"{format_bytes(size)} of files {fit} in the {format_bytes(limit)} of this job"
+    return make_remedy(
+        m, "warm-page-cache", "read the files once before training, so that they come from memory",
+        prediction, then, note=note,
+        command=None if data is None else _read_once(data.folder),
+    )  # fmt: skip
+
+
+def preprocess_once(m: Measured) -> Remedy | None:
+    """What is the same in every epoch, done once."""
+    sample = m.sample
+    if sample is None:
+        return None
+    share = repeated_share(m)
+    if share is None:
+        return None
+    # Decoded images alone are not worth storing: they are many times larger than their files. What was made
+    # smaller, or computed, is.
+    beyond_decoding = share - sample.kind("decode").cpu_s / max(sample.total.cpu_s, 1e-9)
+    is_made_smaller = share > 0.9 and any("resize" in name.lower() for _, name in sample.parts)
+    if beyond_decoding < 0.25 and not is_made_smaller:
+        return None
+    now = m.pipeline
+    if is_made_smaller and sample.kind("decode").cpu_s > 0.5 * sample.total.cpu_s:
+        # Small images instead of large ones: they are opened, decoded and turned into tensors all the same.
+        left = now.fetch_cpu_s - (1 - _SMALL_IMAGE) * decoding(m).cpu_s * m.samples_per_step
+    else:
+        # The stored result, about as large as its part of the batch, has to be opened and read instead;
+        # and the batch is handed over as before.
+        n = m.samples_per_step
+        made = sample.total.cpu_s * (1 - share) + sample.kind("read").cpu_s
+        left = min(made * n + m.feeder_cpu_s + m.batch_bytes / _READ_BYTES_PER_S, now.fetch_cpu_s)
+    prediction, then = change(m, fetch_cpu_s=left, width=WIDEST)
+    data = m.around.data
+    is_images = data is not None and any(suffix in IMAGE_SUFFIXES for suffix in data.suffixes[:1])
+    return make_remedy(
+        m, "preprocess-once", "do the part that is the same in every epoch once, and store its result",
+        prediction, then,
+        # What is no folder of images is kept as the dataset returns it.
+        command=f"feedrate pack {shlex.quote(data.folder)} PACK --map MODULE:FUNCTION"
+        if data is not None and is_images
+        else None,
+        change=_cached(m, 'disk="FOLDER:SIZE", key="NAME"'),
+        note=f"{share:.0%} of a sample's work comes before its first random number",
+    )  # fmt: skip
+
+
+def _cached(m: Measured, arguments: str = "") -> str | None:
+    """Return the line that keeps samples; None for a dataset that has no sample numbers."""
+    if m.loader.get("iterable"):
+        return None
+    call = f"feedrate.cached(dataset{', ' if arguments else ''}{arguments})"
+    if m.is_repeatable:
+        return f"DataLoader({call}, ...)"
+    return f"DataLoader({call}.map(augment), ...), with all that is random in augment()"
+
+
+def _read_once(folder: str) -> str:
+    """Return the command that brings files into the page cache; `feedrate warm` takes packs."""
+    quoted = shlex.quote(folder)
+    if Path(folder, FILE_NAME).is_file():
+        return f"feedrate warm {quoted}"
+    return f"find {quoted} -type f -exec cat {{}} + > /dev/null"

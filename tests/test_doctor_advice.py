@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the doctor advises: on the user's own code, with commands that exist, in words that fit the run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from doctor_runs import MS, FakeLoop, FakeProcess
+from feedrate.cli import make_parser
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.stacks import is_library
+from feedrate.doctor.surroundings import DataFiles, Surroundings
+from feedrate.results.doctor import Diagnosis, Finding, Remedy
+from test_doctor_diagnose import judge
+from test_doctor_findings import LOCAL, run_steps
+
+COLLATE = "/env/lib/python3.11/site-packages/torch/utils/data/_utils/collate.py:275@3 collate_tensor_fn"
+FETCH = "/env/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py:54@9 _MapDatasetFetcher.fetch"
+SCIPY = "/env/lib/python3.11/site-packages/scipy/signal/_spectral.py:800@5 spectrogram"
+MINE = "/home/ada/data.py:31@7 Sounds.__getitem__"
+SCRIPT = "/home/ada/train.py:12@2 <module>"
+EXIT = "/usr/lib/python3.11/weakref.py:666@1 finalize._exitfunc"
+
+
+def look(process: FakeProcess, frames: list[str], *, times: int, in_fetch: bool) -> None:
+    for number in range(times):
+        bits = layout.ON_CPU | (layout.IN_FETCH if in_fetch else 0)
+        process.record(layout.STACK, ";".join(frames), (1000 + number) * MS, 0, a=bits)
+
+
+def judge_looks(folder: Path, *, worker: list[list[str]], main: list[list[str]]) -> Diagnosis:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40, other=20)
+    fetching = loop.fetches(200, 20, cpu=100)
+    for frames in worker:
+        look(fetching, frames, times=20, in_fetch=True)
+    for frames in main:
+        look(loop.main, frames, times=20, in_fetch=False)
+    fetching.write(folder)
+    loop.main.write(folder)
+    return judge(folder, Surroundings(cores=2.0))[1]
+
+
+def find(diagnosis: Diagnosis, name: str) -> Remedy | None:
+    return next((remedy for remedy in diagnosis.remedies if remedy.name == name), None)
+
+
+def test_nobody_is_told_to_rewrite_a_library(tmp_path: Path) -> None:
+    diagnosis = judge_looks(tmp_path, worker=[[COLLATE, FETCH, SCRIPT], [FETCH, SCRIPT]], main=[[EXIT]])
+    assert find(diagnosis, "vectorise-transform") is None
+    assert find(diagnosis, "speed-up-loop") is None
+    said = [line for finding in diagnosis.findings for line in finding.evidence]
+    assert not [line for line in said if "site-packages" in line or "weakref" in line]
+
+
+def test_work_in_a_library_is_named_by_the_users_line_that_calls_it(tmp_path: Path) -> None:
+    source = tmp_path / "data.py"
+    source.write_text("def f(sounds):\n    for sound in sounds:\n        spectrogram(sound)\n")
+    mine = f"{source}:3@7 Sounds.__getitem__"
+    diagnosis = judge_looks(tmp_path, worker=[[COLLATE, FETCH], [SCIPY, mine, FETCH]], main=[[SCIPY, SCRIPT]])
+    transform, loop = find(diagnosis, "vectorise-transform"), find(diagnosis, "speed-up-loop")
+    assert transform is not None
+    assert (
+        transform.title == f"replace the Python loop in Sounds.__getitem__ ({source}:3) by array operations"
+    )
+    assert loop is not None
+    assert "<module> (/home/ada/train.py:12)" in loop.title
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(sound):\n    x = sound\n    return spectrogram(x)\n",
+        "def f(sounds):\n    for sound in sounds:\n        yield spectrogram(sound)\n",
+    ],
+    ids=["one call", "a loop over samples"],
+)
+def test_array_operations_are_advised_only_instead_of_a_loop(tmp_path: Path, text: str) -> None:
+    source = tmp_path / "data.py"
+    source.write_text(text)
+    diagnosis = judge_looks(tmp_path, worker=[[SCIPY, f"{source}:3@7 f", FETCH]], main=[])
+    assert find(diagnosis, "vectorise-transform") is None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        COLLATE,
+        EXIT,
+        "/usr/lib64/python3.9/random.py:5@1 gauss",
+        "/opt/pypy/lib/pypy3.10/random.py:5@1 gauss",
+        "/usr/lib/python3/dist-packages/numpy/core.py:5@1 dot",
+        "/opt/lib/python311.zip/random.py:5@1 gauss",
+        "<frozen importlib._bootstrap>:7@1 _load",
+    ],
+)
+def test_a_librarys_code_is_known_wherever_it_is_installed(frame: str) -> None:
+    assert is_library(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [MINE, "<string>:1@1 <module>", "/home/ada/lib/python/train.py:3@1 f", "/srv/lib/pythonic.py:3 f"],
+)
+def test_the_users_code_is_known_wherever_it_lies(frame: str) -> None:
+    assert not is_library(frame)
+
+
+def judge_slow_files(folder: Path, data: DataFiles, *, blocked: float = 95, cpu: float = 5) -> Diagnosis:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    parts = {"read:open": (1.0, blocked), "decode:PIL": (0.8 * cpu, 0.0)}
+    loop.fetches(200, 20, cpu=cpu, blocked=blocked, parts=parts, from_disk=True).write(folder)
+    loop.fetches(201, 20, cpu=cpu, blocked=1, phase=layout.AGAIN).write(folder)
+    loop.main.fact("phase", phase=layout.DRAIN, start_ns=0, end_ns=1, batches=4)
+    for phase in (layout.DRAIN, layout.AGAIN):
+        for _ in range(12):
+            loop.step(wait=40, phase=phase)
+    loop.main.write(folder)
+    around = Surroundings(
+        cores=2.0, data=data, scratch="/scr/ada b", scratch_bytes_per_s=1e9, memory_limit_bytes=64e9,
+        decoded_bytes=1e9,
+    )  # fmt: skip
+    return judge(folder, around)[1]
+
+
+def command_of(diagnosis: Diagnosis, name: str) -> str | None:
+    remedy = find(diagnosis, name)
+    assert remedy is not None
+    return remedy.command
+
+
+def test_staging_has_its_command_with_the_folders_quoted(tmp_path: Path) -> None:
+    diagnosis = judge_slow_files(tmp_path, replace(LOCAL, folder="/data/my photos"))
+    command = command_of(diagnosis, "stage")
+    assert command == "feedrate stage '/data/my photos' --to '/scr/ada b'"
+    make_parser().parse_args(shlex.split(command)[1:])
+
+
+def test_keeping_samples_in_memory_has_its_line_of_python(tmp_path: Path) -> None:
+    remedy = find(judge_slow_files(tmp_path, LOCAL), "cache-in-memory")
+    assert remedy is not None
+    assert remedy.change is not None
+    assert remedy.change.startswith("DataLoader(feedrate.cached(dataset).map(augment), ...)")
+
+
+def test_files_are_read_once_by_a_command_that_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    files = command_of(judge_slow_files(tmp_path / "run", LOCAL), "warm-page-cache")
+    assert files == "find /data -type f -exec cat {} + > /dev/null"
+    (tmp_path / "pack.json").write_text("{}")
+    pack = replace(LOCAL, folder=str(tmp_path))
+    command = command_of(judge_slow_files(tmp_path / "run", pack), "warm-page-cache")
+    assert command == f"feedrate warm {shlex.quote(str(tmp_path))}"
+    make_parser().parse_args(shlex.split(command)[1:])
+
+
+def preprocess(folder: Path, suffix: str) -> Remedy | None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    parts = {"transform:scipy.spectrogram": (85.0, 0.0)}
+    loop.fetches(200, 20, cpu=100, parts=parts).write(folder)
+    loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": True})
+    loop.main.write(folder)
+    around = Surroundings(cores=2.0, data=replace(LOCAL, suffixes=(suffix,)))
+    return find(judge(folder, around)[1], "preprocess-once")
+
+
+def test_preprocessing_of_images_once_is_a_map_of_pack(tmp_path: Path) -> None:
+    remedy = preprocess(tmp_path, ".png")
+    assert remedy is not None
+    assert remedy.command == "feedrate pack /data PACK --map MODULE:FUNCTION"
+    make_parser().parse_args(shlex.split(remedy.command)[1:])
+
+
+def test_preprocessing_of_other_files_once_is_what_cached_keeps(tmp_path: Path) -> None:
+    remedy = preprocess(tmp_path, ".npy")
+    assert remedy is not None
+    assert remedy.command is None
+    assert remedy.change == 'DataLoader(feedrate.cached(dataset, disk="FOLDER:SIZE", key="NAME"), ...)'
+
+
+def find_decoding(folder: Path, crop: str) -> Finding:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    parts = {"decode:PIL": (85.0, 0.0), f"transform:{crop}": (10.0, 0.0)}
+    loop.fetches(200, 20, cpu=100, parts=parts).write(folder)
+    loop.main.write(folder)
+    return judge(folder, Surroundings(cores=2.0))[1].findings[0]
+
+
+def test_a_crop_is_blamed_only_where_there_is_one(tmp_path: Path) -> None:
+    assert "crop" in find_decoding(tmp_path, "RandomResizedCrop").cause
+    assert "crop" not in find_decoding(tmp_path, "Normalize").cause
+
+
+def test_contention_tells_of_the_computing_only_where_it_waits(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=40, queue=60, parts={"decode:PIL": (35, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=0.9, cores_others=1.1))
+    assert diagnosis.findings[0].code == "contended"
+    assert not [line for line in diagnosis.findings[0].evidence if "forward" in line]
+
+
+def test_a_handover_that_takes_less_than_the_making_is_not_said_to_take_more(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40, wait_cpu=2)
+    loop.fetches(200, 20, cpu=100, parts={"collate:default_collate": (25, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    handover = next(finding for finding in diagnosis.findings if finding.code == "handover-bound")
+    assert "more than" not in f"{handover.title} {handover.cause}"
+    assert "longer than" not in f"{handover.title} {handover.cause}"
+
+
+def drain(loop: FakeLoop, period: float) -> None:
+    for _ in range(12):
+        loop.step(wait=period - 10, phase=layout.DRAIN)
+
+
+@pytest.mark.parametrize(
+    ("queue", "judged"), [(800.0, lambda share: share < 0.1), (0.0, lambda share: share > 0.2)]
+)
+def test_a_loader_that_waits_for_cores_is_not_taken_for_a_slow_handover(
+    tmp_path: Path, queue: float, judged: Callable[[float], bool]
+) -> None:
+    """Drained, a batch comes every 300 ms: workers in want of cores explain that, an empty pipe does not."""
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 450)
+    drain(loop, 300)
+    loop.fetches(200, 20, cpu=100, queue=queue).write(tmp_path)
+    loop.main.write(tmp_path)
+    around = Surroundings(cores=2.0, cores_ours=0.4, cores_others=1.2 if queue else 0.0)
+    _, diagnosis = judge(tmp_path, around)
+    shares = {finding.code: finding.share for finding in diagnosis.findings}
+    assert judged(shares.get("handover-bound", 0.0))
