@@ -172,6 +172,7 @@ def test_inference_whose_only_epoch_leaves_no_room_is_examined_at_its_end(tmp_pa
     assert run.leftovers == ()
 
 
+@pytest.mark.slow
 def test_training_whose_only_epoch_leaves_no_room_ends_by_itself_and_says_why(tmp_path: Path) -> None:
     run = run_script(
         tmp_path,
