@@ -162,5 +162,5 @@ def test_a_convolutional_network_is_trained_in_channels_last_layout_at_the_end(t
     )
     assert (run.code, run.errors, run.of("trouble")) == (0, "", [])
     assert run.phases()[-2:] == [layout.REPLAY_HALF_BATCH, layout.REPLAY_CHANNELS_LAST]
-    assert run.detail(layout.REPLAY_CHANNELS_LAST) == {"samples": 4.0}
+    assert run.detail(layout.REPLAY_CHANNELS_LAST)["samples"] == 4.0
     assert run.of("end")[-1]["error"] is None

@@ -30,7 +30,7 @@ def test_a_loop_with_workers_is_drained_replayed_and_tried_with_another_number(t
     assert run.output.splitlines() == ["step"] * STEPS
     assert run.errors == ""
     assert run.phases() == [*ALL[:3], layout.TRIAL, layout.REPLAY_HALF_BATCH]
-    assert run.detail(layout.TRIAL) == {"workers": 1}
+    assert run.detail(layout.TRIAL)["workers"] == 1
     assert run.detail(layout.DRAIN)["discarded"] == 4
     assert run.detail(layout.AGAIN)["same"] is True
     assert run.of("end")[-1]["how"] == "experiments"

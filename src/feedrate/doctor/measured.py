@@ -65,6 +65,7 @@ class Measured:
     half_precision_type: str
     half_batch: Timing | None
     channels_last: Timing | None
+    channels_last_ratio: float | None  # what a replayed step took in that layout, of what it took before
     is_repeatable: bool | None  # the same samples gave the same batch twice
     looks_fetch: Looks
     looks_main: Looks
@@ -276,6 +277,7 @@ def measure(
         half_precision_type=_detail_of(main, layout.REPLAY_HALF_PRECISION).get("dtype") or "bfloat16",
         half_batch=_device_timing(main, layout.REPLAY_HALF_BATCH),
         channels_last=_device_timing(main, layout.REPLAY_CHANNELS_LAST),
+        channels_last_ratio=_ratio_to_replay(main, layout.REPLAY_CHANNELS_LAST),
         is_repeatable=_is_repeatable(main),
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),
@@ -301,6 +303,20 @@ def measure(
 def _device_timing(main: Process, phase: int) -> Timing | None:
     """Return the user's loop on batches in memory; on a GPU launches say nothing, the phase's ends do."""
     return _phase_timing(main, phase) if _on_gpu(main) else Timing.of(user_seconds(main, phase))
+
+
+def _ratio_to_replay(main: Process, phase: int) -> float | None:
+    """Return how much of a replayed step's time one takes in another phase.
+
+    On the CPU by what was computed: two short stretches, one after the other, had different company.
+    """
+    then, now = _device_timing(main, phase), _device_timing(main, layout.REPLAY)
+    if then is None or now is None:
+        return None
+    computed = [_detail_of(main, one).get("cpu_s") or 0.0 for one in (phase, layout.REPLAY)]
+    if not _on_gpu(main) and all(computed):
+        return float(computed[0] / computed[1])
+    return then.seconds / max(now.seconds, 1e-9)
 
 
 def _is_repeatable(main: Process) -> bool | None:

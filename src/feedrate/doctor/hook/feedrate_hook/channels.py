@@ -66,7 +66,7 @@ class ChannelsLast(Replay):
     phase = layout.REPLAY_CHANNELS_LAST
     warmup = 4
     least = 15
-    least_s = 0.0
+    least_s = 0.4  # the gain is often small, and 15 short steps show none
 
     def __init__(self, book: Any, kept: list[Any], called: Called) -> None:
         super().__init__(book, kept)
