@@ -88,6 +88,26 @@ def test_weights_gradients_and_optimizer_states_are_converted_and_put_back(set_t
     assert model.layouts[-1] is False
 
 
+def test_steps_in_both_layouts_take_turns_and_are_counted_apart() -> None:
+    model, images = Net(), torch.rand(4, 3, 9, 9)
+    train = make_loop(model)
+    train(images)
+    feed = make_feed(note(model, images), images)
+    feed.start()
+    model.layouts.clear()
+    facts: list[Any] = []
+    feed._book = SimpleNamespace(pace_s=1e6, measured=lambda *fact: facts.append(fact))
+    for _ in range(feed.warmup + 4 * channels.BLOCK_STEPS):
+        assert not feed.is_over()
+        train(feed.next())
+    last, plain = [True] * channels.BLOCK_STEPS, [False] * channels.BLOCK_STEPS
+    assert model.layouts == [True] * feed.warmup + (last + plain) * 2
+    assert feed.write()
+    feed.stop()
+    assert {is_last: spent.steps for is_last, spent in feed._spent.items()} == {True: 10, False: 10}
+    assert facts[0][2] == 4 * channels.BLOCK_STEPS
+
+
 def test_the_layout_changes_no_value() -> None:
     model, images = Net().eval(), torch.rand(4, 3, 9, 9)
     expected = model(images)
@@ -162,5 +182,7 @@ def test_a_convolutional_network_is_trained_in_channels_last_layout_at_the_end(t
     )
     assert (run.code, run.errors, run.of("trouble")) == (0, "", [])
     assert run.phases()[-2:] == [layout.REPLAY_HALF_BATCH, layout.REPLAY_CHANNELS_LAST]
-    assert run.detail(layout.REPLAY_CHANNELS_LAST)["samples"] == 4.0
+    detail = run.detail(layout.REPLAY_CHANNELS_LAST)
+    assert sorted(detail) == ["last_cpu_s", "last_s", "plain_cpu_s", "plain_s", "samples"]
+    assert min(detail.values()) > 0
     assert run.of("end")[-1]["error"] is None

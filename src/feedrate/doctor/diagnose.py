@@ -151,7 +151,7 @@ def _experiments(m: Measured) -> list[str]:
         layout.REPLAY: "trained {n} steps on batches kept in memory: what the device could take",
         layout.REPLAY_HALF_PRECISION: "the same in half precision, {n} steps",
         layout.REPLAY_HALF_BATCH: "the same on half batches, {n} steps",
-        layout.REPLAY_CHANNELS_LAST: "the same in channels-last layout, {n} steps",
+        layout.REPLAY_CHANNELS_LAST: "the same in channels-last layout and as before in turn, {n} steps",
     }
     said = []
     for fact in m.phases:

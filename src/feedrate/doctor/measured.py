@@ -65,7 +65,6 @@ class Measured:
     half_precision_type: str
     half_batch: Timing | None
     channels_last: Timing | None
-    channels_last_ratio: float | None  # what a replayed step took in that layout, of what it took before
     is_repeatable: bool | None  # the same samples gave the same batch twice
     looks_fetch: Looks
     looks_main: Looks
@@ -276,8 +275,7 @@ def measure(
         half_precision=_phase_timing(main, layout.REPLAY_HALF_PRECISION),
         half_precision_type=_detail_of(main, layout.REPLAY_HALF_PRECISION).get("dtype") or "bfloat16",
         half_batch=_device_timing(main, layout.REPLAY_HALF_BATCH),
-        channels_last=_device_timing(main, layout.REPLAY_CHANNELS_LAST),
-        channels_last_ratio=_ratio_to_replay(main, layout.REPLAY_CHANNELS_LAST),
+        channels_last=_channels_last_timing(main),
         is_repeatable=_is_repeatable(main),
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),
@@ -305,18 +303,18 @@ def _device_timing(main: Process, phase: int) -> Timing | None:
     return _phase_timing(main, phase) if _on_gpu(main) else Timing.of(user_seconds(main, phase))
 
 
-def _ratio_to_replay(main: Process, phase: int) -> float | None:
-    """Return how much of a replayed step's time one takes in another phase.
+def _channels_last_timing(main: Process) -> Timing | None:
+    """Return the replay's timing, changed as steps in that layout differ from those between them.
 
-    On the CPU by what was computed: two short stretches, one after the other, had different company.
+    On the CPU by what was computed, without the company that the steps had.
     """
-    then, now = _device_timing(main, phase), _device_timing(main, layout.REPLAY)
-    if then is None or now is None:
+    detail, replay = _detail_of(main, layout.REPLAY_CHANNELS_LAST), _device_timing(main, layout.REPLAY)
+    kind = "s" if _on_gpu(main) or not detail.get("plain_cpu_s") else "cpu_s"
+    last, plain = detail.get(f"last_{kind}"), detail.get(f"plain_{kind}")
+    if not last or not plain or replay is None:
         return None
-    computed = [_detail_of(main, one).get("cpu_s") or 0.0 for one in (phase, layout.REPLAY)]
-    if not _on_gpu(main) and all(computed):
-        return float(computed[0] / computed[1])
-    return then.seconds / max(now.seconds, 1e-9)
+    ratio = last / plain
+    return Timing(replay.seconds * ratio, replay.low * ratio, replay.high * ratio, replay.batches)
 
 
 def _is_repeatable(main: Process) -> bool | None:

@@ -145,9 +145,9 @@ def halve_precision(m: Measured) -> Remedy | None:
 
 
 def lay_channels_last(m: Measured) -> Remedy | None:
-    ratio = m.channels_last_ratio
-    if ratio is None:
+    if m.channels_last is None or m.device is None:
         return None
+    ratio = m.channels_last.seconds / m.device.seconds
     prediction, then = change(m, device_s=ratio * m.device_s, width=TRIED)
     return make_remedy(
         m, "channels-last", "lay out images and weights channels-last", prediction, then, basis="measured",

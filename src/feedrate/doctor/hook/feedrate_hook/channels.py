@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from typing import Any
 
 from . import layout
-from .replay import Replay, why_compiled
+from .replay import Replay, synchronize, why_compiled
 
 
 class Called:
@@ -60,52 +61,109 @@ class NotingReplay(Replay):
         self.called.end()
 
 
+class Spent:
+    """What the steps in one layout took."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.wall_s = 0.0
+        self.cpu_s = 0.0  # of the whole process, whoever else used the cores meanwhile
+
+
 class ChannelsLast(Replay):
-    """Kept batches through a model whose images, weights and optimizer states lie channels-last."""
+    """Kept batches through a model whose images, weights and optimizer states lie channels-last.
+
+    A few steps so, a few as before, in turn: the gain is often smaller than what the machine's other users
+    change from one second to the next.
+    """
 
     phase = layout.REPLAY_CHANNELS_LAST
     warmup = 4
-    least = 15
-    least_s = 0.4  # the gain is often small, and 15 short steps show none
+    least = 20
+    least_s = 0.4
 
     def __init__(self, book: Any, kept: list[Any], called: Called) -> None:
         super().__init__(book, kept)
         self._called = called
-        self._converted: list[Any] = []
+        self._tensors: list[Any] = []
         self._handles: list[Any] = []
+        self._is_last = False
+        self._spent = {True: Spent(), False: Spent()}
+        self._block = (0, 0.0, 0.0)  # began at this step, at these times
 
     def reason_not_to(self) -> str | None:
         return why_compiled() or why_no_channels_last(self._called)
 
     def start(self) -> None:
-        torch = sys.modules["torch"]
         models = self._called.outermost()
         weights = unique([t for model in models for t in (*model.parameters(), *model.buffers())])
+        self._tensors = [t for t in weights + states_of(weights) if is_image_batch(t) and t.is_contiguous()]
         try:
-            for tensor in weights + states_of(weights):
-                self._convert(tensor, torch.channels_last)
-            self._handles = [turn_images_of(model) for model in models]
+            self._turn(True)
         except BaseException:
             self.stop()
             raise
 
-    def _convert(self, tensor: Any, memory_format: Any) -> None:
-        """In place, so that whoever holds the tensor goes on with it."""
-        if is_contiguous_images(tensor):
-            relay(tensor, memory_format)
-            self._converted.append(tensor)
-        grad = getattr(tensor, "grad", None) if tensor.is_leaf else None
-        if grad is not None:
-            self._convert(grad, memory_format)
+    def next(self) -> Any:
+        if self._given == self.warmup:
+            self._begin_block()
+        elif self._given > self.warmup and self._is_block_over():
+            self._end_block()
+            self._turn(not self._is_last)
+            self._begin_block()
+        return super().next()
+
+    def is_over(self) -> bool:
+        is_measured = all(spent.steps for spent in self._spent.values())
+        return is_measured and super().is_over()
 
     def stop(self) -> None:
+        self._turn(False)
+
+    def write(self, is_cut: bool = False) -> bool:
+        if not is_cut:
+            self._end_block()
+        if not all(spent.steps for spent in self._spent.values()):
+            return False
+        return super().write(is_cut)
+
+    def detail(self) -> dict[str, Any]:
+        last, plain = self._spent[True], self._spent[False]
+        return dict(
+            super().detail(),
+            last_s=last.wall_s / last.steps,
+            last_cpu_s=last.cpu_s / last.steps,
+            plain_s=plain.wall_s / plain.steps,
+            plain_cpu_s=plain.cpu_s / plain.steps,
+        )
+
+    def _begin_block(self) -> None:
+        synchronize()
+        self._block = (self._given, time.perf_counter(), time.process_time())
+
+    def _is_block_over(self) -> bool:
+        step, start_s, _ = self._block
+        is_long = time.perf_counter() - start_s >= BLOCK_S * self._book.pace_s
+        return is_long or self._given - step >= BLOCK_STEPS
+
+    def _end_block(self) -> None:
+        synchronize()
+        step, start_s, start_cpu_s = self._block
+        spent = self._spent[self._is_last]
+        spent.steps += self._given - step
+        spent.wall_s += time.perf_counter() - start_s
+        spent.cpu_s += time.process_time() - start_cpu_s
+
+    def _turn(self, is_last: bool) -> None:
+        """In place, so that whoever holds a tensor goes on with it."""
+        torch = sys.modules["torch"]
         for handle in self._handles:
             handle.remove()
-        converted, self._handles, self._converted = self._converted, [], []
-        # Gradients that were made meanwhile lie as their weights do.
-        grads = [tensor.grad for tensor in converted if tensor.is_leaf and tensor.grad is not None]
-        for tensor in unique(converted + grads):
-            relay(tensor, sys.modules["torch"].contiguous_format)
+        self._handles = [turn_images_of(model) for model in self._called.outermost()] if is_last else []
+        grads = [t.grad for t in self._tensors if t.is_leaf and t.grad is not None]
+        for tensor in unique(self._tensors + grads):
+            relay(tensor, torch.channels_last if is_last else torch.contiguous_format)
+        self._is_last = is_last
 
 
 def why_no_channels_last(called: Called) -> str | None:
@@ -125,6 +183,7 @@ def why_no_channels_last(called: Called) -> str | None:
     return None
 
 
+BLOCK_STEPS, BLOCK_S = 5, 0.1  # in one layout, the latter in units of an experiment's usual time
 WRAPPED = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
 
 
@@ -132,10 +191,6 @@ def is_image_batch(thing: Any) -> bool:
     """Whether it is a floating tensor of four dimensions, for which the layout makes a difference."""
     torch = sys.modules["torch"]
     return isinstance(thing, torch.Tensor) and thing.dim() == 4 and thing.is_floating_point()
-
-
-def is_contiguous_images(tensor: Any) -> bool:
-    return is_image_batch(tensor) and bool(tensor.is_contiguous())
 
 
 def relay(tensor: Any, memory_format: Any) -> None:
@@ -156,7 +211,7 @@ def states_of(weights: list[Any]) -> list[Any]:
     # type(), not isinstance(): lazy proxies answer __class__ by running code.
     optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), base)]
     states = [optimizer.state.get(weight, {}) for optimizer in optimizers for weight in weights]
-    return [value for state in states for value in state.values() if is_contiguous_images(value)]
+    return [value for state in states for value in state.values()]
 
 
 def turn_images_of(model: Any) -> Any:

@@ -30,9 +30,7 @@ class Feed(abc.ABC):
         self._fixed = fixed
         self._given = 0
         self._start_ns = 0
-        self._start_cpu_s = 0.0
         self._last_ns = 0
-        self._last_cpu_s = 0.0
 
     def reason_not_to(self) -> str | None:
         """Why this phase is skipped: a sentence, or None."""
@@ -57,8 +55,8 @@ class Feed(abc.ABC):
         """The batch of the next step. The step before it is complete."""
         if self._given == self.warmup:
             synchronize()
-            self._start_ns, self._start_cpu_s = time.perf_counter_ns(), time.process_time()
-        self._last_ns, self._last_cpu_s = time.perf_counter_ns(), time.process_time()
+            self._start_ns = time.perf_counter_ns()
+        self._last_ns = time.perf_counter_ns()
         batch = self.give()
         self._given += 1
         return batch
@@ -79,18 +77,15 @@ class Feed(abc.ABC):
         False: there were too few steps for one.
         """
         steps = self._given - self.warmup
-        detail = self.detail()
         if not is_cut:
             synchronize()
-            self._last_ns, self._last_cpu_s = time.perf_counter_ns(), time.process_time()
+            span = (self._start_ns, time.perf_counter_ns())
+            self._book.measured(self.phase, span, steps, self.detail())
         elif steps >= 4:
-            steps -= 1
-            detail["cut"] = True
+            span = (self._start_ns, self._last_ns)
+            self._book.measured(self.phase, span, steps - 1, dict(self.detail(), cut=True))
         else:
             return False
-        # What the process computed in a step, whoever else used the cores meanwhile.
-        detail["cpu_s"] = (self._last_cpu_s - self._start_cpu_s) / steps
-        self._book.measured(self.phase, (self._start_ns, self._last_ns), steps, detail)
         return True
 
 
