@@ -19,13 +19,15 @@ from feedrate.results.doctor import Diagnosis
 MACHINE = describe_machine(["feedrate", "doctor"])
 
 
-def judge(folder: Path, around: Surroundings | None = None) -> tuple[Measured, Diagnosis]:
+def judge(
+    folder: Path, around: Surroundings | None = None, *, mode: str = "experiments"
+) -> tuple[Measured, Diagnosis]:
     measured = measure(read_run(folder), around or Surroundings(cores=8.0), warmup=2, kernel=None)
     assert measured is not None
     return measured, diagnose(
         measured,
         command=["python", "train.py"],
-        mode="experiments",
+        mode=mode,
         exit_code=None,
         seconds=10.0,
         machine=MACHINE,
@@ -193,3 +195,29 @@ def test_threads_that_help_with_samples_are_not_taken_for_the_handing_over(tmp_p
     measured, _ = judge(tmp_path, Surroundings(cores=4.0))
     assert measured.feeder_cpu_s < 0.003
     assert measured.feeder_cpu_s + measured.helpers_cpu_s == pytest.approx(0.090)
+
+
+@pytest.mark.parametrize(
+    ("no_room", "why"),
+    [
+        ({}, ""),
+        (
+            {"steps": 110, "left": 40, "needed": 60},
+            ": after 110 steps its epoch had 40 left, and they need 60; --steps 90 begins them in time",
+        ),
+        ({"steps": 30, "left": 2, "needed": 20}, ": after 30 steps its epoch had 2 left, and they need 20"),
+    ],
+)
+def test_a_script_that_ended_by_itself_is_told_why_there_were_no_experiments(
+    tmp_path: Path, no_room: dict[str, int], why: str
+) -> None:
+    loop = FakeLoop(workers=0)
+    for _ in range(40):
+        loop.step(wait=1)
+    if no_room:
+        loop.main.fact("no-room", **no_room)
+    loop.main.write(tmp_path)
+    unseen = judge(tmp_path, mode="ended")[1].run.unseen
+    assert unseen[-1] == f"the script ended after 40 steps, before the experiments{why}"
+    assert not any("--passive" in line for line in unseen)
+    assert any("--passive" in line for line in judge(tmp_path)[1].run.unseen)

@@ -30,7 +30,7 @@ def test_a_loop_with_workers_is_drained_replayed_and_tried_with_another_number(t
     assert run.output.splitlines() == ["step"] * STEPS
     assert run.errors == ""
     assert run.phases() == [*ALL[:3], layout.TRIAL, layout.REPLAY_HALF_BATCH]
-    assert run.detail(layout.TRIAL) == {"workers": 1}
+    assert run.detail(layout.TRIAL)["workers"] == 1
     assert run.detail(layout.DRAIN)["discarded"] == 4
     assert run.detail(layout.AGAIN)["same"] is True
     assert run.of("end")[-1]["how"] == "experiments"
@@ -79,7 +79,11 @@ def test_a_stream_is_replayed_but_not_tried_with_other_workers(tmp_path: Path) -
     )
     assert run.phases() == ALL
     assert run.detail(layout.AGAIN)["same"] is None
-    assert [fact["phase"] for fact in run.of("skipped")] == [layout.TRIAL, layout.REPLAY_HALF_PRECISION]
+    assert {fact["phase"]: fact["why"] for fact in run.of("skipped")} == {
+        layout.TRIAL: "an IterableDataset divides its data among its workers by itself",
+        layout.REPLAY_HALF_PRECISION: "no CUDA device is used",
+        layout.REPLAY_CHANNELS_LAST: "no convolution of the model is given batches of images",
+    }
 
 
 def test_a_derived_iterator_that_asks_torchs_own_gives_one_record_a_batch(tmp_path: Path) -> None:
@@ -146,3 +150,38 @@ def test_a_script_that_ends_earlier_is_drained_at_its_end_and_keeps_its_exit_cod
     assert run.phases() == [layout.DRAIN, layout.AGAIN]
     assert list(run.tree("out")) == ["last.pt"]
     assert run.leftovers == ()
+
+
+def test_inference_whose_only_epoch_leaves_no_room_is_examined_at_its_end(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        del optimizer
+        with torch.inference_mode():
+            for x, y in DataLoader(torch.utils.data.Subset(Numbers(), range(100)), batch_size=BATCH):
+                model(x)
+                print("step", flush=True)
+        print("after the loop")
+        """,
+    )
+    assert run.output.splitlines() == ["step"] * 25
+    assert (run.code, run.errors) == (0, "")
+    assert run.phases() == ALL
+    assert run.of("trouble") == []
+    assert (run.of("no-room")[0]["steps"], run.of("no-room")[0]["left"]) == (STEPS, 5)
+    assert run.leftovers == ()
+
+
+@pytest.mark.slow
+def test_training_whose_only_epoch_leaves_no_room_ends_by_itself_and_says_why(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        for x, y in DataLoader(torch.utils.data.Subset(Numbers(), range(100)), batch_size=BATCH):
+            train(x, y)
+        print("after the loop")
+        """,
+    )
+    assert run.output == "after the loop\n"
+    facts = [(fact["steps"], fact["left"], fact["needed"]) for fact in run.of("no-room")]
+    assert facts == [(STEPS, 5, 23)]

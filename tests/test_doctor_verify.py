@@ -102,6 +102,7 @@ def test_a_prediction_for_another_number_of_workers_is_not_held_against_the_run(
         ("persistent-workers", "persistent workers", "False", "True"),
         ("uint8-transfer", "batch", "float32 8x3x9x9", "uint8 8x3x9x9"),
         ("half-precision", "precision", "float32", "autocast to bfloat16"),
+        ("channels-last", "channels last", "False", "True"),
         ("stage", "data lies in", "/net/data", "/scratch/data"),
         ("faster-decode", "dataset", "torchvision.ImageFolder, 9 samples", "feedrate.Dataset, 9 samples"),
         ("pack", "loader", "DataLoader, made at a.py:1", "feedrate.Loader, made at a.py:3"),

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +17,12 @@ from typing import Any
 import pytest
 
 from feedrate.cli import main
-from feedrate.errors import DoctorError
+from feedrate.cli.output import check_target
+from feedrate.errors import DoctorError, StorageError
 from feedrate.probe.machine import describe_machine
 from feedrate.report.document import dump_document
 from feedrate.results.doctor import Diagnosis, Fact, RunFacts
+from scratches import as_stranger
 
 
 def make_diagnosis(**run: Any) -> Diagnosis:
@@ -286,3 +291,56 @@ def test_a_wrong_option_is_wrong_usage(
         run(*words, "--", "true")
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--html", "--json", "--trace"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    examination: Examination, small_disk: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (small_disk / "old").write_text("kept")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert run(option, small_disk / "new", "--", "true") == 1
+    assert run(option, small_disk / "old", "--force", "--", "true") == 1
+    assert capsys.readouterr().err == "".join(
+        f"error: cannot write {small_disk / name}: Read-only file system\n\n"
+        "hint: name a file in a folder that you may write to\n"
+        for name in ("new", "old")
+    )
+    assert examination.command is None
+
+
+@pytest.mark.parametrize(("name", "why"), [("a" * 300, "File name too long"), ("folder", "Is a directory")])
+def test_a_name_that_no_file_can_have_is_refused_before_the_run(
+    examination: Examination, tmp_path: Path, name: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    assert run("--html", tmp_path / name, "--force", "--", "true") == 1
+    assert f": {why}\n" in capsys.readouterr().err
+    assert examination.command is None
+
+
+def test_looking_whether_files_can_be_written_leaves_nothing_behind(
+    examination: Examination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old.html"
+    old.write_text("kept")
+    examination.diagnosis = DoctorError("there was nothing to see")
+    words = ["--html", old, "--json", tmp_path / "new.json", "--trace", tmp_path / "new.trace", "--force"]
+    assert run(*words, "--", "true") == 1
+    assert "there was nothing to see" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.html", "kept")]
+
+
+def test_a_file_of_another_user_is_refused_before_the_run() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not below tmp_path, which only we may enter
+        os.chmod(folder, 0o755)
+        target = Path(folder, "report.json")
+        target.write_text("kept")
+        answers = as_stranger(lambda: [refuse(target), refuse(target.with_name("new.json"))])
+        assert answers == [f"cannot write {folder}/{n}.json: Permission denied" for n in ("report", "new")]
+
+
+def refuse(target: Path) -> str:
+    with pytest.raises(StorageError) as caught:
+        check_target(target, force=True)
+    return str(caught.value)

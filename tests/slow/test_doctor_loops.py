@@ -181,3 +181,31 @@ def test_a_dataset_that_fails_in_the_experiments_does_not_bring_the_loop_down(tm
     assert run.errors == ""
     assert run.phases()[-2:] == [layout.REPLAY, layout.REPLAY_HALF_BATCH]
     assert "a damaged file" in run.of("trouble")[0]["error"]
+
+
+def test_a_model_that_takes_views_of_its_images_is_told_so(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        class Images(Numbers):
+            def __getitem__(self, index):
+                return torch.full((3, 12, 12), index / 400), index % 2
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.filters, self.head = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(800, 2)
+            def forward(self, x):
+                return self.head(self.filters(x).view(len(x), 800))
+
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+        for x, y in DataLoader(Images(), batch_size=BATCH):
+            train(x, y)
+        """,
+    )
+    assert run.phases()[-1] == layout.REPLAY_HALF_BATCH
+    reasons = {fact["phase"]: fact["why"] for fact in run.of("skipped")}
+    assert reasons[layout.REPLAY_CHANNELS_LAST].startswith(
+        "the loop was left when it was tried: RuntimeError: view size is not compatible"
+    )

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import sys
+import tempfile
 from pathlib import Path
 
 from feedrate.errors import AlreadyExists, NotFound, StorageError
@@ -24,13 +27,40 @@ def check_json_target(arguments: argparse.Namespace) -> None:
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Refuse to write over a file, or into a folder that is not there."""
-    if target.exists() and not force:
+    """Refuse to write over a file, or where nothing can be written: now, and not when the work is done."""
+    if _is_there(target) and not force:
         raise AlreadyExists(
             f"{target} is already there", hint="add --force to overwrite it, or name another file"
         )
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise NotFound(f"cannot write {target}: there is no folder {target.parent}")
+    try:
+        _try_to_write(target)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {target}: {error.strerror}", hint="name a file in a folder that you may write to"
+        ) from error
+
+
+def _is_there(target: Path) -> bool:
+    try:
+        return target.exists()
+    except OSError:  # a name that is too long, a folder that may not be searched: writing fails, too
+        return False
+
+
+def _try_to_write(target: Path) -> None:
+    """Raise the OSError that writing would, and leave nothing behind.
+
+    A try, as permissions alone do not tell: file systems are read-only, servers refuse root.
+    """
+    try:
+        kind = target.stat().st_mode
+    except FileNotFoundError:
+        with tempfile.TemporaryFile(dir=target.parent):  # has no name, or loses it at once
+            return
+    if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # to open a pipe or a device may wait, or do something
+        os.close(os.open(target, os.O_WRONLY))
 
 
 def write_json(arguments: argparse.Namespace, text: str) -> None:

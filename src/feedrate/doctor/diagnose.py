@@ -28,6 +28,7 @@ from feedrate.units import format_count
 
 _TIMELINE_STEPS = 400
 _NOTHING = 1.03
+_FEWEST_STEPS = 20
 _TITLES = {
     "copy": "copy to the device", "sync": "waiting for the device", "readback": "copy back from the device",
     "forward": "forward", "backward": "backward", "optimizer": "optimizer", "write": "writing files",
@@ -113,7 +114,8 @@ def _run_facts(m: Measured, mode: str, exit_code: int | None, seconds: float) ->
 
 
 def _unseen(m: Measured, mode: str) -> list[str]:
-    steps, hint = len(m.loop.steps), "" if mode == "passive" else ": use --passive to see more"
+    # A script that ended by itself has shown all that there is to see.
+    steps, hint = len(m.loop.steps), ": use --passive to see more" if mode == "experiments" else ""
     unseen = []
     if not m.loop.validations and m.loop.has_optimizer:
         unseen.append(f"no validation in {steps} steps{hint}")
@@ -122,9 +124,8 @@ def _unseen(m: Measured, mode: str) -> list[str]:
     if not m.loop.epochs:
         unseen.append(f"no start of an epoch in {steps} steps{hint}")
     if mode == "ended":
-        unseen.append(
-            f"the script ended after {steps + m.loop.warmup_steps + 1} steps, before the experiments"
-        )
+        made = steps + m.loop.warmup_steps + 1
+        unseen.append(f"the script ended after {made} steps, before the experiments{_why_late(m)}")
     unseen += [
         f"{layout.PHASES[fact['phase']]}: {fact['why']}"
         for fact in m.skipped
@@ -132,6 +133,16 @@ def _unseen(m: Measured, mode: str) -> list[str]:
     ]
     unseen += list(m.around.notes)
     return unseen
+
+
+def _why_late(m: Measured) -> str:
+    """Return why experiments that were due had not begun, and what would let them."""
+    due, left, needed = (int(m.no_room.get(name) or 0) for name in ("steps", "left", "needed"))
+    if not due:
+        return ""
+    in_time = due + left - needed
+    hint = f"; --steps {in_time} begins them in time" if in_time >= _FEWEST_STEPS else ""
+    return f": after {due} steps its epoch had {left} left, and they need {needed}{hint}"
 
 
 def _experiments(m: Measured) -> list[str]:
@@ -142,6 +153,7 @@ def _experiments(m: Measured) -> list[str]:
         layout.REPLAY: "trained {n} steps on batches kept in memory: what the device could take",
         layout.REPLAY_HALF_PRECISION: "the same in half precision, {n} steps",
         layout.REPLAY_HALF_BATCH: "the same on half batches, {n} steps",
+        layout.REPLAY_CHANNELS_LAST: "the same in channels-last layout and as before in turn, {n} steps",
     }
     said = []
     for fact in m.phases:
@@ -218,6 +230,7 @@ def _rates(m: Measured) -> tuple[Rate, ...]:
             for k, t in sorted(m.trials.items())
         ),
         ("half-precision", "the device in half precision", m.half_precision),
+        ("channels-last", "the device in channels-last layout", m.channels_last),
     ]
     rates = [
         Rate(name, title, n / t.seconds, n / max(t.high, 1e-9), n / max(t.low, 1e-9), t.batches)

@@ -31,6 +31,7 @@ def _loader_facts(m: Measured) -> list[Fact]:
         Fact("batch", tensors or "no tensors"),
         Fact("model", f"{m.module.get('class', UNKNOWN)} on {m.module.get('device', UNKNOWN)}"),
         Fact("precision", _precision(m)),
+        *_layout(m),
         Fact("torch", f"{m.torch.get('version', UNKNOWN)}, {m.torch.get('threads', UNKNOWN)} threads"),
     ]
 
@@ -39,6 +40,12 @@ def _precision(m: Measured) -> str:
     if m.autocast.get("enabled"):
         return f"autocast to {m.autocast.get('dtype') or 'half precision'}"
     return str(m.module.get("dtype") or UNKNOWN)
+
+
+def _layout(m: Measured) -> list[Fact]:
+    """Return nothing for a model without filters that have a layout."""
+    is_last = m.module.get("channels_last")
+    return [] if is_last is None else [Fact("channels last", str(bool(is_last)))]
 
 
 def _data_facts(m: Measured) -> list[Fact]:

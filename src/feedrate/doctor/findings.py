@@ -271,6 +271,14 @@ CATALOGUE: tuple[Entry, ...] = (
         "The device is the limit: this is the good case",
         "Data arrives in time; the model's own computing takes the time.",
         causes_loop.find_busy_device,
-        cures=("half-precision", "larger-batch", "move-to-cores", "faster-decode", "more-workers", "pack"),
+        cures=(
+            "half-precision",
+            "channels-last",
+            "larger-batch",
+            "move-to-cores",
+            "faster-decode",
+            "more-workers",
+            "pack",
+        ),
     ),
 )

@@ -62,7 +62,9 @@ class Measured:
     again: Timing | None
     trials: Mapping[int, Timing]
     half_precision: Timing | None
+    half_precision_type: str
     half_batch: Timing | None
+    channels_last: Timing | None
     is_repeatable: bool | None  # the same samples gave the same batch twice
     looks_fetch: Looks
     looks_main: Looks
@@ -70,6 +72,7 @@ class Measured:
     kernel: KernelTime | None
     phases: Sequence[Fact]
     skipped: Sequence[Fact]
+    no_room: Fact  # the experiments were due, and the epoch was too short for them
     blocked: Sequence[Fact]
     end: Fact
     copy_rates: Fact
@@ -271,7 +274,9 @@ def measure(
         again=Timing.of(batch_seconds(main, layout.AGAIN, skip=2 * int(loader.get("num_workers") or 0))),
         trials=_trials(main),
         half_precision=_phase_timing(main, layout.REPLAY_HALF_PRECISION),
+        half_precision_type=_detail_of(main, layout.REPLAY_HALF_PRECISION).get("dtype") or "bfloat16",
         half_batch=_device_timing(main, layout.REPLAY_HALF_BATCH),
+        channels_last=_channels_last_timing(main),
         is_repeatable=_is_repeatable(main),
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),
@@ -279,6 +284,7 @@ def measure(
         kernel=kernel,
         phases=main.facts_of("phase"),
         skipped=main.facts_of("skipped"),
+        no_room=main.last("no-room"),
         blocked=main.facts_of("blocked"),
         end=main.last("end"),
         copy_rates=main.last("copy-rates"),
@@ -298,12 +304,29 @@ def _device_timing(main: Process, phase: int) -> Timing | None:
     return _phase_timing(main, phase) if _on_gpu(main) else Timing.of(user_seconds(main, phase))
 
 
+def _channels_last_timing(main: Process) -> Timing | None:
+    """Return the replay's timing, changed as steps in that layout differ from those between them.
+
+    On the CPU by what was computed, without the company that the steps had.
+    """
+    detail, replay = _detail_of(main, layout.REPLAY_CHANNELS_LAST), _device_timing(main, layout.REPLAY)
+    kind = "s" if _on_gpu(main) or not detail.get("plain_cpu_s") else "cpu_s"
+    last, plain = detail.get(f"last_{kind}"), detail.get(f"plain_{kind}")
+    if not last or not plain or replay is None:
+        return None
+    ratio = last / plain
+    return Timing(replay.seconds * ratio, replay.low * ratio, replay.high * ratio, replay.batches)
+
+
 def _is_repeatable(main: Process) -> bool | None:
-    for fact in main.facts_of("phase"):
-        if fact.get("phase") == layout.AGAIN and isinstance(fact.get("detail"), dict):
-            same = fact["detail"].get("same")
-            return None if same is None else bool(same)
-    return None
+    same = _detail_of(main, layout.AGAIN).get("same")
+    return None if same is None else bool(same)
+
+
+def _detail_of(main: Process, phase: int) -> Fact:
+    """Return what the hook noted of an experiment besides its times."""
+    details = (fact.get("detail") for fact in main.facts_of("phase") if fact.get("phase") == phase)
+    return next((detail for detail in details if isinstance(detail, dict)), {})
 
 
 def _on_gpu(main: Process) -> bool:

@@ -30,6 +30,7 @@ ALL: tuple[Callable[[Measured], Remedy | None], ...] = (
     remedies_loop.pin_memory,
     remedies_loop.transfer_bytes,
     remedies_loop.halve_precision,
+    remedies_loop.lay_channels_last,
     remedies_loop.enlarge_batch,
     remedies_loop.move_to_cores,
     remedies_loop.balance_ranks,

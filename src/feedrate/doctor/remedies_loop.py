@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.what_if import (
+    NOTHING,
     VECTORISED,
     before_forward_s,
     change,
@@ -24,6 +25,8 @@ from feedrate.results.doctor import Remedy
 RARELY = 0.05  # of what is done too often, what stays
 # Of the time that goes with waiting for values, what counting on the device takes; a few calls at most.
 _ON_DEVICE, _ON_DEVICE_S = 0.15, 0.5e-3
+
+_LAST = "memory_format=torch.channels_last"
 
 
 def evaluate_less(m: Measured) -> Remedy | None:
@@ -131,10 +134,36 @@ def halve_precision(m: Measured) -> Remedy | None:
     if m.half_precision is None or m.device is None:
         return None
     prediction, then = change(m, device_s=m.half_precision.seconds, width=TRIED)
+    kind = m.half_precision_type
+    # Gradients in float16 vanish below 6e-8, unless the loss is scaled; bfloat16 reaches as far as float32.
+    scaled = " and torch.amp.GradScaler('cuda') around the loss" if kind == "float16" else ""
     return make_remedy(
-        m, "half-precision", "compute in bfloat16", prediction, then, basis="measured",
-        change="with torch.autocast('cuda', dtype=torch.bfloat16): ...", note="may cost accuracy: check it",
+        m, "half-precision", f"compute in {kind}", prediction, then, basis="measured",
+        change=f"with torch.autocast('cuda', dtype=torch.{kind}): ...{scaled}",
+        note="may cost accuracy: check it",
     )  # fmt: skip
+
+
+def lay_channels_last(m: Measured) -> Remedy | None:
+    if m.channels_last is None or m.device is None:
+        return None
+    ratio = m.channels_last.seconds / m.device.seconds
+    prediction, then = change(m, device_s=ratio * m.device_s, width=TRIED)
+    return make_remedy(
+        m, "channels-last", "lay out images and weights channels-last", prediction, then, basis="measured",
+        change=f"model = model.to({_LAST}) and, for every batch, images = images.to({_LAST})",
+        note=_judge_layout(ratio, prediction.speedup),
+    )  # fmt: skip
+
+
+def _judge_layout(ratio: float, speedup: float) -> str:
+    if speedup >= NOTHING:
+        return ""
+    if ratio > NOTHING:
+        return f"channels-last will not help: tried here, a step took {ratio:.2f} times as long"
+    if ratio < 1 / NOTHING:
+        return "channels-last will not help: the device is not what this run waits for"
+    return "channels-last will not help: tried here, a step took as long as before"
 
 
 def enlarge_batch(m: Measured) -> Remedy | None:

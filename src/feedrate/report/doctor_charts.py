@@ -41,6 +41,7 @@ _PHASES = {
     "replay": "batches from memory",
     "replay-half-precision": "half precision",
     "replay-half-batch": "half batches",
+    "replay-channels-last": "channels last",
 }
 _HEIGHT = 200.0
 _SPELT = ("B", "B/s", "share", "s")  # units of curves that are part of the number

@@ -139,9 +139,9 @@ def describe_module(module: Any) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in parameters),
         "device": str(first.device) if first is not None else None,
         "dtype": str(first.dtype).replace("torch.", "") if first is not None else None,
-        "channels_last": bool(images)
-        and images[0].is_contiguous(memory_format=torch.channels_last)
-        and not images[0].is_contiguous(),
+        "channels_last": None
+        if not images
+        else images[0].is_contiguous(memory_format=torch.channels_last) and not images[0].is_contiguous(),
         "training": bool(module.training),
     }
 

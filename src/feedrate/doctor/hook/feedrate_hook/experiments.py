@@ -65,14 +65,15 @@ class Experiments:
             except Exception as error:
                 self._give_up("watching", error)
                 return take()
-            if is_time:
-                with self._lock:
-                    return self._begin(seen, iterator, take)
-            try:
-                return take()
-            except StopIteration:
-                seen.nexts -= 1
-                raise
+            if not is_time:
+                try:
+                    return take()
+                except StopIteration:
+                    seen.nexts -= 1
+                    if not self._is_last_chance(seen):
+                        raise
+            with self._lock:
+                return self._begin(seen, iterator, take)
         if self._state == GIVEN_UP or (self._scope is not None and self._scope.is_own()):
             return take()
         with self._lock:
@@ -86,6 +87,13 @@ class Experiments:
         if self._ranks.size > 1:
             return self._is_agreed(seen, iterator)
         return self._watching.is_due(seen, iterator)
+
+    def _is_last_chance(self, seen: Seen) -> bool:
+        try:
+            return self._ranks.size == 1 and self._watching.is_last_chance(seen)
+        except Exception as error:
+            self._give_up("watching", error)
+            return False
 
     def _is_agreed(self, seen: Seen, iterator: Any) -> bool:
         """Rank 0 decides; all begin at the same step."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import batches, copies, copyrates, layout, replay
+from . import batches, channels, copies, copyrates, layout, replay
 
 
 class LoopLeft(BaseException):
@@ -37,7 +37,8 @@ class Feeding:
         """`agreed`: what the ranks agreed on, None for a single process."""
         book, self._kept = self._book, kept
         counts = agreed or {}
-        self._feeds = [replay.Replay(book, kept, counts.get("replay"))]
+        first = channels.NotingReplay(book, kept, counts.get("replay"))
+        self._feeds = [first]
         why_no_trial = reason_against_trials(loader, is_alone=agreed is None)
         if why_no_trial is not None:
             book.skipped(layout.TRIAL, why_no_trial)
@@ -49,6 +50,11 @@ class Feeding:
             book.skipped(layout.REPLAY_HALF_BATCH, "a step takes batches of several loaders")
         else:
             self._feeds.append(replay.HalfBatch(book, kept, counts.get("half")))
+        if agreed is None:
+            # Last of all: a model that takes views of its images raises in this layout.
+            self._feeds.append(channels.ChannelsLast(book, kept, first.called))
+        else:
+            book.skipped(layout.REPLAY_CHANNELS_LAST, "ranks share gradients in the layout they began with")
         replay.watch_for_autocast()
 
     def next(self, iterator: Any, take: Callable[[], Any]) -> Any:
@@ -129,15 +135,17 @@ class Feeding:
 
         `error`: why it is over; None, when all was measured.
         """
-        if self._feed is not None and not self._feed.write(is_cut=True):
-            self._feeds.insert(0, self._feed)
+        current = self._feed
+        if current is not None and not current.write(is_cut=True):
+            self._feeds.insert(0, current)
         left, self._feed, self._feeds = self._feeds, None, []
         for feed in left:
             try:
-                why = feed.reason_not_to()
+                why = feed.reason_not_to() if feed is not current else None
             except Exception:
                 why = None
-            why = why or f"the loop was left before it was tried: {error or 'the run was ended'}"
+            when = "when it was tried" if feed is current else "before it was tried"
+            why = why or f"the loop was left {when}: {error or 'the run was ended'}"
             self._book.skipped(feed.phase, why[:300])
 
 

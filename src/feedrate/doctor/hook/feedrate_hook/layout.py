@@ -37,7 +37,11 @@ TRIAL = 3  # the user's loop on the same loader with another number of workers
 REPLAY = 4  # the user's loop on batches kept in memory: what the device could take
 REPLAY_HALF_PRECISION = 5  # the same under autocast
 REPLAY_HALF_BATCH = 6  # the same on half of each batch
-PHASES = ("real", "drain", "again", "trial", "replay", "replay-half-precision", "replay-half-batch")
+REPLAY_CHANNELS_LAST = 7  # the same in channels-last layout
+PHASES = (
+    "real", "drain", "again", "trial", "replay", "replay-half-precision", "replay-half-batch",
+    "replay-channels-last",
+)  # fmt: skip
 
 # In the training process (the main thread of a rank).
 WAIT = 1  # one next() of a loader. name: the loader; a: samples (-1: StopIteration); b: number of the batch

@@ -6,7 +6,20 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import catalogue, draws, fetching, imports, loader, loaders, opens, parts, savers, stacks, training
+from . import (
+    catalogue,
+    draws,
+    fetching,
+    imports,
+    loader,
+    loaders,
+    opens,
+    parts,
+    savers,
+    stacks,
+    tracebacks,
+    training,
+)  # fmt: skip
 from .describe import describe_torch
 from .device import device
 from .session import session
@@ -19,6 +32,7 @@ def install() -> None:
     add("torch.utils.data._utils.pin_memory", loader.patch_pinning)
     add("torch.utils.data.dataloader", loader.patch_dataloader)
     add("torchdata.stateful_dataloader.stateful_dataloader", loader.patch_stateful)
+    add("torch._utils", tracebacks.patch_utils)
     add("torch.optim.optimizer", training.patch_optimizer)
     add("torch.autograd", training.patch_autograd)
     add("torch", _patch_torch)

@@ -108,10 +108,20 @@ class Watching:
         if self.training() is not seen:
             return False
         now = time.monotonic()
+        left, needed = room_of(self._book.loader_of(iterator), iterator)
         if self._due_since is None:
             self._due_since = now
+            if left < needed:
+                self._book.fact("no-room", steps=done, left=left, needed=needed)
         is_late = now - self._due_since > self._seconds / 2
-        return is_late or has_room(self._book.loader_of(iterator), iterator)
+        return is_late or left >= needed
+
+    def is_last_chance(self, seen: Seen) -> bool:
+        """The epoch that left no room is over, and nothing is trained: there may be no other epoch.
+
+        The loop asked for more than there is, so it does not count its batches, and needs no room.
+        """
+        return self._due_since is not None and self.training() is seen and not seen.optimizer_steps
 
     def leaves(self, seen: Seen, iterator: Any, seconds: float) -> bool:
         """Whether the rest of the epoch lasts so long, beyond what may be ready already."""
@@ -148,8 +158,12 @@ def length_of(loader: Any) -> int | None:
         return None
 
 
-def has_room(loader: Any, iterator: Any) -> bool:
-    """Whether a loop that counts its batches still has some; of short epochs: whether one has just begun."""
+def room_of(loader: Any, iterator: Any) -> tuple[int, int]:
+    """The steps that an epoch has left, and those that it should: a loop may count its batches.
+
+    Of a short epoch nearly all, so that the experiments begin with one. (0, 0): it has no known end.
+    """
     length = length_of(loader)
-    yielded = int(getattr(iterator, "_num_yielded", 0))
-    return length is None or length - yielded >= min(ROOM, length - 2)
+    if length is None:
+        return 0, 0
+    return length - int(getattr(iterator, "_num_yielded", 0)), min(ROOM, length - 2)
