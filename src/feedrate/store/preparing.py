@@ -82,7 +82,7 @@ def _make_room(scratch: Scratch, copy: Copy | None, size_bytes: int, say: Callab
     """Delete what need not stay where there is no room, or no more is allowed."""
     spare = "" if copy is None else str(copy.folder)
     limit_bytes = find_limit()
-    cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare)
+    cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare, say=say)
     for gone in cleared.removed:
         say(f"deleted {gone.path}, {format_bytes(gone.size_bytes)}: {gone.why}")
     if limit_bytes is not None and cleared.used_bytes + size_bytes > limit_bytes:
