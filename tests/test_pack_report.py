@@ -42,6 +42,10 @@ def test_pack_without_labels_says_so() -> None:
     )
 
 
+def test_what_to_type_next_is_quoted() -> None:
+    assert draw_pack(make_result(target="out pack 1")).endswith("next: feedrate verify 'out pack 1'\n")
+
+
 def test_many_rejections_are_summed_up_by_reason() -> None:
     rejected = [Rejection(f"{n}.jpg", "image", "the file is empty") for n in range(1000)]
     rejected += [Rejection("x.jpg", "image", f"reason {n}") for n in range(9)]

@@ -128,7 +128,7 @@ def test_killed_again_and_again_it_ends_all_the_same(command: list[str], tmp_pat
         done = run(command, target, "--workers", "1", die_at=moment)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         moment += 5
-    (target / "packing.lock").unlink(missing_ok=True)  # of a run that was killed after all was done
+    (target / ".packing.lock").unlink(missing_ok=True)  # of a run that was killed after all was done
     assert read_tree(target) == read_tree(tmp_path / "undisturbed")
 
 
@@ -160,7 +160,7 @@ def test_parent_killed_among_its_workers_leaves_none_of_them_and_goes_on(
 def go_on(target: Path, again: Callable[[], subprocess.CompletedProcess[str]]) -> None:
     """Run the same command again, unless the last one was killed when all was done but its lock's removal."""
     if is_finished(target):
-        (target / "packing.lock").unlink(missing_ok=True)
+        (target / ".packing.lock").unlink(missing_ok=True)
         return
     done = again()
     assert done.returncode == 0, done.stderr

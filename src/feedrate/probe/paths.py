@@ -6,6 +6,8 @@ from __future__ import annotations
 import difflib
 import os
 
+_SIMILAR = 0.75  # a slip or two; at difflib's 0.6 'nopack' is like 'out pack 1'
+
 
 def suggest_path(path: str | os.PathLike[str]) -> str | None:
     """Return a hint that names a neighbour with a similar name, or the part of the path that exists."""
@@ -16,5 +18,5 @@ def suggest_path(path: str | os.PathLike[str]) -> str | None:
         while not os.path.isdir(parent):
             parent = os.path.dirname(parent)
         return f"the path exists as far as {parent}"
-    near = difflib.get_close_matches(name, neighbours, n=1)
+    near = difflib.get_close_matches(name, neighbours, n=1, cutoff=_SIMILAR)
     return f"{parent} holds '{near[0]}'. Did you mean that?" if near else None

@@ -19,7 +19,7 @@ from feedrate.results.pack import (
     UnpackResult,
     VerifyResult,
 )
-from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds
+from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds, typed
 
 _FEW = 5
 
@@ -47,7 +47,7 @@ def draw_pack(result: PackResult) -> str:
     ]  # fmt: skip
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
-    return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
+    return "\n".join([*lines, "", f"next: feedrate verify {typed(result.target)}", ""])
 
 
 def draw_index(result: IndexResult) -> str:
@@ -75,7 +75,7 @@ def draw_index(result: IndexResult) -> str:
     ]
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
-    next_line = f"next: feedrate ls {result.target}, or in Python feedrate.Loader('{result.target}')"
+    next_line = f"next: feedrate ls {typed(result.target)}, or in Python feedrate.Loader({result.target!r})"
     return "\n".join([*lines, "", next_line, ""])
 
 
