@@ -222,6 +222,8 @@ def test_a_pack_without_a_report_and_a_damaged_one_get_a_sentence(odd_folder: Pa
         ("cannot be read: Permission denied", "unreadable"),
         ("no such file in the source folder", "unreadable"),
         ("the table has no label", "incomplete"),
+        ("lies outside the source folder", "outside"),
+        ("row 3 of the table names it again, after row 1", "named-twice"),
         ("maps:shrink failed: KeyError: 'x'", "map-failed"),
     ],
 )

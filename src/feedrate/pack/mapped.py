@@ -59,7 +59,7 @@ class Mapper:
         given = {f.name: _give(f, value) for f, value in zip(self.fields, values, strict=True)}
         try:
             returned = self._function({"key": key, **given})
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a function that calls sys.exit does not end packing
             raise UnusableValue(f"{self.name} failed: {_words(error)}") from error
         finally:
             # Reading pixels is the map's own doing, and part of what training no longer does.
@@ -275,7 +275,7 @@ def _take_number(field: Field, value: Any) -> Plain:
     return number
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     """Return what an exception of the user's code says, and where it was raised."""
     if isinstance(error, FeedrateError):
         return str(error)

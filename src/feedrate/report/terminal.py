@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,9 +26,7 @@ _FEW = 5
 
 
 def draw_pack(result: PackResult) -> str:
-    classes = "no labels" if "label" not in result.fields else "labels are numbers"
-    if result.classes is not None:
-        classes = format_count(result.classes, "class", "classes")
+    classes = _label_words(result.fields, result.classes)
     lines = [
         f"packed {format_count(result.samples, 'sample')} ({classes}) into {result.target}",
         *table_lines(
@@ -50,10 +49,16 @@ def draw_pack(result: PackResult) -> str:
     return "\n".join([*lines, "", f"next: feedrate verify {typed(result.target)}", ""])
 
 
+def _label_words(fields: Mapping[str, str], classes: int | None) -> str:
+    if classes is not None:
+        return format_count(classes, "class", "classes")
+    if "labels" in fields:
+        return "several labels each"
+    return "labels are numbers" if "label" in fields else "no labels"
+
+
 def draw_index(result: IndexResult) -> str:
-    classes = "no labels" if "label" not in result.fields else "labels are numbers"
-    if result.classes is not None:
-        classes = format_count(result.classes, "class", "classes")
+    classes = _label_words(result.fields, result.classes)
     where = "files of their own" if result.files is None else format_count(result.files, "file")
     resumed = ""
     if result.resumed_parts:
@@ -98,7 +103,7 @@ def draw_verify(result: VerifyResult) -> str:
         if result.pixels
         else []
     )
-    lines += [f"extra file, no part of the pack: {name}" for name in result.extra_files]
+    lines += [_extra_line(name) for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
     lines.append(
         format_count(len(result.problems), "problem")
@@ -108,6 +113,13 @@ def draw_verify(result: VerifyResult) -> str:
     if result.problems:
         lines += ["", "next: restore the named files from a copy, or pack the source again"]
     return "\n".join([*lines, ""])
+
+
+def _extra_line(name: str) -> str:
+    if re.fullmatch(r"column-.+-[0-9a-f]{16}\.arrow", name):
+        # A job that runs, or a pack that refers to this one, may read it still: it is not for us to delete.
+        return f"column that was replaced, no part of the pack any more; delete it if nothing uses it: {name}"
+    return f"extra file, no part of the pack: {name}"
 
 
 def draw_description(description: PackDescription) -> str:
