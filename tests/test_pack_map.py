@@ -365,7 +365,7 @@ def test_a_lambda_is_refused_where_other_processes_would_call_it(xrays: Path, tm
         ("maps.py:shrink", r"'maps\.py' is a file; a module has no suffix"),
         ("nothere_at_all:shrink", "there is no module 'nothere_at_all'"),
         ("json:dump_it", "json has no function 'dump_it'"),
-        ("json:__doc__", "is not a function but a str"),
+        ("json:__doc__", "is not a function: str"),
     ],
 )
 def test_a_map_that_cannot_be_found_gets_a_sentence(name: str, words: str) -> None:

@@ -36,7 +36,7 @@ def test_pack_says_what_it_did_and_what_to_type_next(
     assert lines[3] == "  time     TIME, RATE"
     assert lines[4].startswith("  decoder  14 images by the kernel, 2 through Pillow, which is slower (")
     assert lines[5:] == [
-        "  ignored  1 .txt files",
+        "  ignored  1 .txt file",
         "  quality        1  empty: rejected",
         "                 1  progressive JPEG: kept",
         "                 1  no colour: kept",

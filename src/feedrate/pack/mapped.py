@@ -68,7 +68,7 @@ class Mapper:
         if returned is None:
             raise LeftOut
         if not isinstance(returned, Mapping):
-            raise UnusableValue(f"{self.name} returned a {type(returned).__name__}, not a dict or None")
+            raise UnusableValue(f"{self.name} returned {type(returned).__name__}, not a dict or None")
         changed = {
             name: value for name, value in returned.items()
             if name != "key" and not _is_untouched(value, given.get(name))
@@ -229,7 +229,7 @@ def _describe_value(name: str, value: Any, before: Field | None) -> Field:
         return Field(name, Kind.BYTES)
     if isinstance(value, (list, tuple, dict)):
         return Field(name, Kind.JSON)
-    raise UnusableValue(f"the map returned '{name}' as a {type(value).__name__}, which no field can hold")
+    raise UnusableValue(f"the map returned '{name}' as {type(value).__name__}, which no field can hold")
 
 
 def _could_be_pixels(value: np.ndarray[Any, np.dtype[Any]]) -> bool:

@@ -27,7 +27,7 @@ from feedrate.pack.files import (
 )
 from feedrate.pack.options import PackOptions
 from feedrate.source.spool import SPOOL_NAME
-from feedrate.units import format_bytes, typed
+from feedrate.units import format_bytes, format_count, typed
 
 JOBS_NAME = "packing.jobs"
 SURVEYS_NAME = "packing.surveys"  # of shards that lie elsewhere
@@ -84,7 +84,7 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
         asked["labels"] = there.settings.get("labels")
     difference = _first_difference(asked, there.settings)
     raise AlreadyExists(
-        f"{folder} already holds a finished pack of {there.samples:,} samples"
+        f"{folder} already holds a finished pack of {format_count(there.samples, 'sample')}"
         + (f" ({difference})" if difference else ""),
         hint=f"use it, or name another folder, or delete it first: rm -r {typed(folder)}",
     )

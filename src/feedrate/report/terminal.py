@@ -73,7 +73,7 @@ def draw_index(result: IndexResult) -> str:
                 ("index", f"{format_bytes(result.index_bytes)} in {result.target}"),
                 ("time", f"{format_seconds(result.seconds)}, {rate}{resumed}"),
                 ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
-                ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
+                ("ignored", _count_words(result.ignored, "file") if result.ignored else ""),
                 *(("left out", f"field '{name}': {why}") for name, why in result.left_out.items()),
             ]
         ),
@@ -193,10 +193,11 @@ def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
         rows.append(("", f"normalised without loss: {_count_words(recoded.rewritten, None)}"))
     if recoded.encoded:
         rows.append(("", f"normalised by encoding anew: {_count_words(recoded.encoded, None)}"))
+    after_resize = ", after the resize" if recoded.resized else ""
     if recoded.mean_psnr_db is not None:
         sample = format_count(recoded.psnr_images, "image")
         rows.append(
-            ("", f"encoding left {recoded.mean_psnr_db:.1f} dB PSNR (mean of {sample}, after the resize)")
+            ("", f"encoding left {recoded.mean_psnr_db:.1f} dB PSNR (mean of {sample}{after_resize})")
         )
     return rows
 
@@ -236,7 +237,7 @@ def _decoder_words(by_kernel: int, by_pillow: Mapping[str, int]) -> str:
 def _ignored_words(ignored: Mapping[str, int]) -> str:
     # Suffixes of files, or in words what was in a record file.
     are_files = all(name == "" or name.startswith(".") for name in ignored)
-    return _count_words(ignored, "files" if are_files else None) if ignored else ""
+    return _count_words(ignored, "file" if are_files else None) if ignored else ""
 
 
 def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
@@ -245,7 +246,8 @@ def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
     rest = sum(counts.values()) - sum(count for _, count in most)
     if rest:
         words.append(f"{rest:,} others")
-    return ", ".join(words) + (f" {noun}" if noun else "")
+    plural = "" if sum(counts.values()) == 1 else "s"
+    return ", ".join(words) + (f" {noun}{plural}" if noun else "")
 
 
 def rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:

@@ -14,7 +14,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.kernel import I64, Entry
 from feedrate.results.pack import Rejection
-from feedrate.source.record import ImageFiles, Reader, Record
+from feedrate.source.record import ImageFiles, Reader, Record, describe_others
 from feedrate.source.remote import walk
 from feedrate.source.walk import Inside
 from feedrate.units import format_count, typed
@@ -65,7 +65,7 @@ class ImageFolders(Reader):
         self.ignored = dict(sorted(others.items()))
         self._refuse_unlisted()
         if not images:
-            raise SourceError(f"no images in {self.root}", hint=_what_is_there(others))
+            raise SourceError(f"no images in {self.root}", hint=describe_others(others))
         if deep_images:
             self._refuse_splits()
 
@@ -146,10 +146,3 @@ def _stretches(indices: I64) -> Iterator[I64]:
         stop = len(indices) if is_last else first + STRETCH_FILES
         yield indices[first:stop]
         first = stop
-
-
-def _what_is_there(others: Counter[str]) -> str:
-    if not others:
-        return "it holds no files at all"
-    counts = ", ".join(f"{count:,} with {suffix or 'no suffix'}" for suffix, count in others.most_common(4))
-    return f"it holds other files: {counts}"

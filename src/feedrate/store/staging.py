@@ -104,10 +104,6 @@ class Staging:
     def has_landed(self, name: str) -> bool:
         return self.copy.has_landed(name)
 
-    def bring_small(self) -> None:
-        """Bring what is needed before the first sample: pack.json and the index."""
-        self.bring(self.contents.small)
-
     def run(self, order: Sequence[str] = ()) -> None:
         """Bring everything; the files in `order` first, in that order.
 
