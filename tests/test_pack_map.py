@@ -237,7 +237,7 @@ def test_a_map_that_returns_none_leaves_the_sample_out_without_blame(
         ("'text'", "returned 'made' as text; the first samples had array of int64"),
         ("np.zeros(3, np.float32)", "'made' as array of float32; the first samples had array of int64"),
         ("None", "returned no 'made', as it did for the first samples"),
-        ("{1, 2}", "the map returned 'made' as a set, which no field can hold"),
+        ("{1, 2}", "the map returned 'made' as set, which no field can hold"),
         ("np.array(['a'])", "the map returned 'made' as an array of <U1, not of numbers"),
     ],
     ids=["kind", "dtype", "missing", "set", "strings"],
