@@ -8,6 +8,7 @@ them there would cost the whole of it.
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -92,5 +93,5 @@ class SpooledReader(Reader):
         with explained(self.root), self._spool:
             yield from self._read()
 
-    def _read(self) -> Iterator[Record | Rejection]:
-        raise NotImplementedError
+    @abstractmethod
+    def _read(self) -> Iterator[Record | Rejection]: ...
