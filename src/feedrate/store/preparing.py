@@ -85,6 +85,9 @@ def _make_room(scratch: Scratch, copy: Copy | None, size_bytes: int, say: Callab
     cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare, say=say)
     for gone in cleared.removed:
         say(f"deleted {gone.path}, {format_bytes(gone.size_bytes)}: {gone.why}")
+    for kept in cleared.kept:
+        if kept.is_only_copy:
+            say(f"kept {kept.path}, {format_bytes(kept.size_bytes)}: {kept.why}")
     if limit_bytes is not None and cleared.used_bytes + size_bytes > limit_bytes:
         raise StorageError(
             f"the copy needs {format_bytes(size_bytes)} on {scratch.path}, where your copies take"
