@@ -26,7 +26,7 @@ import numpy as np
 
 from feedrate.bench.process import run_in_process
 from feedrate.demo.dataset import write_photographs
-from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_part
+from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part
 from feedrate.format.manifest import IndexPart, Manifest, dump_manifest, index_name, read_manifest, shard_name
 from feedrate.kernel import crc32c
 from feedrate.pack import PackOptions, pack
@@ -43,7 +43,8 @@ def make_big_pack(folder: Path, samples: int) -> Path:
     write_photographs(folder / "images", IMAGES, seed=0)
     pack(folder / "images", folder / "small", PackOptions())
     small = read_manifest(folder / "small")
-    part = read_part(folder / "small" / small.shards[0].index.name, small.fields)
+    index = folder / "small" / small.shards[0].index.name
+    part = parse_part(index.read_bytes(), small.fields, name=index.name)
     big = folder / "big"
     big.mkdir()
     shards = []
@@ -68,17 +69,22 @@ def repeat_part(part: Part, first: int, count: int) -> Part:
     return Part(rows, variable, part.metadata)
 
 
+def read_private() -> int:
+    """Return the bytes that only this process uses: what would be free again if it ended."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
 def only_import() -> dict[str, float]:
     """Runs in a fresh process: the ground on which a loader stands."""
     import numpy
     import torch
 
     import feedrate
-    from feedrate.probe.memory import read_private
 
     del numpy, torch
     assert feedrate.Loader
-    return {"private_bytes": read_private(os.getpid()) or 0}
+    return {"private_bytes": read_private()}
 
 
 def load_first_batch(path: str, batch_size: int) -> dict[str, float]:
@@ -86,7 +92,6 @@ def load_first_batch(path: str, batch_size: int) -> dict[str, float]:
     import torch
 
     import feedrate
-    from feedrate.probe.memory import read_private
 
     del torch
     make, crop = feedrate.Loader, feedrate.RandomResizedCrop(224)
@@ -96,10 +101,10 @@ def load_first_batch(path: str, batch_size: int) -> dict[str, float]:
     images = next(batches)[0]
     seconds = time.perf_counter() - started
     assert len(images) == batch_size
-    after_first = read_private(os.getpid()) or 0
+    after_first = read_private()
     for _ in range(BATCHES):  # until every buffer that is fetched ahead has been used
         images = next(batches)[0]
-    after_more = read_private(os.getpid()) or 0
+    after_more = read_private()
     return {"first_batch_s": seconds, "private_bytes": after_first, "private_bytes_later": after_more}
 
 

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from feedrate import kernel
-from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_part
+from feedrate.format.fields import Field
+from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part
 from feedrate.format.manifest import read_manifest
+
+
+def read_part(path: Path, fields: Sequence[Field]) -> Part:
+    return parse_part(path.read_bytes(), fields, name=path.name)
 
 
 def rewrite_index(folder: Path, change: Callable[[Part], object], *, refill: bool = True) -> None:

@@ -20,7 +20,15 @@ from PIL import Image
 
 from contracts import plain
 from feedrate import Dataset, Loader, Resize
-from feedrate.errors import AlreadyExists, BadSample, PackError, SourceError, StorageError, UsageError
+from feedrate.errors import (
+    AlreadyExists,
+    BadSample,
+    NotFound,
+    PackError,
+    SourceError,
+    StorageError,
+    UsageError,
+)
 from feedrate.format.manifest import read_manifest
 from feedrate.pack import PackOptions, describe, files, index, indexing_task, pack, unpack, verify
 from feedrate.results.pack import Tick
@@ -51,6 +59,19 @@ def write_webdataset(folder: Path, shards: int = 3) -> Path:
                 sample = {"__key__": f"sample{n:04d}", "jpg": encoded(n), "cls": n % 3, "json": {"n": n}}
                 sink.write(sample)
     return folder
+
+
+def test_a_name_that_is_not_there_is_not_found_in_what_indexing_makes(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no dataset at") as raised:
+        index(tmp_path / "typo-folder")
+    assert raised.value.hint is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no images in") as raised:
+        index(tmp_path)
+    assert raised.value.hint == "it holds no files at all"
 
 
 def write_tfrecord(folder: Path) -> Path:

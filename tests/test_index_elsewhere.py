@@ -15,6 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from damage import read_part
 from feedrate import Dataset, Loader, RandomResizedCrop
 from feedrate.errors import (
     AlreadyExists,
@@ -25,7 +26,6 @@ from feedrate.errors import (
     StorageError,
     UsageError,
 )
-from feedrate.format.index import read_part
 from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
 from feedrate.pack import add_column, describe, index, merge, surveying, unpack, verify
 from feedrate.pack.warming import warm

@@ -19,10 +19,10 @@ from feedrate.load.order import (
     Weighted,
     Windowed,
     cut,
-    measure_shuffle,
     permute,
 )
 from feedrate.load.ranks import Shares
+from shuffles import measure_shuffle
 
 FROZEN = [75, 888, 871, 582, 127, 239]
 

@@ -237,7 +237,7 @@ def test_a_map_that_returns_none_leaves_the_sample_out_without_blame(
         ("'text'", "returned 'made' as text; the first samples had array of int64"),
         ("np.zeros(3, np.float32)", "'made' as array of float32; the first samples had array of int64"),
         ("None", "returned no 'made', as it did for the first samples"),
-        ("{1, 2}", "the map returned 'made' as a set, which no field can hold"),
+        ("{1, 2}", "the map returned 'made' as set, which no field can hold"),
         ("np.array(['a'])", "the map returned 'made' as an array of <U1, not of numbers"),
     ],
     ids=["kind", "dtype", "missing", "set", "strings"],
@@ -365,7 +365,7 @@ def test_a_lambda_is_refused_where_other_processes_would_call_it(xrays: Path, tm
         ("maps.py:shrink", r"'maps\.py' is a file; a module has no suffix"),
         ("nothere_at_all:shrink", "there is no module 'nothere_at_all'"),
         ("json:dump_it", "json has no function 'dump_it'"),
-        ("json:__doc__", "is not a function but a str"),
+        ("json:__doc__", "is not a function: str"),
     ],
 )
 def test_a_map_that_cannot_be_found_gets_a_sentence(name: str, words: str) -> None:

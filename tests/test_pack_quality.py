@@ -19,7 +19,7 @@ from PIL import Image
 
 from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.pack import Pack
-from feedrate.pack import FieldSpec, PackOptions, Recode, duplicates, pack, read_quality, verify
+from feedrate.pack import FieldSpec, PackOptions, Recode, duplicates, index, pack, read_quality, verify
 from feedrate.pack.quality import QualityTally, classify, merge
 from feedrate.pack.values import ImageFacts
 from feedrate.results.quality import Duplicates, Quality
@@ -223,11 +223,20 @@ def test_a_pack_without_a_report_and_a_damaged_one_get_a_sentence(odd_folder: Pa
         ("cannot be read: Permission denied", "unreadable"),
         ("no such file in the source folder", "unreadable"),
         ("the table has no label", "incomplete"),
+        ("lies outside the source folder", "outside"),
+        ("row 3 of the table names it again, after row 1", "named-twice"),
         ("maps:shrink failed: KeyError: 'x'", "map-failed"),
     ],
 )
 def test_reasons_have_codes(reason: str, code: str) -> None:
     assert classify(reason) == code
+
+
+def test_an_index_has_no_report_and_says_so(tmp_path: Path) -> None:
+    save_image(tmp_path / "a" / "0.jpg", 0)
+    index(tmp_path)
+    with pytest.raises(NotFound, match="is an index, and only packing looks at the quality"):
+        read_quality(tmp_path)
 
 
 FACTS = st.builds(

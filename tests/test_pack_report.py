@@ -16,8 +16,8 @@ from feedrate.pack import PackOptions, describe, pack, workers
 from feedrate.pack.workers import run_tasks
 from feedrate.report.document import dump_document
 from feedrate.report.progress import ProgressBar
-from feedrate.report.terminal import draw_description, draw_pack
-from feedrate.results.pack import PackResult, Rejection, Tick
+from feedrate.report.terminal import draw_description, draw_pack, draw_verify
+from feedrate.results.pack import PackResult, Rejection, Tick, VerifyResult
 from images import save_image
 
 
@@ -40,6 +40,23 @@ def test_pack_without_labels_says_so() -> None:
         "\n"
         "next: feedrate verify p\n"
     )
+
+
+def test_what_to_type_next_is_quoted() -> None:
+    assert draw_pack(make_result(target="out pack 1")).endswith("next: feedrate verify 'out pack 1'\n")
+
+
+def test_several_labels_per_sample_are_labels_too() -> None:
+    text = draw_pack(make_result(fields={"image": "image", "labels": "array"}))
+    assert text.startswith("packed 1 sample (several labels each) into p\n")
+
+
+def test_a_replaced_column_is_named_as_such() -> None:
+    name = "column-split-9905148097caab54.arrow"
+    result = VerifyResult("p", 1, 1, 10, 1.0, problems=(), extra_files=(name, "notes.txt"), pixels="")
+    lines = draw_verify(result).splitlines()
+    assert lines[1].startswith("column that was replaced, no part of the pack any more")
+    assert lines[2] == "extra file, no part of the pack: notes.txt"
 
 
 def test_many_rejections_are_summed_up_by_reason() -> None:

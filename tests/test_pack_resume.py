@@ -136,7 +136,7 @@ def test_finished_pack_is_refused_and_untouched(jpeg_folder: Path, tmp_path: Pat
 
 def test_second_pack_into_the_same_folder_is_refused(jpeg_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
-    with open(tmp_path / "p" / "packing.lock", "w") as lock:
+    with open(tmp_path / "p" / ".packing.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(AlreadyExists, match="another 'feedrate pack' is writing"):
             pack(jpeg_folder, tmp_path / "p", SMALL)

@@ -73,6 +73,63 @@ def test_other_numbers_become_floats(flat: Path) -> None:
     assert read_samples(flat, "label") == {"images/0": [0.25], "images/1": [2.0]}
 
 
+@pytest.mark.parametrize("gap", ["nan", "NaN", "NA", "n/a", "null", "None", ""])
+def test_a_row_that_says_it_has_no_number_is_rejected_and_the_others_stay_numbers(
+    flat: Path, gap: str
+) -> None:
+    result = pack_table(flat, f"path,label\nimages/0.jpg,0.5\nimages/1.jpg,{gap}\nimages/2.jpg,2\n")
+    assert read_samples(flat, "label") == {"images/0": [0.5], "images/2": [2.0]}
+    assert [(r.path, r.reason) for r in result.rejected] == [("images/1.jpg", "the table has no label")]
+
+
+def test_none_among_words_is_a_class(flat: Path) -> None:
+    pack_table(flat, "path,label\nimages/0.jpg,rust\nimages/1.jpg,none\n")
+    assert read_samples(flat, "label") == {"images/0": [1], "images/1": [0]}
+
+
+def test_a_word_among_fractions_is_refused(flat: Path) -> None:
+    text = "path,label\nimages/0.jpg,0.5\nimages/1.jpg,lots\n"
+    with pytest.raises(
+        SourceError, match=r"holds numbers such as 0\.5, and 'lots': neither numbers nor classes"
+    ):
+        pack_table(flat, text)
+    pack_table(flat, "path,y\nimages/0.jpg,0.5\nimages/1.jpg,lots\n", "y:label=y")
+    assert read_samples(flat, "y") == {"images/0": [0], "images/1": [1]}
+
+
+def test_an_infinite_number_is_rejected(flat: Path) -> None:
+    result = pack_table(flat, "path,label\nimages/0.jpg,0.5\nimages/1.jpg,inf\n")
+    assert [r.reason for r in result.rejected] == ["inf is not a number to train with"]
+
+
+def test_among_all_columns_sentences_stay_texts(flat: Path) -> None:
+    captions = ["cat,a cat sits", "cat,a cat runs", "dog,a dog"]
+    text = "path,kind,caption\n" + "".join(f"images/{n}.jpg,{words}\n" for n, words in enumerate(captions))
+    pack_table(flat, text, label_column="*")
+    assert read_samples(flat, "kind", "caption") == {
+        "images/0": [0, b"a cat sits"], "images/1": [0, b"a cat runs"], "images/2": [1, b"a dog"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "hint"),
+    [
+        (b"path;label\nimages/0.jpg;3\n", "has values separated by ';', not by commas", "save it with"),
+        ("path,label\nimages/0.jpg,für\n".encode("latin-1"), "not written in UTF-8: it holds the byte 0xfc",
+         "iconv -f LATIN1"),
+        ("path,größe\nimages/0.jpg,1\n".encode("latin-1"), "not written in UTF-8", "iconv -f LATIN1"),
+    ],
+    ids=["semicolons", "Latin-1", "Latin-1 in the header"],
+)  # fmt: skip
+def test_tables_as_spreadsheets_save_them_get_a_hint(
+    flat: Path, tmp_path: Path, content: bytes, words: str, hint: str
+) -> None:
+    (flat / "labels.csv").write_bytes(content)
+    with pytest.raises(SourceError, match=words) as raised:
+        pack(flat, tmp_path / "pack", PackOptions(workers=1, labels=flat / "labels.csv"))
+    assert hint in (raised.value.hint or "")
+
+
 def test_columns_can_be_named(flat: Path) -> None:
     pack_table(flat, "which,what\nimages/0.jpg,7\n", path_column="which", label_column="what")
     assert read_samples(flat, "label") == {"images/0": [7]}

@@ -17,7 +17,6 @@ from feedrate.probe.memory import (
     count_usable_memory_bytes,
     measure_tree_memory,
     read_memory_limit,
-    read_private,
     read_pss,
     sum_memory,
 )
@@ -59,14 +58,11 @@ def test_the_tightest_cpu_quota_counts(tmp_path: Path) -> None:
     assert read_cpu_quota(proc, tmp_path / "root") == 1.5
 
 
-def test_proportional_and_private_memory_are_read_from_the_rollup(tmp_path: Path) -> None:
-    rollup = (
-        "header\nRss: 900 kB\nPss: 500 kB\nPss_Anon: 400 kB\nPrivate_Clean: 30 kB\nPrivate_Dirty: 70 kB\n"
-    )
+def test_proportional_memory_is_read_from_the_rollup(tmp_path: Path) -> None:
+    rollup = "header\nRss: 900 kB\nPss: 500 kB\nPss_Anon: 400 kB\n"
     write(tmp_path / "7/smaps_rollup", rollup)
     (tmp_path / "self").mkdir()
     assert read_pss(7, tmp_path) == 500 * 1024
-    assert read_private(7, tmp_path) == 100 * 1024
 
 
 def test_a_process_that_has_ended_counts_as_nothing(tmp_path: Path) -> None:

@@ -270,6 +270,23 @@ def test_staging_under_a_limit_evicts_the_longest_unused(
     assert left(three) == [1, 2]
 
 
+def test_staging_under_a_limit_says_which_copy_may_be_the_last_good_one(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = stage(make_files(tmp_path / "old"), scratch)
+    path = tmp_path / "old" / "part-0" / "values.bin"
+    info = path.stat()
+    path.write_bytes(b"?" * info.st_size)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    monkeypatch.setenv("FEEDRATE_SCRATCH_LIMIT", "4KB")
+    said: list[str] = []
+    with pytest.raises(StorageError, match=r"may take 4\.00 KB"):
+        open_staging(make_files(tmp_path / "new"), scratch, say=said.append)
+    assert len(said) == 1
+    assert said[0].startswith(f"kept {copy.folder}, 3.00 KB: its source was not found as it was")
+    assert copy.is_complete()
+
+
 def test_copies_of_other_users_are_left_alone(three: list[Copy], scratch: Path) -> None:
     shutil.copytree(scratch / "feedrate" / str(os.getuid()), scratch / "feedrate" / "4711")
     before = read_tree(scratch / "feedrate" / "4711")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from feedrate.pack import MergeOptions, PackOptions, merge, pack, split
-from feedrate.store import eviction
+from feedrate.store import eviction, sameness
 from feedrate.store.clearing import opened_home
 from feedrate.store.copies import Copy, CopyGone
 from feedrate.store.eviction import Kept, SourceUnseen, Vanished, evict
@@ -130,6 +130,75 @@ def test_a_pack_json_of_the_same_size_and_time_but_other_bytes_is_seen(tmp_path:
     path.write_bytes(path.read_bytes().replace(b'"emu"', b'"gnu"'))
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
     assert_kept(copy, "pack.json is not what was copied")
+
+
+def rot(path: Path) -> None:
+    """Change one byte, and neither size nor time of change."""
+    info = path.stat()
+    rewrite(path)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+@pytest.mark.parametrize("is_trial", [False, True], ids=["deleting", "trial"])
+def test_a_source_that_rots_keeps_its_copy(source: Path, scratch: Path, is_trial: bool) -> None:
+    copy = stage(source, scratch)
+    rot(some_file(source))
+    assert_kept(copy, "it is damaged, and the copy may be the last good one", is_trial=is_trial)
+
+
+def test_a_rotten_source_keeps_what_a_killed_process_had_copied(tmp_path: Path, scratch: Path) -> None:
+    """The checksums of plain files are written down when all have landed."""
+    copy = stage_half(make_files(tmp_path / "set"), scratch)
+    rot(tmp_path / "set" / "part-0" / "values.bin")
+    assert_kept(copy, r"part-0/values\.bin has other bytes than those that were copied")
+
+
+def test_what_an_unfinished_copy_does_not_hold_need_not_be_read(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = stage_half(make_files(tmp_path / "set", count=5), scratch)
+    read, checksum = [], sameness._checksum
+    monkeypatch.setattr(
+        sameness, "_checksum", lambda contents, file: (read.append(file.name), checksum(contents, file))[1]
+    )
+    evict_copy(copy)
+    assert sorted(read) == ["part-0/values.bin", "part-1/values.bin"]
+
+
+def test_the_bytes_of_a_source_are_read_once(
+    source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = stage(source, scratch)
+    read, checksum = [], sameness._checksum
+    monkeypatch.setattr(
+        sameness, "_checksum", lambda contents, file: (read.append(file.name), checksum(contents, file))[1]
+    )
+    evict_copy(copy)
+    assert sorted(read) == sorted(copy.files)
+
+
+def test_a_source_that_is_written_to_between_the_looks_brings_the_copy_back(
+    source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = stage(source, scratch)
+    see = eviction.see_source
+
+    def rot_then(marker: Any) -> Any:
+        if not copy.folder.exists():
+            rot(some_file(source))
+        return see(marker)
+
+    monkeypatch.setattr(eviction, "see_source", rot_then)
+    assert_kept(copy, "it is damaged|changed while it was looked at")
+
+
+def test_a_source_is_not_read_for_a_copy_that_is_in_use(
+    source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = stage(source, scratch)
+    monkeypatch.setattr(eviction, "compare_source", lambda *_: pytest.fail("the source was read"))
+    with held_elsewhere(copy):
+        assert_kept(copy, "it is in use")
 
 
 def test_a_source_that_was_only_touched_is_read_and_found_the_same(source: Path, scratch: Path) -> None:

@@ -14,12 +14,13 @@ import pytest
 
 from feedrate import Cache, Loader, RandomResizedCrop
 from feedrate.errors import FeedrateError, UsageError
-from feedrate.load.order import Shuffled, Staged, measure_shuffle
+from feedrate.load.order import Shuffled, Staged
 from feedrate.store.copies import Copy
 from feedrate.store.flow import order_shards
 from feedrate.store.inventory import describe_copy
 from feedrate.store.through import ThroughPack
 from range_server import COUNT, RangeServer
+from shuffles import measure_shuffle
 
 
 def make(source: Any, scratch: Path | None, **options: Any) -> Loader:

@@ -58,8 +58,8 @@ def do(deed: str, here: Path, there: Path, pick: int) -> None:
             data[pick % len(data)] ^= 1
             path.write_bytes(data)
         if deed != "flip" and here.name != "data":
-            # Of the source: its owner says that nothing was changed. Packs have checksums against that.
-            os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns + 1))
+            # Of the source: its disk rots, or its owner says that nothing was changed.
+            os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
     elif deed == "touch":
         os.utime(path)
     elif deed == "link to the other" and other.is_file() and other.resolve() != path.resolve():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 
 from feedrate.errors import NotFound, SourceError, StorageError, UsageError
+from feedrate.kernel import list_folder
 from feedrate.pack import FieldSpec, PackOptions, pack, unpack, verify
 from feedrate.results.pack import PackResult
-from images import read_tree
+from images import read_tree, save_image
 from sources import (
     dump_example,
     image_record,
@@ -235,6 +237,34 @@ def test_hdf5_with_pixels_labels_and_names(tmp_path: Path) -> None:
             n / 2,
             [2.0 * n, 2 * n + 1],
         )
+
+
+def test_the_hdf5_file_of_a_pack_is_known_again(tmp_path: Path) -> None:
+    save_image(tmp_path / "src" / "a" / "0.jpg", 0)
+    pack(tmp_path / "src", tmp_path / "p", PackOptions(workers=1, container="hdf5"))
+    with pytest.raises(SourceError, match=r"data\.h5 is part of a feedrate pack"):
+        pack(tmp_path / "p" / "data.h5", tmp_path / "again", PackOptions(workers=1))
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_class_folder_that_cannot_be_listed_stops_packing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "lost+found"):
+        save_image(tmp_path / "src" / name / "0.jpg", 0)
+    closed = {b"b", b"lost+found"}  # root may list everything
+
+    def list_open(folder: bytes, suffixes: list[str]) -> Any:
+        if os.path.basename(folder) in closed:
+            raise PermissionError(13, "Permission denied", folder)
+        return list_folder(folder, suffixes)
+
+    monkeypatch.setattr("feedrate.source.walk.list_folder", list_open)
+    with pytest.raises(StorageError, match="src/b: folder cannot be listed: Permission denied"):
+        pack(tmp_path / "src", tmp_path / "p", PackOptions(workers=1))
+    assert not (tmp_path / "p").exists()
+    closed.remove(b"b")
+    assert pack(tmp_path / "src", tmp_path / "p", PackOptions(workers=1)).samples == 2
 
 
 def test_hdf5_with_encoded_images(tmp_path: Path) -> None:

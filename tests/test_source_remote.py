@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from feedrate.errors import MissingExtra, NotFound, SourceError, StorageError
 from feedrate.pack import PackOptions, pack, unpack, verify
+from feedrate.store.contents import read_contents
 from images import read_tree
 from range_server import RangeServer, serve
 from sources import (
@@ -187,3 +189,14 @@ def test_a_table_of_this_machine_labels_files_elsewhere(local: Path, tmp_path: P
     assert {key: sample["image"] for key, sample in read_pack(tmp_path / "p").items()} == {
         "ant/0": jpeg(0), "bee/1": jpeg(1)
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [pack, read_contents])
+def test_a_server_that_is_not_there_is_not_taken_for_a_file_that_is_not(
+    tmp_path: Path, command: Callable[..., object]
+) -> None:
+    pytest.importorskip("aiohttp")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/x.tar"
+    with pytest.raises(StorageError, match=r"cannot read .*Connect call failed"):
+        command(url, *([tmp_path / "p"] if command is pack else []))

@@ -223,7 +223,7 @@ def test_groups_by_column_path_and_folder_stay_together(tmp_path: Path) -> None:
     split(pack, half, SplitOptions(by_path=r"(\d)\.image", name="digit"))
     digits = dict(zip(column_of(pack, "number").tolist(), column_of(pack, "digit").tolist(), strict=True))
     assert all(digits[n] == digits[n % 10] for n in range(24))
-    with pytest.raises(UsageError, match=r"part '.' would be empty: there are 1 groups"):
+    with pytest.raises(UsageError, match=r"part '.' would be empty: the pack has 1 group"):
         split(pack, half, SplitOptions(by_folder=True, name="folder"))
     with pytest.raises(SourceError, match="24 of 24 samples have no group: 'x' finds nothing"):
         split(pack, half, SplitOptions(by_path="x", name="x"))
@@ -240,7 +240,7 @@ def test_lists_of_paths_or_keys_decide(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="8 of 10 samples have no part: no list names them: 'source/00000"):
         split(pack, {}, again)
     chosen.write_text("sample-00005\nnobody\n")
-    with pytest.raises(SourceError, match=r"the lists name 1 samples that .* does not have: 'nobody'"):
+    with pytest.raises(SourceError, match=r"the lists name 1 sample that .* does not have: 'nobody'"):
         split(pack, {"train": "rest"}, again)
     both = SplitOptions(files={"a": chosen, "b": chosen}, name="again")
     with pytest.raises(SourceError, match="'sample-00005' stands in the lists of 'a' and of 'b'"):
@@ -255,7 +255,11 @@ def test_lists_of_paths_or_keys_decide(tmp_path: Path) -> None:
         ({"train": 0.8, "validation": 0.1}, {}, "adds up to 45 samples, and the pack has 50"),
         ({"train": 0.8, "validation": 0.3}, {}, "adds up to 55 samples"),
         ({"train": 1.0}, {}, "at least two parts"),
-        ({"train": 0.999, "validation": 0.001}, {}, "part 'validation' would be empty: there are 50 samples"),
+        (
+            {"train": 0.999, "validation": 0.001},
+            {},
+            "part 'validation' would be empty: the pack has 50 samples",
+        ),
         ({"a": "rest", "b": "rest"}, {}, "cannot both have the rest"),
         ({"a:b": 0.5, "c": 0.5}, {}, "'a:b' cannot be the name of a part"),
         ({"a": -0.5, "b": 1.5}, {}, "part 'a' must get more than 0"),

@@ -293,7 +293,7 @@ def test_closing_stops_and_the_rest_comes_later(
 ) -> None:
     gate = Gate(monkeypatch)
     with open_staging(source, scratch, options=StagingOptions(streams=1)) as staging:
-        staging.bring_small()
+        staging.bring(staging.contents.small)
         assert staging.has_landed("pack.json")
         assert staging.has_landed("shard-00003.arrow")
         staging.start(["shard-00002.tar"])
@@ -316,7 +316,7 @@ def test_shards_land_in_the_order_that_was_asked_for(source: Path, scratch: Path
     staging: Staging = open_staging(source, scratch, options=StagingOptions(streams=1))
     staging._watch = watch
     with staging:
-        staging.bring_small()
+        staging.bring(staging.contents.small)
         order = [f"shard-0000{n}.tar" for n in (2, 0, 3, 1)]
         for name in order:
             staging.bring([name])

@@ -75,6 +75,20 @@ def test_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert trouble.retries == 30
 
 
+def test_what_is_announced_is_how_long_this_request_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    attempts = Attempts(Trouble("s3://x", Patience()), "s3://x/a", Patience(give_up_s=15.0))
+    attempts.failed(OSError("the line is dead"))
+    assert "trying again for up to 15.0 s" in caplog.text
+
+
+def test_a_sentence_is_not_put_into_itself() -> None:
+    attempts = Attempts(Trouble("s3://x", Patience()), "s3://x/a", Patience(tries=2, first_wait_s=0))
+    error = StorageError("cannot read s3://x/a: the line is dead")
+    attempts.failed(error)
+    with pytest.raises(StorageError, match=r"^cannot read s3://x/a: the line is dead, tried 2 times$"):
+        attempts.failed(error)
+
+
 def test_what_cannot_get_better_is_not_tried_again() -> None:
     class Answer(Exception):
         def __init__(self, status: int) -> None:
@@ -109,7 +123,8 @@ CONTENT = bytes(range(256)) * 64
 
 def check(reader: RangeReader) -> None:
     try:
-        assert reader.read_all(WANTED) == [CONTENT[p.offset : p.stop] for p in WANTED]
+        asked = [reader.read(piece) for piece in WANTED]
+        assert [future.result() for future in asked] == [CONTENT[p.offset : p.stop] for p in WANTED]
     finally:
         reader.close()
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from damage import edit_manifest, flip_byte, replace_index, rewrite_index
+from damage import edit_manifest, flip_byte, read_part, replace_index, rewrite_index
 from feedrate.errors import NotFound, PackError
-from feedrate.format.index import Part, fill_derived, read_part
+from feedrate.format.index import Part, fill_derived
 from feedrate.format.manifest import read_manifest
 from feedrate.pack import PackOptions, pack, verify
 

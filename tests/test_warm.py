@@ -64,6 +64,16 @@ def test_loading_ends_where_the_room_ends_and_what_did_not_fit_is_named(pack: Pa
     )
 
 
+def test_what_lies_in_memory_already_need_not_be_read_from_the_disk(pack: Path) -> None:
+    warm(pack)
+    result = warm(pack, limit_bytes=1)
+    if result.resident_after != 1.0:
+        pytest.skip("others need the memory")
+    text = draw_warm(result)
+    assert "did not fit into that room, and lie in memory all the same" in text
+    assert "next:" not in text
+
+
 def test_the_room_is_what_the_limit_of_the_job_leaves_and_an_eighth_of_it_stays_free(tmp_path: Path) -> None:
     folder = tmp_path / "root" / "job"
     folder.mkdir(parents=True)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse and print bytes, rates and seconds. Nothing else in feedrate formats a number for people."""
+"""Parse and print bytes, rates, seconds, and paths to type. Nothing else formats a number for people."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 
 from feedrate.errors import UsageError
 
@@ -118,3 +120,8 @@ def _three_digits(value: float) -> str:
     if abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def typed(path: str | os.PathLike[str]) -> str:
+    """Return a path as one types it in a shell: quoted where it must be."""
+    return shlex.quote(os.fspath(path))

@@ -2,13 +2,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from feedrate.cli import main
-from images import read_tree
+from images import read_tree, save_image
 
 
 def shown(text: str, tmp_path: Path) -> str:
@@ -32,7 +36,7 @@ def test_pack_says_what_it_did_and_what_to_type_next(
     assert lines[3] == "  time     TIME, RATE"
     assert lines[4].startswith("  decoder  14 images by the kernel, 2 through Pillow, which is slower (")
     assert lines[5:] == [
-        "  ignored  1 .txt files",
+        "  ignored  1 .txt file",
         "  quality        1  empty: rejected",
         "                 1  progressive JPEG: kept",
         "                 1  no colour: kept",
@@ -180,3 +184,35 @@ def test_choices_that_make_no_sense_are_wrong_usage(
     with pytest.raises(SystemExit, match="2"):
         main(["pack", "a", "b", *option])
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [
+        ("os._exit(3)", "ended the process that packs, with exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "ended the process that packs, by SIGSEGV"),
+        ("sys.exit(3)", "killer:end failed: SystemExit: 3"),
+    ],
+)
+def test_a_map_that_ends_its_process_is_named(tmp_path: Path, line: str, how: str) -> None:
+    save_image(tmp_path / "s" / "cat" / "0.jpg", 0)
+    text = f"import os, signal, sys\n\ndef end(sample):\n    {line}\n"
+    (tmp_path / "killer.py").write_text(text)
+    command = [sys.executable, "-m", "feedrate", "pack", "s", "p", "--map", "killer:end"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert how in ended.stderr
+    assert "hint: try it on one sample in Python first" in ended.stderr
+
+
+def test_a_pack_with_a_map_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    save_image(tmp_path / "s" / "cat" / "0.jpg", 0)
+    os.mkfifo(tmp_path / "reached")
+    text = "import time\n\ndef wait(sample):\n    open('reached', 'w').close()\n    time.sleep(600)\n"
+    (tmp_path / "waiting.py").write_text(text)
+    command = [sys.executable, "-m", "feedrate", "pack", "s", "p", "--map", "waiting:wait"]
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)):
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            (tmp_path / "reached").open().close()  # until the map is called
+            process.send_signal(number)
+            assert process.wait() == code

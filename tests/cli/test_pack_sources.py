@@ -19,7 +19,7 @@ def test_a_zip_is_packed_and_its_odd_files_are_told(
     assert main(["pack", str(source), str(tmp_path / "p"), "--workers", "1"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"packed 2 samples (2 classes) into {tmp_path}/p\n")
-    assert "ignored  1 .md files" in out
+    assert "ignored  1 .md file" in out
     assert "bee/3.jpg" in out
 
 

@@ -174,7 +174,7 @@ def test_killed_again_and_again_it_ends_all_the_same(
         done = feedrate("pack", source, target, *ALONE, die_at=moment)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         moment += 5
-    (target / "packing.lock").unlink(missing_ok=True)  # of a run that was killed after all was done
+    (target / ".packing.lock").unlink(missing_ok=True)  # of a run that was killed after all was done
     assert read_tree(target) == expected
 
 
@@ -205,7 +205,7 @@ def test_parent_killed_among_its_workers_leaves_none_of_them_and_goes_on(
 def go_on(target: Path, again: Callable[[], Ended]) -> None:
     """Run the same command again, unless the last one was killed when all was done but its lock's removal."""
     if is_finished(target):
-        (target / "packing.lock").unlink(missing_ok=True)
+        (target / ".packing.lock").unlink(missing_ok=True)
         return
     done = again()
     assert done.returncode == 0, done.stderr

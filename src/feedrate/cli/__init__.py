@@ -36,6 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.set_threshold(_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
     words = sys.argv[1:] if argv is None else argv
     arguments = make_parser([name for name in COMMANDS if name in words[:1]] or COMMANDS).parse_args(argv)
+    if argv is None and getattr(arguments, "map", None) is not None:
+        from feedrate.cli.apart import go_apart
+
+        ended = go_apart(arguments.map)
+        if ended is not None:
+            return ended
     # Pillow's (large images, odd metadata): what matters of them ends in a command's report.
     warnings.filterwarnings("ignore", module="PIL")
     try:

@@ -118,7 +118,9 @@ def _gc(arguments: argparse.Namespace) -> int:
     from feedrate.report.scratch import draw_cleared
     from feedrate.stage import collect_garbage
 
-    result = collect_garbage(arguments.scratch, limit_bytes=arguments.limit, is_trial=arguments.dry_run)
+    result = collect_garbage(
+        arguments.scratch, limit_bytes=arguments.limit, is_trial=arguments.dry_run, say=say
+    )
     if arguments.json != "-":
         sys.stdout.write(draw_cleared(result))
     write_json(arguments, dump_document("scratch gc", result))

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,15 +106,6 @@ def locate_columns(data: bytes) -> dict[str, tuple[int, ...]]:
         # An empty column has no memory to point at; nothing will be read there.
         positions[name] = tuple(b.address - whole.address if b is not None and b.size else 0 for b in buffers)
     return positions
-
-
-def read_part(path: str | os.PathLike[str], fields: Sequence[Field]) -> Part:
-    """Read a whole index part.
-
-    Raises:
-        PackError: the file is not an index part with these fields.
-    """
-    return parse_part(Path(path).read_bytes(), fields, name=os.path.basename(path))
 
 
 def parse_part(data: bytes, fields: Sequence[Field], *, name: str) -> Part:

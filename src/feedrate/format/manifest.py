@@ -20,6 +20,7 @@ from feedrate.format import containers
 from feedrate.format.addresses import find_address_problem
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.probe.paths import suggest_path
+from feedrate.units import typed
 
 FORMAT = "feedrate-pack"
 VERSION = 3
@@ -117,7 +118,7 @@ def file_path(pack: str | os.PathLike[str], file: Shard | IndexPart | ColumnPart
     if isinstance(file, Shard) and file.is_elsewhere:
         raise PackError(
             f"{pack} is an index of files that are not on this machine: {file.folder}/{file.name}",
-            hint=f"copy them to this node first, and use the copy: feedrate stage {pack}",
+            hint=f"copy them to this node first, and use the copy: feedrate stage {typed(pack)}",
         )
     return Path(pack) / file.folder / file.name
 
@@ -191,7 +192,7 @@ def read_manifest(pack: str | os.PathLike[str]) -> Manifest:
     """
     folder = Path(pack)
     if not folder.exists():
-        hint = suggest_path(folder) or f"make one: feedrate pack SOURCE {folder}"
+        hint = suggest_path(folder) or f"make one: feedrate pack SOURCE {typed(folder)}"
         raise NotFound(f"no pack at {folder}", hint=hint)
     if not folder.is_dir():
         raise NotFound(f"{folder} is a file; a pack is a folder with {FILE_NAME} in it")

@@ -31,6 +31,7 @@ from feedrate.format.manifest import (
     read_manifest,
 )
 from feedrate.kernel import I32, I64, Ranges, Status
+from feedrate.units import typed
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 
@@ -272,7 +273,8 @@ class Pack:
                     whole = values.tobytes()
                     return [whole[a:b] for a, b in itertools.pairwise(starts)]
         raise PackError(
-            f"{self.name}: the index is damaged in column '{column}'", hint=f"feedrate verify {self.name}"
+            f"{self.name}: the index is damaged in column '{column}'",
+            hint=f"feedrate verify {typed(self.name)}",
         )
 
     def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
@@ -317,7 +319,7 @@ class Pack:
             return np.frombuffer(data, dtype, count) if count else np.zeros(0, dtype)
         except (OSError, ValueError) as error:
             raise PackError(
-                f"{self.name}: {path.name} cannot be read", hint=f"feedrate verify {self.name}"
+                f"{self.name}: {path.name} cannot be read", hint=f"feedrate verify {typed(self.name)}"
             ) from error
 
     def checked_classes(self, name: str) -> I64:
@@ -336,7 +338,7 @@ class Pack:
                 if not is_good:
                     raise PackError(
                         f"{self.name}: {path.name}, which holds '{name}' of its samples, is damaged or gone",
-                        hint=f"feedrate verify {self.name}",
+                        hint=f"feedrate verify {typed(self.name)}",
                     )
         values: I64 = self.column(name)
         return values
@@ -363,7 +365,7 @@ class Pack:
                 if bounds[0] < 0 or (np.diff(bounds) < 0).any() or size_bytes > shard.index.size_bytes:
                     raise PackError(
                         f"{self.name}: the index is damaged in column '{column}'",
-                        hint=f"feedrate verify {self.name}",
+                        hint=f"feedrate verify {typed(self.name)}",
                     )
                 data = self._read_column(path, data_at + int(bounds[0]), np.dtype("u1"), size_bytes).tobytes()
                 for begin, end in itertools.pairwise((bounds - bounds[0]).tolist()):

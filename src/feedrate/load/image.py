@@ -45,6 +45,10 @@ class ImageOp(Protocol):
     def min_size(self) -> Size: ...
 
 
+def _pair(size: int | Size) -> Size:
+    return size if isinstance(size, tuple) else (size, size)
+
+
 @dataclass(frozen=True)
 class _Sized:
     size: int | Size
@@ -54,7 +58,7 @@ class _Sized:
 
     @property
     def out_size(self) -> Size:
-        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        return _pair(self.size)
 
     @property
     def uniforms(self) -> int:
@@ -220,7 +224,7 @@ class View:
 
     @property
     def out_size(self) -> Size:
-        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        return _pair(self.size)
 
 
 def whole(widths: I64, heights: I64) -> I32:

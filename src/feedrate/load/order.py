@@ -8,7 +8,6 @@ ranks.py's business, so the global order cannot depend on the number of ranks.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -74,7 +73,17 @@ class Shuffled:
         return ""
 
 
-class Windowed:
+class _InBlocks:
+    """What moves in blocks, and is mixed in windows of them."""
+
+    block: int
+    window: int
+
+    def identity(self) -> str:
+        return f"{self.block}x{self.window // self.block}"
+
+
+class Windowed(_InBlocks):
     """Blocks of neighbours in a random order, mixed inside windows of several blocks: large reads, still well
     shuffled.
 
@@ -100,11 +109,8 @@ class Windowed:
         shifted: I64 = (block * self.block + rest + offset) % self.n
         return shifted
 
-    def identity(self) -> str:
-        return f"{self.block}x{self.window // self.block}"
 
-
-class Staged:
+class Staged(_InBlocks):
     """While a pack flows to scratch: the first epoch follows the flow, later ones are shuffled.
 
     Shards flow in groups, side by side (see `store.flow`), so a window of the first epoch takes the next
@@ -145,9 +151,6 @@ class Staged:
         block = np.searchsorted(self._before, mixed, side="right") - 1
         found: I64 = self._starts[block] + mixed - self._before[block]
         return found if self._by_position is None else self._by_position[found]
-
-    def identity(self) -> str:
-        return f"{self.block}x{self.window // self.block}"
 
 
 def _mix_windows(slots: I64, n: int, window: int, key: int) -> I64:
@@ -271,33 +274,6 @@ def cut(n: int, fractions: tuple[float, float] | None) -> Subset:
     """Return the samples of a split `(start, stop)`; None: all of them."""
     start, stop = fractions or (0.0, 1.0)
     return Subset(n, round(start * n), round(stop * n), fractions)
-
-
-@dataclass(frozen=True, slots=True)
-class ShuffleQuality:
-    """How well an order is shuffled; a full permutation has 1, 1 and 0 (give or take chance).
-
-    Attributes:
-        displacement: how far samples move from where they are stored, relative to a full permutation.
-        batch_spread: how widely a batch draws from the dataset (standard deviation of its positions),
-            likewise.
-        neighbours: share of consecutive samples that are also stored next to each other.
-    """
-
-    displacement: float
-    batch_spread: float
-    neighbours: float
-
-
-def measure_shuffle(positions: I64, batch_size: int = 256) -> ShuffleQuality:
-    """Measure the shuffle quality of one epoch's order."""
-    n = len(positions)
-    batches = positions[: n // batch_size * batch_size].reshape(-1, batch_size)
-    return ShuffleQuality(
-        displacement=float(np.abs(positions - np.arange(n)).mean() / (n / 3)),
-        batch_spread=float(batches.std(axis=1).mean() / (n / math.sqrt(12))),
-        neighbours=float((np.abs(np.diff(positions)) == 1).mean()),
-    )
 
 
 def _digest(array: I64 | F64) -> str:

@@ -12,6 +12,7 @@ from feedrate.format.fields import Field
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.load.order import Members, Subset, cut
+from feedrate.units import typed
 
 Split = Subset | Members
 DEFAULT_COLUMN = "split"
@@ -49,7 +50,7 @@ def _find_column(pack: Pack, name: str) -> Field:
     field = pack.manifest.field(name)
     if field is None or field.classes is None:
         known = [f.name for f in pack.fields if f.classes is not None]
-        hint = f"make one: feedrate split {pack.name} train=0.9 validation=0.1"
+        hint = f"make one: feedrate split {typed(pack.name)} train=0.9 validation=0.1"
         if name != DEFAULT_COLUMN:
             hint = f"columns of classes: {', '.join(known) or 'none'}"
         raise UsageError(f"{pack.name} has no split: it has no column '{name}' of classes", hint=hint)

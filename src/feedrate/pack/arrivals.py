@@ -5,7 +5,6 @@ that stay unique, classes by the pack's numbers."""
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 
@@ -17,6 +16,7 @@ from feedrate.format.keys import key_of_stem, make_stem, printable
 from feedrate.format.pack import Pack
 from feedrate.pack.members import path_column
 from feedrate.results.pack import Rejection
+from feedrate.source.names import hash_name
 from feedrate.source.record import Held, Reader, Record, Stored, Value
 
 
@@ -136,13 +136,9 @@ class _Known:
     """Many names, of which only hashes are held: 8 bytes each."""
 
     def __init__(self, names: Iterator[bytes] | tuple[()]) -> None:
-        self._hashes = np.sort(np.fromiter((_hash(name) for name in names), np.uint64))
+        self._hashes = np.sort(np.fromiter((hash_name(name) for name in names), np.uint64))
 
     def __contains__(self, name: bytes) -> bool:
-        wanted = np.uint64(_hash(name))
+        wanted = np.uint64(hash_name(name))
         at = int(np.searchsorted(self._hashes, wanted))
         return at < len(self._hashes) and bool(self._hashes[at] == wanted)
-
-
-def _hash(name: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

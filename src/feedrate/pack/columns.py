@@ -21,6 +21,7 @@ from feedrate.pack.members import as_path, read_names, refuse_missing, some
 from feedrate.results.change import ColumnResult
 from feedrate.source.labelled import PATH_COLUMNS
 from feedrate.source.table import Table, is_missing, read_numbers, read_table
+from feedrate.units import format_count
 
 ColumnKind = Literal["number", "class", "text", "json"]
 KINDS: tuple[ColumnKind, ...] = ("number", "class", "text", "json")
@@ -162,6 +163,12 @@ def _make_values(
     numbers = read_numbers(cells) if kind in (None, "number") else None
     if numbers is not None:
         dtype, found = numbers
+        gaps = [cell for cell, number in zip(cells, found, strict=True) if number is None]
+        if gaps:
+            raise SourceError(
+                f"'{name}' in {table.path} is no number for {format_count(len(gaps), 'sample')}: {gaps[0]!r}",
+                hint="give them one in the table, or leave the cells empty and use --default VALUE",
+            )
         return Field(name, Kind.NUMBER, dtype=dtype), {name: np.array(found, dtype)}
     if kind == "number":
         strange = next(cell for cell in cells if read_numbers([cell]) is None)

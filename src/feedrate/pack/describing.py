@@ -16,6 +16,7 @@ from feedrate.kernel import Status
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.warming import measure_pack_residency
 from feedrate.results.pack import FieldSummary, PackDescription, SampleLine
+from feedrate.units import typed
 
 
 def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescription:
@@ -95,7 +96,7 @@ def _list_samples(pack: Pack, count: int) -> tuple[SampleLine, ...]:
         bad = int(np.flatnonzero(statuses)[0])
         raise PackError(
             f"{pack.path}: the index is damaged at sample {bad} ({Status(int(statuses[bad])).name.lower()})",
-            hint=f"feedrate verify {pack.path}",
+            hint=f"feedrate verify {typed(pack.path)}",
         )
     keys = pack.texts("key", positions)
     paths = pack.texts("image.path", positions) if pack.manifest.field("image") else [b""] * count

@@ -26,7 +26,7 @@ __all__ = [
     "sync_folder",
 ]
 
-LOCK_NAME = "packing.lock"
+LOCK_NAME = ".packing.lock"  # hidden: it may lie in a folder that is just being indexed
 _TEMPORARY = re.compile(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp")
 
 

@@ -17,6 +17,7 @@ from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.pack.members import as_path, read_names, refuse_missing, some
+from feedrate.units import format_count, typed
 
 
 def group_by_field(pack: Pack, name: str) -> list[bytes]:
@@ -116,8 +117,9 @@ def read_lists(pack: Pack, files: Mapping[str, Path], *, has_rest: bool) -> I64:
     strangers = [name for name in part_of if name not in used]
     if strangers:
         raise SourceError(
-            f"the lists name {len(strangers):,} samples that {pack.path} does not have: {some(strangers)}",
-            hint=f"a line is an original path or a key; 'feedrate ls {pack.path} --samples 5' shows some",
+            f"the lists name {format_count(len(strangers), 'sample')} that {pack.path} does not have:"
+            f" {some(strangers)}",
+            hint=f"a line is an original path or a key; see some: feedrate ls {typed(pack.path)} --samples 5",
         )
     refuse_missing(missing, len(pack), "part: no list names them", hint="give them one: NAME=rest")
     return values

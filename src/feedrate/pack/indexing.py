@@ -50,6 +50,7 @@ from feedrate.source.opening import open_reader
 from feedrate.source.options import SourceOptions
 from feedrate.source.patterns import is_pattern
 from feedrate.store.place import is_url
+from feedrate.units import typed
 
 REJECTED_NAME = "rejected.jsonl"
 INDEX_SUFFIX = ".index"
@@ -93,9 +94,11 @@ def index(
     is_beside = os.path.realpath(folder) == os.path.realpath(source)
     if not is_beside:
         refuse_foreign(folder)
+    refuse_indexed(folder)
+    # Before there is a folder of ours: what is not there must not be found in it.
+    records = InPlace(open_reader(source, options or SourceOptions(), scratch=os.fspath(folder)))
     with own_folder(folder):
-        refuse_indexed(folder)
-        records = InPlace(open_reader(source, options or SourceOptions(), scratch=os.fspath(folder)))
+        refuse_indexed(folder)  # by another process, meanwhile
         remove_temporaries(folder)
         listed = _list(records, folder, watch)
         result = _index(records, listed, folder, workers, watch)
@@ -109,7 +112,7 @@ def refuse_indexed(folder: Path) -> None:
     if (folder / FILE_NAME).exists() and not (folder / PROGRESS_NAME).exists():
         raise AlreadyExists(
             f"{folder} is a pack or an index already",
-            hint=f"use it; or to index anew, delete {folder / FILE_NAME} first",
+            hint=f"use it; or to index anew, delete {typed(folder / FILE_NAME)} first",
         )
 
 

@@ -59,7 +59,7 @@ class Mapper:
         given = {f.name: _give(f, value) for f, value in zip(self.fields, values, strict=True)}
         try:
             returned = self._function({"key": key, **given})
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a function that calls sys.exit does not end packing
             raise UnusableValue(f"{self.name} failed: {_words(error)}") from error
         finally:
             # Reading pixels is the map's own doing, and part of what training no longer does.
@@ -68,7 +68,7 @@ class Mapper:
         if returned is None:
             raise LeftOut
         if not isinstance(returned, Mapping):
-            raise UnusableValue(f"{self.name} returned a {type(returned).__name__}, not a dict or None")
+            raise UnusableValue(f"{self.name} returned {type(returned).__name__}, not a dict or None")
         changed = {
             name: value for name, value in returned.items()
             if name != "key" and not _is_untouched(value, given.get(name))
@@ -229,7 +229,7 @@ def _describe_value(name: str, value: Any, before: Field | None) -> Field:
         return Field(name, Kind.BYTES)
     if isinstance(value, (list, tuple, dict)):
         return Field(name, Kind.JSON)
-    raise UnusableValue(f"the map returned '{name}' as a {type(value).__name__}, which no field can hold")
+    raise UnusableValue(f"the map returned '{name}' as {type(value).__name__}, which no field can hold")
 
 
 def _could_be_pixels(value: np.ndarray[Any, np.dtype[Any]]) -> bool:
@@ -275,7 +275,7 @@ def _take_number(field: Field, value: Any) -> Plain:
     return number
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     """Return what an exception of the user's code says, and where it was raised."""
     if isinstance(error, FeedrateError):
         return str(error)

@@ -158,7 +158,7 @@ def _look_up(module: ModuleType, name: str) -> Function:
             hint=f"did you mean '{near[0]}'?" if near else None,
         )
     if not callable(found):
-        raise UsageError(f"{name} is not a function but a {type(found).__name__}")
+        raise UsageError(f"{name} is not a function: {type(found).__name__}")
     function: Function = found
     return function
 

@@ -36,6 +36,7 @@ from feedrate.pack.uniting import (
     unite_fields,
 )
 from feedrate.results.change import MergedPack, MergeResult
+from feedrate.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ def _begin(folder: Path, packs: Sequence[Pack], options: MergeOptions) -> None:
     if (folder / FILE_NAME).exists() and not (folder / PROGRESS_NAME).exists():
         there = read_manifest(folder)
         raise AlreadyExists(
-            f"{folder} already holds a finished pack of {there.samples:,} samples",
+            f"{folder} already holds a finished pack of {format_count(there.samples, 'sample')}",
             hint=f"name another folder, or delete it first: rm -r {folder}",
         )
     contents = [hashlib.sha256(dump_manifest(pack.manifest)).hexdigest() for pack in packs]

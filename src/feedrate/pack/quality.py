@@ -203,6 +203,10 @@ def classify(reason: str) -> str:
         return "map-failed"
     if "cannot be read:" in text or "no such file" in text or "changed while" in text:
         return "unreadable"
+    if text.startswith("lies outside "):
+        return "outside"
+    if "names it again" in text:
+        return "named-twice"
     if "the table" in text or text.startswith("has no "):
         return "incomplete"
     return "corrupt"

@@ -126,7 +126,7 @@ def read_quality(pack: str | os.PathLike[str]) -> Quality:
         NotFound: there is no pack, or it was made without it.
         PackError: the file is damaged.
     """
-    read_manifest(pack)
+    manifest = read_manifest(pack)
     path = Path(pack) / FILE_NAME
     try:
         document = json.loads(path.read_bytes())
@@ -135,6 +135,11 @@ def read_quality(pack: str | os.PathLike[str]) -> Quality:
             raise PackError(f"{path} has version {version!r}; this feedrate reads version {_VERSION}")
         return _load(document)
     except FileNotFoundError:
+        if any(shard.is_in_place for shard in manifest.shards):
+            raise NotFound(
+                f"{pack} is an index, and only packing looks at the quality of a dataset",
+                hint="to have a report, pack it: feedrate pack SOURCE PACK",
+            ) from None
         raise NotFound(
             f"{pack} has no {FILE_NAME}: it was made without one", hint="pack the source again to have it"
         ) from None

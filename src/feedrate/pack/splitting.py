@@ -21,6 +21,7 @@ from feedrate.pack.columns import count_classes
 from feedrate.pack.groups import find_strata, group_by_field, group_by_folder, group_by_path, read_lists
 from feedrate.pack.shares import Share, count_missing, count_shares, hash_names, split_groups, split_samples
 from feedrate.results.change import SplitResult
+from feedrate.units import format_count
 
 _PART = re.compile(r"[^\s:+=,/]{1,100}")
 
@@ -201,8 +202,12 @@ def _check_parts(shares: Mapping[str, Share], options: SplitOptions) -> tuple[st
 def _refuse_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -> None:
     empty = next((name for name, count in counts.items() if not count), None)
     if empty is not None:
-        whole = f"{samples:,} samples" if groups is None else f"{len(np.unique(groups)):,} groups"
-        raise UsageError(f"part '{empty}' would be empty: there are {whole}", hint="give it a larger share")
+        whole = format_count(samples, "sample")
+        if groups is not None:
+            whole = format_count(len(np.unique(groups)), "group")
+        raise UsageError(
+            f"part '{empty}' would be empty: the pack has {whole}", hint="give it a larger share"
+        )
 
 
 def _count_groups(parts: tuple[str, ...], values: I64, groups: I64) -> dict[str, int]:

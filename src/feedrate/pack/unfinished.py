@@ -27,7 +27,7 @@ from feedrate.pack.files import (
 )
 from feedrate.pack.options import PackOptions
 from feedrate.source.spool import SPOOL_NAME
-from feedrate.units import format_bytes
+from feedrate.units import format_bytes, format_count, typed
 
 JOBS_NAME = "packing.jobs"
 SURVEYS_NAME = "packing.surveys"  # of shards that lie elsewhere
@@ -84,9 +84,9 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
         asked["labels"] = there.settings.get("labels")
     difference = _first_difference(asked, there.settings)
     raise AlreadyExists(
-        f"{folder} already holds a finished pack of {there.samples:,} samples"
+        f"{folder} already holds a finished pack of {format_count(there.samples, 'sample')}"
         + (f" ({difference})" if difference else ""),
-        hint=f"use it, or name another folder, or delete it first: rm -r {folder}",
+        hint=f"use it, or name another folder, or delete it first: rm -r {typed(folder)}",
     )
 
 
@@ -127,7 +127,7 @@ def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str
         if difference:
             raise AlreadyExists(
                 f"{folder} holds an unfinished pack of something else: {difference}",
-                hint=f"repeat that command, name another folder, or delete this one first: rm -r {folder}",
+                hint=f"repeat that command, name another folder, or delete this one: rm -r {typed(folder)}",
             )
         return
     write_file(path, (json.dumps(now, indent=1, sort_keys=True) + "\n").encode())

@@ -25,6 +25,7 @@ from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import ColumnPart, Manifest, Shard, file_path
 from feedrate.format.pack import Pack
 from feedrate.pack.changing import write_column
+from feedrate.units import typed
 
 _SHARD = re.compile(r"shard-(\d+)\..*")
 
@@ -313,7 +314,7 @@ def refer_from(folder: Path) -> Callable[[Path, str], tuple[str, str]]:
     def place(path: Path, name: str) -> tuple[str, str]:
         del name
         if not path.exists():
-            raise StorageError(f"{path} is not there", hint=f"feedrate verify {path.parent}")
+            raise StorageError(f"{path} is not there", hint=f"feedrate verify {typed(path.parent)}")
         there = os.path.relpath(os.path.realpath(path.parent), base)
         return "" if there == "." else there, path.name
 

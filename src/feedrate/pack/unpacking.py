@@ -26,6 +26,7 @@ from feedrate.pack.tables import find_tables
 from feedrate.pack.tree import Tree, check_path
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results.pack import Tick, UnpackResult
+from feedrate.units import typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,4 +184,4 @@ def _read_table(pack: Path, table: Mapping[str, Any]) -> bytes:
 
 
 def _verify_hint(pack: str) -> str:
-    return f"feedrate verify {pack}"
+    return f"feedrate verify {typed(pack)}"

@@ -58,15 +58,6 @@ def read_pss(pid: int, proc: Path = Path("/proc")) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)
 
 
-def read_private(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return the bytes that only this process uses: what would be free again if it ended."""
-    try:
-        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return None
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
-
-
 def _read_rss(pid: int) -> int | None:
     import psutil
 

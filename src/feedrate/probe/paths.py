@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 
+_SIMILAR = 0.75  # a slip or two; at difflib's 0.6 'nopack' is like 'out pack 1'
+
 
 def suggest_path(path: str | os.PathLike[str]) -> str | None:
     """Return a hint that names a neighbour with a similar name, or the part of the path that exists."""
@@ -17,5 +19,5 @@ def suggest_path(path: str | os.PathLike[str]) -> str | None:
         return f"the path exists as far as {parent}"
     import difflib
 
-    near = difflib.get_close_matches(name, neighbours, n=1)
+    near = difflib.get_close_matches(name, neighbours, n=1, cutoff=_SIMILAR)
     return f"{parent} holds '{near[0]}'. Did you mean that?" if near else None

@@ -33,11 +33,15 @@ def draw_warm(result: WarmResult) -> str:
     if result.left_out:
         names = ", ".join(result.left_out[:3]) + (", ..." if len(result.left_out) > 3 else "")
         count = format_count(len(result.left_out), "file")
-        lines += [
-            f"{count} ({format_bytes(result.left_out_bytes)}) did not fit, to be read from the disk: {names}",
-            "",
-            "next: ask for more memory, or put the pack on a local disk",
-        ]
+        what = f"{count} ({format_bytes(result.left_out_bytes)}) did not fit"
+        if result.resident_after == 1:
+            lines.append(f"{what} into that room, and lie in memory all the same: {names}")
+        else:
+            lines += [
+                f"{what}, to be read from the disk: {names}",
+                "",
+                "next: ask for more memory, or put the pack on a local disk",
+            ]
     return "\n".join([*lines, ""])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from feedrate.report.terminal import most, rejection_lines, table_lines
 from feedrate.results.change import AppendResult, ColumnResult, MergeResult, SplitResult
-from feedrate.units import format_bytes, format_count, format_seconds
+from feedrate.units import format_bytes, format_count, format_seconds, typed
 
 
 def draw_split(result: SplitResult) -> str:
@@ -57,7 +57,7 @@ def draw_merge(result: MergeResult) -> str:
     ]
     if not all(one.linked for one in result.packs):
         lines.append("the packs that it refers to must stay where they are")
-    return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
+    return "\n".join([*lines, "", f"next: feedrate verify {typed(result.target)}", ""])
 
 
 def draw_append(result: AppendResult) -> str:
@@ -78,12 +78,12 @@ def draw_append(result: AppendResult) -> str:
         *_unassigned_lines(result.unassigned, result.pack),
         *rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack"),
     ]
-    return "\n".join([*lines, "", f"next: feedrate verify {result.pack}", ""])
+    return "\n".join([*lines, "", f"next: feedrate verify {typed(result.pack)}", ""])
 
 
 def _unassigned_lines(columns: tuple[str, ...], pack: str) -> list[str]:
     return [
-        f"the new samples are in no part of '{name}' yet: feedrate split {pack} --name {name} --extend"
+        f"the new samples are in no part of '{name}' yet: feedrate split {typed(pack)} --name {name} --extend"
         for name in columns
     ]
 

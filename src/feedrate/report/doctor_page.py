@@ -29,8 +29,8 @@ from feedrate.report.doctor_words import (
     list_setting,
     part_remedies,
 )
+from feedrate.report.page import describe_machine
 from feedrate.results.doctor import Diagnosis, Finding, HotLine, Remedy
-from feedrate.results.machine import Machine
 from feedrate.units import format_count
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -68,7 +68,7 @@ def draw_doctor_page(diagnosis: Diagnosis) -> str:
 <p class="verdict{" good" if is_healthy(diagnosis) else ""}">{show(describe_verdict(diagnosis))}</p>
 {_figures(diagnosis)}
 {"".join(sections)}
-<p class="soft"><small>{show(_describe_machine(diagnosis.machine))}</small></p>
+<p class="soft"><small>{show(describe_machine(diagnosis.machine))}</small></p>
 </body>
 </html>
 """
@@ -187,9 +187,3 @@ def _run(diagnosis: Diagnosis) -> str:
 def _facts(facts: Mapping[str, str]) -> str:
     rows = "".join(f"<dt>{show(name)}</dt><dd>{show(value)}</dd>" for name, value in facts.items())
     return f'<dl class="facts">{rows}</dl>' if rows else ""
-
-
-def _describe_machine(machine: Machine) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    command = " ".join(("feedrate", *machine.command_line))
-    return f"{command} | {machine.cpu_model}, Python {machine.python}, {versions}"

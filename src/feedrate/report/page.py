@@ -94,7 +94,7 @@ def draw_page(result: Fidelity, pictures: Pictures) -> str:
 {"".join(_summary(title, found) for title, found in compared)}
 {aside}
 {"".join(pairs)}
-<p class="soft"><small>{escape(_describe_machine(result.machine))}</small></p>
+<p class="soft"><small>{escape(describe_machine(result.machine))}</small></p>
 </body>
 </html>
 """
@@ -167,7 +167,8 @@ def _uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
-def _describe_machine(machine: Machine) -> str:
+def describe_machine(machine: Machine) -> str:
+    """Return the line at the foot of a page: what was typed, and where."""
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     command = " ".join(("feedrate", *machine.command_line))
     return f"{command} | {machine.cpu_model}, Python {machine.python}, {versions}"

@@ -16,6 +16,8 @@ _MEANINGS = {
     "empty": ("empty", "nothing can be learnt from them"),
     "truncated": ("cut short", "a copy or a download that did not end; fetch them again"),
     "corrupt": ("damaged, or no image at all", "nobody decodes them"),
+    "outside": ("outside of the source folder", "pack the folder that holds them all"),
+    "named-twice": ("named twice by the table", "the first row counts: which label is right?"),
     "incomplete": ("without a label, a value or a file", "see the table"),
     "map-failed": ("your function failed", "see its messages"),
     "duplicate": ("copies of others", "they weigh twice, and may leak from training into validation"),
@@ -132,10 +134,8 @@ def describe_classes(quality: Quality) -> str:
     classes = format_count(len(quality.classes), "class", "classes")
     if most.samples == least.samples:
         return f"{classes} of {format_count(most.samples, 'sample')} each"
-    return (
-        f"{classes}: {most.name} has {most.samples:,} samples, {least.name} {least.samples:,}"
-        f" ({quality.imbalance:,.3g} times fewer)"
-    )
+    fewer = f"{least.samples:,} ({quality.imbalance:,.3g} times fewer)" if least.samples else "none"
+    return f"{classes}: {most.name} has {format_count(most.samples, 'sample')}, {least.name} {fewer}"
 
 
 def describe_duplicates(quality: Quality) -> str:

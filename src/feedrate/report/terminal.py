@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -19,15 +20,13 @@ from feedrate.results.pack import (
     UnpackResult,
     VerifyResult,
 )
-from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds
+from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds, typed
 
 _FEW = 5
 
 
 def draw_pack(result: PackResult) -> str:
-    classes = "no labels" if "label" not in result.fields else "labels are numbers"
-    if result.classes is not None:
-        classes = format_count(result.classes, "class", "classes")
+    classes = _label_words(result.fields, result.classes)
     lines = [
         f"packed {format_count(result.samples, 'sample')} ({classes}) into {result.target}",
         *table_lines(
@@ -47,13 +46,19 @@ def draw_pack(result: PackResult) -> str:
     ]  # fmt: skip
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
-    return "\n".join([*lines, "", f"next: feedrate verify {result.target}", ""])
+    return "\n".join([*lines, "", f"next: feedrate verify {typed(result.target)}", ""])
+
+
+def _label_words(fields: Mapping[str, str], classes: int | None) -> str:
+    if classes is not None:
+        return format_count(classes, "class", "classes")
+    if "labels" in fields:
+        return "several labels each"
+    return "labels are numbers" if "label" in fields else "no labels"
 
 
 def draw_index(result: IndexResult) -> str:
-    classes = "no labels" if "label" not in result.fields else "labels are numbers"
-    if result.classes is not None:
-        classes = format_count(result.classes, "class", "classes")
+    classes = _label_words(result.fields, result.classes)
     where = "files of their own" if result.files is None else format_count(result.files, "file")
     resumed = ""
     if result.resumed_parts:
@@ -68,14 +73,14 @@ def draw_index(result: IndexResult) -> str:
                 ("index", f"{format_bytes(result.index_bytes)} in {result.target}"),
                 ("time", f"{format_seconds(result.seconds)}, {rate}{resumed}"),
                 ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
-                ("ignored", _count_words(result.ignored, "files") if result.ignored else ""),
+                ("ignored", _count_words(result.ignored, "file") if result.ignored else ""),
                 *(("left out", f"field '{name}': {why}") for name, why in result.left_out.items()),
             ]
         ),
     ]
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
-    next_line = f"next: feedrate ls {result.target}, or in Python feedrate.Loader('{result.target}')"
+    next_line = f"next: feedrate ls {typed(result.target)}, or in Python feedrate.Loader({result.target!r})"
     return "\n".join([*lines, "", next_line, ""])
 
 
@@ -98,7 +103,7 @@ def draw_verify(result: VerifyResult) -> str:
         if result.pixels
         else []
     )
-    lines += [f"extra file, no part of the pack: {name}" for name in result.extra_files]
+    lines += [_extra_line(name) for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
     lines.append(
         format_count(len(result.problems), "problem")
@@ -108,6 +113,13 @@ def draw_verify(result: VerifyResult) -> str:
     if result.problems:
         lines += ["", "next: restore the named files from a copy, or pack the source again"]
     return "\n".join([*lines, ""])
+
+
+def _extra_line(name: str) -> str:
+    if re.fullmatch(r"column-.+-[0-9a-f]{16}\.arrow", name):
+        # A job that runs, or a pack that refers to this one, may read it still: it is not for us to delete.
+        return f"column that was replaced, no part of the pack any more; delete it if nothing uses it: {name}"
+    return f"extra file, no part of the pack: {name}"
 
 
 def draw_description(description: PackDescription) -> str:
@@ -181,10 +193,11 @@ def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
         rows.append(("", f"normalised without loss: {_count_words(recoded.rewritten, None)}"))
     if recoded.encoded:
         rows.append(("", f"normalised by encoding anew: {_count_words(recoded.encoded, None)}"))
+    after_resize = ", after the resize" if recoded.resized else ""
     if recoded.mean_psnr_db is not None:
         sample = format_count(recoded.psnr_images, "image")
         rows.append(
-            ("", f"encoding left {recoded.mean_psnr_db:.1f} dB PSNR (mean of {sample}, after the resize)")
+            ("", f"encoding left {recoded.mean_psnr_db:.1f} dB PSNR (mean of {sample}{after_resize})")
         )
     return rows
 
@@ -224,7 +237,7 @@ def _decoder_words(by_kernel: int, by_pillow: Mapping[str, int]) -> str:
 def _ignored_words(ignored: Mapping[str, int]) -> str:
     # Suffixes of files, or in words what was in a record file.
     are_files = all(name == "" or name.startswith(".") for name in ignored)
-    return _count_words(ignored, "files" if are_files else None) if ignored else ""
+    return _count_words(ignored, "file" if are_files else None) if ignored else ""
 
 
 def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
@@ -233,7 +246,8 @@ def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
     rest = sum(counts.values()) - sum(count for _, count in most)
     if rest:
         words.append(f"{rest:,} others")
-    return ", ".join(words) + (f" {noun}" if noun else "")
+    plural = "" if sum(counts.values()) == 1 else "s"
+    return ", ".join(words) + (f" {noun}{plural}" if noun else "")
 
 
 def rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:

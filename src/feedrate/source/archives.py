@@ -21,9 +21,9 @@ from feedrate.source import tar
 from feedrate.source import zip as zips
 from feedrate.source.form import Form, form_by_name
 from feedrate.source.names import Repeats, is_hidden
-from feedrate.source.record import Held, Reader, Record, Stored
-from feedrate.source.spool import Spool
-from feedrate.store.place import Place, PlacedFile, explained
+from feedrate.source.record import Held, Record, Stored, describe_others
+from feedrate.source.spool import Spool, SpooledReader
+from feedrate.store.place import Place, PlacedFile
 from feedrate.units import format_bytes, format_count
 
 _SUFFIXES = (b".tar.gz", b".tgz", b".tar.bz2", b".tbz2", b".tar.xz", b".txz", b".tar", b".zip")
@@ -130,7 +130,7 @@ class Archive:
                 yield Member(one.name, value)
 
 
-class ArchiveReader(Reader):
+class ArchiveReader(SpooledReader):
     """One or several archives whose images lie in class folders, or have no labels.
 
     Raises, when iterated:
@@ -142,10 +142,6 @@ class ArchiveReader(Reader):
         self.ignored: dict[str, int] = {}
         self._place, self._archives, self._spool = place, archives, spool
         self._classes: set[str] = set()
-
-    def __iter__(self) -> Iterator[Record | Rejection]:
-        with explained(self.root), self._spool:
-            yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:
         self._classes, others = set(), Counter[str]()
@@ -195,7 +191,7 @@ class ArchiveReader(Reader):
                 seconds.update(folders[1:2])
         where = self._archives[0].address if len(self._archives) == 1 else self.root
         if not images:
-            raise SourceError(f"no images in {where}", hint=_what_is_there(others))
+            raise SourceError(f"no images in {where}", hint=describe_others(others))
         # An archive of one folder: what it is called says nothing about its images.
         depth = int(len(tops) == 1 and not shallow[0] and bool(seconds))
         if depth and shallow[1] == images:
@@ -234,10 +230,3 @@ def strip_suffix(name: bytes) -> bytes:
         if name.lower().endswith(suffix):
             return name[: -len(suffix)]
     return os.path.splitext(name)[0]
-
-
-def _what_is_there(others: Counter[str]) -> str:
-    if not others:
-        return "it holds no files at all"
-    counts = ", ".join(f"{count:,} with {suffix or 'no suffix'}" for suffix, count in others.most_common(4))
-    return f"it holds other files: {counts}"

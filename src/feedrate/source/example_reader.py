@@ -23,8 +23,8 @@ from feedrate.results.pack import Rejection
 from feedrate.source.example import BytesFeature, Feature, parse_example
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
-from feedrate.source.record import Reader, Record, Stored, Value
-from feedrate.source.spool import Spool
+from feedrate.source.record import Record, Stored, Value
+from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.tfrecord import read_records
 from feedrate.source.values import UnusableValue, dump_array
 from feedrate.store.place import Place, PlacedFile, explained
@@ -84,7 +84,7 @@ class _Seen:
         return Kind.TEXT if self.are_texts else Kind.BYTES
 
 
-class ExampleReader(Reader):
+class ExampleReader(SpooledReader):
     """A sample per Example. Which features are fields, the first ones say: what at least half of them have.
 
     Args:
@@ -106,10 +106,6 @@ class ExampleReader(Reader):
         self._kinds: dict[str, Kind] = {}
         self._dtypes: dict[str, str] = {}
         self._numbers: dict[str, NumberColumn] = {}
-
-    def __iter__(self) -> Iterator[Record | Rejection]:
-        with explained(self.root), self._spool:
-            yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:
         others: Counter[str] = Counter()

@@ -9,17 +9,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from feedrate.errors import SourceError
+from feedrate.errors import SourceError, StorageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.kernel import I64, Entry
 from feedrate.results.pack import Rejection
-from feedrate.source.record import ImageFiles, Reader, Record
+from feedrate.source.record import ImageFiles, Reader, Record, describe_others
 from feedrate.source.remote import walk
 from feedrate.source.walk import Inside
-from feedrate.units import format_count
+from feedrate.units import format_count, typed
 
 STRETCH_FILES = 1 << 14  # whole chunks of a listing
+_OF_THE_DISK = b"lost+found"  # at the top of a file system, for root alone
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"))
 
 
@@ -62,12 +63,11 @@ class ImageFolders(Reader):
                     deep_images += b"/" in folder
                 yield block
         self.ignored = dict(sorted(others.items()))
+        self._refuse_unlisted()
         if not images:
-            raise SourceError(f"no images in {self.root}", hint=_what_is_there(others))
+            raise SourceError(f"no images in {self.root}", hint=describe_others(others))
         if deep_images:
             self._refuse_splits()
-        for path, reason in sorted(self._walk.unlisted.items()):
-            yield Rejection(printable(path), "image", reason)
 
     def _sort_out(
         self, folder: bytes, inside: Inside, others: Counter[str]
@@ -103,6 +103,17 @@ class ImageFolders(Reader):
             self._classes.append(name)
         return len(self._classes) - 1
 
+    def _refuse_unlisted(self) -> None:
+        """A folder that nobody may look into may be a class: a dataset comes whole or not at all."""
+        unlisted = {path: why for path, why in self._walk.unlisted.items() if path != _OF_THE_DISK}
+        if unlisted:
+            first = min(unlisted)
+            more = f", and {format_count(len(unlisted) - 1, 'other folder')}" if len(unlisted) > 1 else ""
+            raise StorageError(
+                f"{os.path.join(self.root, printable(first))}: {unlisted[first]}{more}",
+                hint="let yourself read it, or move it out of the dataset",
+            )
+
     def _refuse_loose(self, first: bytes, count: int) -> SourceError:
         return SourceError(
             f"{self.root} has class folders, but {format_count(count, 'image')} beside them, "
@@ -123,7 +134,7 @@ class ImageFolders(Reader):
             first = os.path.join(self.root, names[0])
             raise SourceError(
                 f"{self.root} holds the parts of a dataset ({', '.join(names)}), not classes",
-                hint=f"pack each by itself: feedrate pack {first} PACK-{names[0]}",
+                hint=f"pack each by itself: feedrate pack {typed(first)} PACK-{names[0]}",
             )
 
 
@@ -135,10 +146,3 @@ def _stretches(indices: I64) -> Iterator[I64]:
         stop = len(indices) if is_last else first + STRETCH_FILES
         yield indices[first:stop]
         first = stop
-
-
-def _what_is_there(others: Counter[str]) -> str:
-    if not others:
-        return "it holds no files at all"
-    counts = ", ".join(f"{count:,} with {suffix or 'no suffix'}" for suffix, count in others.most_common(4))
-    return f"it holds other files: {counts}"

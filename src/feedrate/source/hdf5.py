@@ -18,10 +18,10 @@ from feedrate.results.pack import Rejection
 from feedrate.source.hdf5_columns import Column, dump_cell, find_columns, suffix_of
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import name_fields, record_name
-from feedrate.source.record import Held, Reader, Record, Value
-from feedrate.source.spool import Spool
+from feedrate.source.record import Held, Record, Value
+from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import UnusableValue
-from feedrate.store.place import Place, PlacedFile, explained
+from feedrate.store.place import Place, PlacedFile
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 2**25
@@ -29,7 +29,7 @@ _BLOCK_FILES = 16
 _CACHE_BYTES = 2**26  # of decompressed chunks, per dataset
 
 
-class Hdf5Reader(Reader):
+class Hdf5Reader(SpooledReader):
     """A sample per row of the datasets that are as long as the images are.
 
     Raises, when iterated:
@@ -44,10 +44,6 @@ class Hdf5Reader(Reader):
         self._columns: dict[str, Column] = {}
         self._names: dict[str, str] = {}
         self._numbers: dict[str, NumberColumn] = {}
-
-    def __iter__(self) -> Iterator[Record | Rejection]:
-        with explained(self.root), self._spool:
-            yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:
         others: Counter[str] = Counter()

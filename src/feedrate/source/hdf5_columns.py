@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import shlex
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +55,7 @@ def find_columns(
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise SourceError(f"{address} cannot be read as HDF5: {error}") from error
+    _refuse_pack(datasets, address)
     columns = {
         name: column for name, one in datasets.items() if (column := _column_of(name, one)) is not None
     }
@@ -77,6 +81,20 @@ def find_columns(
     chosen = {name: columns[name] for name in lengths[rows]}
     others = [name for name in datasets if name not in chosen]
     return chosen, others, _class_names({name: datasets[name] for name in others})
+
+
+def _refuse_pack(datasets: Mapping[str, Any], address: str) -> None:
+    """Bytes end to end, and where each sample's lie: rows of that would be numbers without an image."""
+    parts = [name.removesuffix("/offset") for name in datasets if name.endswith("/offset")]
+    if {"key", "number"} <= datasets.keys() and any(
+        f"{part}/{rest}" in datasets for part in parts for rest in ("data", "length")
+    ):
+        folder = os.path.dirname(address) or "."
+        raise SourceError(
+            f"{address} is part of a feedrate pack",
+            hint=f"use the pack as it is: feedrate ls {shlex.quote(folder)}; or, to pack it otherwise,"
+            " its source or what feedrate unpack gives",
+        )
 
 
 def _column_of(name: str, dataset: Any) -> Column | None:

@@ -57,6 +57,7 @@ class LabelledFiles(Reader):
         self._finder, self._shown = finder, shown or finder.root
         self._names: list[str] = []  # the table's columns that are read, as they are needed
         self._columns: list[_Column] = []
+        self._prose: list[str] = []  # among all columns, those of texts
         self._choose(options)
 
     def fields(self) -> tuple[Field, ...]:
@@ -139,6 +140,9 @@ class LabelledFiles(Reader):
                 self._add(column.settle(), column.columns, column.read)
             else:
                 self._add(column.settle(), [column.column], _first_cell(column.read))
+        for column_name in self._prose:
+            field = Field(safe_field(column_name), Kind.TEXT)
+            self._add(field, [column_name], _value_reader(field.name, field.kind))
         for spec in options.fields:
             self._add_field(spec, options.label_separator or DEFAULT_SEPARATOR)
         if len(self._columns) == 1:
@@ -164,12 +168,16 @@ class LabelledFiles(Reader):
         self._look(columns)
         if len(columns) > 1 and all(column.are_flags for column in columns):
             return [FlagColumns(names)]
-        return columns
+        if options.label_column == ALL_COLUMNS:
+            self._prose = [one.column for one in columns if one.is_prose]
+        return [one for one in columns if one.column not in self._prose]
 
     def _add_field(self, spec: FieldSpec, separator: str) -> None:
         column = self.table.pick(spec.column, (), f"field '{spec.name}'") or spec.column
         if spec.form:
-            label = LabelColumn(spec.name, column, separator if spec.form == "labels" else None)
+            label = LabelColumn(
+                spec.name, column, separator if spec.form == "labels" else None, are_classes=True
+            )
             self._look([label])
             self._add(label.settle(), [column], _first_cell(label.read))
         elif spec.kind is Kind.NUMBER:

@@ -164,7 +164,7 @@ class Digests:
         self._digests = array("Q")
 
     def add(self, name: bytes) -> None:
-        self._digests.append(_digest(name))
+        self._digests.append(hash_name(name))
 
     def sorted(self) -> npt.NDArray[np.uint64]:
         """Return the digests, sorted in place: a copy of millions would show."""
@@ -177,7 +177,7 @@ class Digests:
         known = self.sorted()
         names = iter(names)
         while block := list(itertools.islice(names, 4096)):
-            digests = np.array([_digest(name) for name in block], np.uint64)
+            digests = np.array([hash_name(name) for name in block], np.uint64)
             at = np.searchsorted(known, digests)
             is_known = np.zeros(len(block), bool)
             inside = at < len(known)
@@ -201,12 +201,13 @@ class Repeats(Digests):
         seen: set[bytes] = set()
         twice: set[bytes] = set()
         for name in again:
-            if _digest(name) in suspects:
+            if hash_name(name) in suspects:
                 (twice if name in seen else seen).add(name)
         return twice
 
 
-def _digest(name: bytes) -> int:
+def hash_name(name: bytes) -> int:
+    """Return 64 bits that two names hardly ever share."""
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 

@@ -21,6 +21,7 @@ from feedrate.source.patterns import find_files, is_pattern
 from feedrate.source.record import Reader
 from feedrate.source.spool import Spool
 from feedrate.store.place import Place, PlacedFile, explained, is_url, split_source
+from feedrate.units import typed
 
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
 _ARCHIVES = frozenset((Form.ZIP, Form.TAR, Form.COMPRESSED_TAR))
@@ -93,7 +94,7 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
         if has_image_suffix(file.path):
             return ImageFolders(place.root)
         if file.path == FILE_NAME.encode() and not _is_index(place):
-            raise SourceError(f"{place.root} is a pack already", hint=f"feedrate ls {place.root}")
+            raise SourceError(f"{place.root} is a pack already", hint=f"feedrate ls {typed(place.root)}")
         form = form_by_name(file.path)
         if form in CONTAINERS:
             files.setdefault(form, []).append(file)
@@ -214,7 +215,7 @@ def _refuse_splits(place: Place, files: list[PlacedFile]) -> None:
         suffix = file_suffix(files[0].path)
         raise SourceError(
             f"{place.root} holds the parts of a dataset ({', '.join(names)})",
-            hint=f"pack each by itself: feedrate pack '{place.root}/{names[-1]}*{suffix}' PACK",
+            hint=f"pack each by itself: feedrate pack {typed(f'{place.root}/{names[-1]}*{suffix}')} PACK",
         )
 
 

@@ -17,10 +17,10 @@ from feedrate.format.keys import printable
 from feedrate.results.pack import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
-from feedrate.source.record import Reader, Record, Value
-from feedrate.source.spool import Spool
+from feedrate.source.record import Record, Value
+from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import UnusableValue, dump_array
-from feedrate.store.place import Place, PlacedFile, explained
+from feedrate.store.place import Place, PlacedFile
 
 _BATCH_ROWS = 64
 _PEEK_ROWS = 20
@@ -36,7 +36,7 @@ class Column:
     classes: tuple[str, ...] | None = None
 
 
-class ParquetReader(Reader):
+class ParquetReader(SpooledReader):
     """A sample per row. Images are structs of bytes and path, or binary columns that begin like images.
 
     Raises, when iterated:
@@ -50,10 +50,6 @@ class ParquetReader(Reader):
         self._columns: dict[str, Column] = {}
         self._names: dict[str, str] = {}
         self._numbers: dict[str, NumberColumn] = {}
-
-    def __iter__(self) -> Iterator[Record | Rejection]:
-        with explained(self.root), self._spool:
-            yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:
         import pyarrow as pa

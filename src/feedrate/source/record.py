@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -113,3 +114,11 @@ class Reader(Protocol):
     def fields(self) -> tuple[Field, ...]:
         """Return the fields; whole after the iteration, when all classes have been seen."""
         ...
+
+
+def describe_others(others: Counter[str]) -> str:
+    """Return a hint where a source has no images: suffixes, and how many files have them."""
+    if not others:
+        return "it holds no files at all"
+    counts = ", ".join(f"{count:,} with {suffix or 'no suffix'}" for suffix, count in others.most_common(4))
+    return f"it holds other files: {counts}"

@@ -19,10 +19,10 @@ from feedrate.results.pack import Rejection
 from feedrate.source.form import RECORDIO_MAGIC
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, record_name
-from feedrate.source.record import Reader, Record, Stored, Value
-from feedrate.source.spool import Spool
+from feedrate.source.record import Record, Stored, Value
+from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import dump_array
-from feedrate.store.place import Place, PlacedFile, explained
+from feedrate.store.place import Place, PlacedFile
 
 _HEAD = struct.Struct("<II")
 _IMAGE_HEAD = struct.Struct("<IfQQ")
@@ -83,7 +83,7 @@ def read_records(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
         raise SourceError(f"{address} ends inside a record: it is cut short")
 
 
-class ImageRecordReader(Reader):
+class ImageRecordReader(SpooledReader):
     """A sample per record with an image; one label is a number, several are an array, `labels`.
 
     Raises, when iterated:
@@ -96,10 +96,6 @@ class ImageRecordReader(Reader):
         self._place, self._files, self._spool = place, files, spool
         self._label = NumberColumn("label")
         self._are_several = False
-
-    def __iter__(self) -> Iterator[Record | Rejection]:
-        with explained(self.root), self._spool:
-            yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:
         self._label = NumberColumn("label")

@@ -8,10 +8,14 @@ them there would cost the whole of it.
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from feedrate.errors import StorageError, UsageError
-from feedrate.source.record import Held
+from feedrate.results.pack import Rejection
+from feedrate.source.record import Held, Reader, Record
+from feedrate.store.place import explained
 
 SPOOL_NAME = "packing.spool"
 _SMALL_BYTES = 256
@@ -78,3 +82,16 @@ class Spool:
             f"cannot write {SPOOL_NAME} in {self.folder}: {error.strerror}",
             hint="samples of this source are kept there while it is packed: it needs room for them twice",
         )
+
+
+class SpooledReader(Reader):
+    """A reader with a spool; what its place raises becomes a sentence."""
+
+    _spool: Spool
+
+    def __iter__(self) -> Iterator[Record | Rejection]:
+        with explained(self.root), self._spool:
+            yield from self._read()
+
+    @abstractmethod
+    def _read(self) -> Iterator[Record | Rejection]: ...

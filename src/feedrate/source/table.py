@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from feedrate.errors import FeedrateError, NotFound, SourceError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _PIECE_BYTES = 2**20
+_NO_NUMBER = frozenset(("nan", "na", "n/a", "null", "none"))
 Row = tuple[object, ...]
 
 
@@ -82,6 +84,8 @@ def read_table(path: Path) -> Table:
     try:
         table = Table(path, tuple(_COLUMNS[suffix](path)))
     except (ValueError, TypeError, OSError, csv.Error, RecursionError) as error:
+        if isinstance(error, FeedrateError):
+            raise
         raise _not_a_table(path, error) from error
     if next(table.rows(table.columns[:1]), None) is None:
         raise SourceError(f"the table {path} has no rows")
@@ -90,6 +94,11 @@ def read_table(path: Path) -> Table:
 
 def is_missing(value: object) -> bool:
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def is_no_number(value: object) -> bool:
+    """Return whether a cell says, as tables of numbers do in several ways, that there is no number."""
+    return is_missing(value) or (isinstance(value, str) and value.strip().lower() in _NO_NUMBER)
 
 
 def read_number(value: object) -> int | float | None:
@@ -112,9 +121,9 @@ def read_number(value: object) -> int | float | None:
 
 
 def read_numbers(values: Sequence[object]) -> tuple[str, list[int | float | None]] | None:
-    """Return ("int64" or "float64", numbers) when every value is one, or missing; else None."""
+    """Return ("int64" or "float64", numbers) when every value is one, or no number; else None."""
     numbers = [read_number(value) for value in values]
-    if any(n is None and not is_missing(v) for n, v in zip(numbers, values, strict=True)):
+    if any(n is None and not is_no_number(v) for n, v in zip(numbers, values, strict=True)):
         return None
     known = [n for n in numbers if n is not None]
     if all(isinstance(n, int) and -(2**63) <= n < 2**63 for n in known):
@@ -123,6 +132,11 @@ def read_numbers(values: Sequence[object]) -> tuple[str, list[int | float | None
 
 
 def _not_a_table(path: Path, error: Exception) -> SourceError:
+    if isinstance(error, UnicodeDecodeError):
+        return SourceError(
+            f"{path} is not written in UTF-8: it holds the byte 0x{error.object[error.start]:02x}",
+            hint=f"convert it: iconv -f LATIN1 -t UTF-8 {shlex.quote(str(path))} > utf8{path.suffix.lower()}",
+        )
     return SourceError(f"{path} is not a {path.suffix.lower()[1:]} table: {error}")
 
 
@@ -131,7 +145,16 @@ def _csv_columns(path: Path) -> list[str]:
         header: list[str] = next(_csv_reader(path, file), [])
     if len(set(header)) < len(header):
         raise ValueError("two columns have the same name")
+    if len(header) == 1 and path.suffix.lower() == ".csv" and (mark := _other_separator(header[0])):
+        raise SourceError(
+            f"{path} has values separated by {mark!r}, not by commas: '{header[0]}'",
+            hint="save it with commas, or with tabs as .tsv",
+        )
     return header
+
+
+def _other_separator(line: str) -> str | None:
+    return next((mark for mark in (";", "\t") if mark in line), None)
 
 
 def _csv_rows(path: Path, names: Sequence[str]) -> Iterator[Row]:

@@ -17,8 +17,8 @@ from feedrate.source.archives import Archive, Member
 from feedrate.source.bytes import Bytes
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import Repeats, is_hidden, is_mask_name, kind_of_suffix, safe_field
-from feedrate.source.record import Reader, Record, Value
-from feedrate.source.spool import Spool
+from feedrate.source.record import Record, Value
+from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import UnusableValue
 from feedrate.store.place import Place, PlacedFile, explained
 
@@ -37,7 +37,7 @@ class _Group:
     top: bytes = b""
 
 
-class ShardReader(Reader):
+class ShardReader(SpooledReader):
     """A sample per key. Which fields there are, the first samples say: what at least half of them have.
 
     Args:
@@ -56,10 +56,6 @@ class ShardReader(Reader):
         self._archives, self._spool = archives, spool
         self._fields: dict[str, Kind] = {}
         self._numbers: dict[str, NumberColumn] = {}
-
-    def __iter__(self) -> Iterator[Record | Rejection]:
-        with explained(self.root), self._spool:
-            yield from self._read()
 
     def _read(self) -> Iterator[Record | Rejection]:
         others: Counter[str] = Counter()

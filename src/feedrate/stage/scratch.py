@@ -68,7 +68,7 @@ def remove_copies(
         NotFound: there is no such copy.
         UsageError: a name fits several, or somebody else's copy.
     """
-    clearings = [Clearing(scratch.path) for scratch in find_scratches(wish)]
+    clearings = [Clearing(scratch.path, say=say) for scratch in find_scratches(wish)]
     copies = [copy for clearing in clearings for copy in clearing.everybodys]
     caches = {cache.path: cache for clearing in clearings for cache in clearing.caches}
     chosen, chosen_caches = set(), set()
@@ -95,7 +95,11 @@ def remove_copies(
 
 
 def collect_garbage(
-    wish: str | None = None, *, limit_bytes: int | None = None, is_trial: bool = False
+    wish: str | None = None,
+    *,
+    limit_bytes: int | None = None,
+    is_trial: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> ClearResult:
     """Delete this user's copies that expired, were never finished, or are over the limit, caches that no job
     has used for long, and leftovers.
@@ -104,7 +108,7 @@ def collect_garbage(
         NotFound: there is no folder of that name.
     """
     limit_bytes = find_limit() if limit_bytes is None else limit_bytes
-    clearings = [Clearing(scratch.path, is_trial=is_trial) for scratch in find_scratches(wish)]
+    clearings = [Clearing(scratch.path, is_trial=is_trial, say=say) for scratch in find_scratches(wish)]
     for clearing in clearings:
         clearing.remove_idle()
         if limit_bytes is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,14 +30,17 @@ from feedrate.store.homes import HOME
 from feedrate.store.inventory import list_copies
 from feedrate.store.kept import delete_cache
 from feedrate.store.marker import find_node
+from feedrate.store.place import is_url
 from feedrate.store.registry import forget, recall
 from feedrate.store.removal import opened_folder, walk
-from feedrate.units import parse_bytes
+from feedrate.units import format_bytes, parse_bytes
 
 # A cache does not say how long it should stay: as long as copies of which nothing else was said.
 _KEEP_CACHES_S = 7 * 86400.0
 # Making an empty copy takes milliseconds: what is older has no maker any more.
 _MAKING_S = 600.0
+# To read so much may take longer than people wait without a word.
+_LONG_BYTES = 2 << 30
 
 
 @contextlib.contextmanager
@@ -85,10 +88,18 @@ class Clearing:
     Args:
         is_trial: only say what would be done.
         now: seconds since 1970.
+        say: told what will take a while.
     """
 
-    def __init__(self, scratch: Path, *, is_trial: bool = False, now: float | None = None) -> None:
-        self.scratch = scratch
+    def __init__(
+        self,
+        scratch: Path,
+        *,
+        is_trial: bool = False,
+        now: float | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.scratch, self._say = scratch, say
         self.now = time.time() if now is None else now
         self.result = Cleared()
         self._is_trial = is_trial
@@ -136,6 +147,10 @@ class Clearing:
     def _try(self, copy: CopyInfo, why: str, even_if_the_source_is_gone: bool = False) -> None:
         size_bytes = size_on_disk(copy)
         sources = [source for folder, source in self._sources.items() if folder != copy.folder]
+        if size_bytes >= _LONG_BYTES and not (
+            is_url(copy.source) or copy.leases or even_if_the_source_is_gone
+        ):
+            self._say(f"reading {copy.source}, {format_bytes(size_bytes)}, to be sure that its copy may go")
         try:
             with opened_home(self.scratch) as home:
                 if home is None:
@@ -228,7 +243,14 @@ def find_limit(environ: Mapping[str, str] = os.environ) -> int | None:
         raise UsageError(f"FEEDRATE_SCRATCH_LIMIT: {error}", hint=error.hint) from None
 
 
-def make_room(scratch: Path, size_bytes: int, *, limit_bytes: int | None = None, spare: str = "") -> Cleared:
+def make_room(
+    scratch: Path,
+    size_bytes: int,
+    *,
+    limit_bytes: int | None = None,
+    spare: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> Cleared:
     """Delete what need not stay, before a copy of that size is made.
 
     Only where there is no room for it: copies that expired or that nobody finishes; and, where a limit is
@@ -237,7 +259,7 @@ def make_room(scratch: Path, size_bytes: int, *, limit_bytes: int | None = None,
     """
     if limit_bytes is None and free_bytes(scratch) >= size_bytes:
         return Cleared()
-    clearing = Clearing(scratch)
+    clearing = Clearing(scratch, say=say)
     clearing.copies = [copy for copy in clearing.copies if copy.folder != spare]
     in_use = sum(size_on_disk(copy) for copy in clearing.copies if copy.leases or copy.is_being_written)
     if limit_bytes is not None and in_use + size_bytes > limit_bytes:

@@ -34,6 +34,7 @@ from feedrate.probe.paths import suggest_path
 from feedrate.store.audience import Audience, walk_local
 from feedrate.store.marker import CopiedFile, Marker, check_name
 from feedrate.store.place import Place, PlacedFile, is_address, is_url, split_source
+from feedrate.units import typed
 
 ORIGINAL_NAME = "source-pack.json"
 _EXTRAS = ("quality.json", "rejected.jsonl")
@@ -266,7 +267,7 @@ class _Look:
         if file.name not in (FILE_NAME, ORIGINAL_NAME) and size_bytes not in (-1, file.size_bytes):
             raise PackError(
                 f"{address} has {size_bytes:,} bytes, and pack.json says {file.size_bytes:,}",
-                hint=f"feedrate verify {self._place.root}",
+                hint=f"feedrate verify {typed(self._place.root)}",
             )
         return dataclasses.replace(file, mtime_ns=mtime_ns)
 

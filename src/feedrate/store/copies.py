@@ -45,6 +45,7 @@ from feedrate.store.marker import (
     dump_marker,
     find_node,
 )
+from feedrate.units import typed
 
 __all__ = [
     "DATA",
@@ -127,7 +128,7 @@ class Copy:
             if copy.marker.digest != marker.digest:
                 raise StorageError(
                     f"{copy.folder} is a copy of something else: {copy.marker.address}",
-                    hint=f"delete it: feedrate scratch rm {copy.folder}",
+                    hint=f"delete it: feedrate scratch rm {typed(copy.folder)}",
                 )
             if copy.is_ours or copy.is_complete():
                 return copy

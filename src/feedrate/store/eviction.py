@@ -2,14 +2,15 @@
 """Delete a copy, but only if that loses nothing.
 
     looked at      it carries our marker, holds nothing that we did not put there, no other copy was made of
-                   it, and its source was seen, unchanged
+                   it, and its source was seen, and read, unchanged
     out of reach   under its gate, with no lease and no writer: renamed, so that nobody takes it into use
     looked again   all that still holds; else the copy gets its name back
     deleted        data first and the marker last: what a killed evictor leaves is known by it, and is deleted
                    in the same way by the next, or gets its name back
 
-The second look is not for the time that has passed. A source may be the copy itself, reached by a link, a
-mount or a server; and of two copies that are each other's source two evictors would else delete both.
+Bytes are read in the first look; in the second, no file may have been written to since. That look is not for
+the time that has passed. A source may be the copy itself, reached by a link, a mount or a server; and of two
+copies that are each other's source two evictors would else delete both.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from feedrate.store.copies import DATA, GATE, LEASES, MARKER, USED, WRITER
 from feedrate.store.leases import CopyGone, Lock, live_leases, take_lock
 from feedrate.store.marker import CopiedFile, Marker, load_marker
 from feedrate.store.place import is_url
-from feedrate.store.presence import Doubt, Sight, checksum_file, compare_source, see_source
+from feedrate.store.presence import Doubt, Sight, see_source
 from feedrate.store.removal import opened_folder, read_small, remove_known, walk
+from feedrate.store.sameness import checksum_file, compare_source
 
 _DOOMED = re.compile(r"\.gone-(?P<name>.+)-[0-9]+-[0-9a-f]{8}")
 _TEMPORARY = re.compile(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp")
@@ -105,6 +107,7 @@ def _evict(
     _refuse_sources(folder, [marker.address, *sources])
     # What is out of reach already needs one look only.
     is_out = is_doomed(name) and not is_trial
+    _refuse_users(folder)  # before the source is read, which may take minutes; again when nobody can come
     seen = None if is_out else _look(folder, fd, marker, is_blind=is_blind)
     with (
         _take(folder / GATE, "somebody is just taking it into use"),
@@ -119,7 +122,7 @@ def _evict(
             raise Kept("it was just taken into use")
         doomed = name if is_doomed(name) else _doom(home_fd, name)
         try:
-            _refuse_change(seen, _look(folder, fd, marker, is_blind=is_blind))
+            _refuse_change(seen, _look(folder, fd, marker, is_blind=is_blind, read=seen))
         except BaseException as error:
             is_back = _restore(home_fd, doomed) and is_doomed(name)
             if isinstance(error, Kept):
@@ -171,14 +174,17 @@ def _refuse_sources(folder: Path, sources: Collection[str]) -> None:
             raise Kept(f"it lies in {source}, which a copy was made of")
 
 
-def _look(folder: Path, fd: int, marker: Marker, *, is_blind: bool) -> Sight:
-    """Return what the source is like; Kept: what is copied from it here is not safe there, or is more."""
+def _look(folder: Path, fd: int, marker: Marker, *, is_blind: bool, read: Sight | None = None) -> Sight:
+    """Return what the source is like; Kept: what is copied from it here is not safe there, or is more.
+
+    `read`: what it was like when its bytes were compared.
+    """
     ours = _refuse_strangers(folder, fd, marker)
     if is_blind or _is_done(fd):
         return {}  # nothing that could be lost, or the user has said so
     try:
         seen = see_source(marker)
-        compare_source(marker, seen, folder / DATA, ours)
+        compare_source(marker, seen, folder / DATA, ours, read)
     except Doubt as doubt:
         raise SourceUnseen(str(doubt)) from None
     return seen

@@ -160,7 +160,7 @@ class _Told(Trouble):
         self._say = say
         self._said: set[str] = set()
 
-    def note(self, error: BaseException, address: str, wait_s: float) -> None:
+    def note(self, error: BaseException, address: str, wait_s: float, give_up_s: float) -> None:  # noqa: ARG002
         sentence = f"{self.explain(error, address, 1)}; trying again in {format_seconds(wait_s)}"
         # Not once per stream: they all meet the same trouble.
         if sentence not in self._said:

@@ -69,8 +69,8 @@ class Trouble:
         self._warned = -_QUIET_S
         self._is_out = False
 
-    def note(self, error: BaseException, address: str, wait_s: float) -> None:  # noqa: ARG002
-        """A request failed, and will be tried again."""
+    def note(self, error: BaseException, address: str, wait_s: float, give_up_s: float) -> None:  # noqa: ARG002
+        """A request failed, and will be tried again after a while, for so long."""
         with self._lock:
             self.retries += 1
             now = time.monotonic()
@@ -81,7 +81,7 @@ class Trouble:
         if is_news:
             log.warning(
                 "%s does not answer as it should (%s); trying again for up to %s",
-                self.address, say(error), format_seconds(self.patience.give_up_s),
+                self.address, say(error), format_seconds(give_up_s),
             )  # fmt: skip
 
     def is_over(self) -> None:
@@ -98,7 +98,7 @@ class Trouble:
             return error
         tries = f", tried {failures} times" if failures > 1 else ""
         return StorageError(
-            f"cannot read {address}: {say(error)}{tries}",
+            f"cannot read {address}: {say(error).removeprefix(f'cannot read {address}: ')}{tries}",
             hint="is it there, and are you allowed to read it? When it answers, go on from the last state",
         )
 
@@ -140,7 +140,7 @@ class Attempts:
         is_enough = self._failures >= self._patience.tries or spent_s + wait_s > self._patience.give_up_s
         if is_short or is_enough:
             self._give_up(error)
-        self._trouble.note(error, self._address, wait_s)
+        self._trouble.note(error, self._address, wait_s, self._patience.give_up_s)
         return wait_s
 
     def _give_up(self, error: BaseException) -> NoReturn:

@@ -211,13 +211,14 @@ def explained(address: str) -> Iterator[None]:
         better = explain(error, address)
         if better is error:
             raise
-        raise better from error
+        raise better from _find_outage(error)
 
 
 def explain(error: Exception, address: str) -> Exception:
     """Return the sentence for what a disk or a storage raised; what is none of that as it is."""
     if isinstance(error, FeedrateError):
         return error
+    error = _find_outage(error)
     if isinstance(error, FileNotFoundError):
         return NotFound(f"no dataset at {address}")
     if isinstance(error, ImportError):
@@ -229,6 +230,17 @@ def explain(error: Exception, address: str) -> Exception:
         f"cannot read {address}: {words[:300]}",
         hint="is it there, and are you allowed to read it? When it answers, run the same again",
     )
+
+
+def _find_outage(error: Exception) -> Exception:
+    """Return what is wrong: of a web server that is not there, fsspec says that it has no such file."""
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
+        return error
+    is_down = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+    is_cut = any(kind.__name__ == "ClientConnectionError" for kind in type(cause).__mro__)  # of aiohttp
+    has_failed = getattr(cause, "status", 0) >= 500
+    return cause if is_down or is_cut or has_failed else error
 
 
 def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:

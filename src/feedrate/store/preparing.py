@@ -82,9 +82,12 @@ def _make_room(scratch: Scratch, copy: Copy | None, size_bytes: int, say: Callab
     """Delete what need not stay where there is no room, or no more is allowed."""
     spare = "" if copy is None else str(copy.folder)
     limit_bytes = find_limit()
-    cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare)
+    cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare, say=say)
     for gone in cleared.removed:
         say(f"deleted {gone.path}, {format_bytes(gone.size_bytes)}: {gone.why}")
+    for kept in cleared.kept:
+        if kept.is_only_copy:
+            say(f"kept {kept.path}, {format_bytes(kept.size_bytes)}: {kept.why}")
     if limit_bytes is not None and cleared.used_bytes + size_bytes > limit_bytes:
         raise StorageError(
             f"the copy needs {format_bytes(size_bytes)} on {scratch.path}, where your copies take"

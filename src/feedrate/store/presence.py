@@ -1,30 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is the source of a copy there, and is it what was copied? Eviction asks right before it deletes.
-
-A file counts as the same when it has the size that it had, and the time of change that it had when its bytes
-were copied and their checksum was taken; where the time is another, or nobody tells it, its bytes are read
-and their checksum is compared. A pack.json holds the checksums of all shards and is always compared byte for
-byte: the shards of a store that tells no times (most web servers) then need only have the right size. It does
-not vouch for files that were indexed where they were: those are read.
-"""
+"""Is the source of a copy there, all of it, with the sizes that it had? `sameness` looks at bytes."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-from feedrate import kernel
 from feedrate.errors import FeedrateError
-from feedrate.format.manifest import FILE_NAME, parse_manifest
 from feedrate.store.contents import Contents
 from feedrate.store.marker import CopiedFile, Marker
 from feedrate.store.place import Place
 
-_CHUNK_BYTES = 2**20
 # A question to a file server is mostly waiting.
 _AT_ONCE = 16
 _GROUP = 16
@@ -40,12 +29,13 @@ class Doubt(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A file of the source at one moment. `device`, `inode`: 0 behind an address."""
+    """A file of the source at one moment. `device`, `inode`, `ctime_ns`: 0 behind an address."""
 
     size_bytes: int
     mtime_ns: int
     device: int = 0
     inode: int = 0
+    ctime_ns: int = 0  # no program can set it: who writes to the file changes it
 
 
 Sight = dict[str, Seen]  # by the file's name in the copy
@@ -57,7 +47,7 @@ def see_source(marker: Marker) -> Sight:
     Raises:
         Doubt: one of them is gone, is no plain file, may not be read, or has another size.
     """
-    contents, wanted = Contents(marker, {}), _wanted(marker)
+    contents, wanted = Contents(marker, {}), list_wanted(marker)
     by_place: dict[Place, list[CopiedFile]] = {}
     for file in wanted:
         by_place.setdefault(contents.locate(file)[0], []).append(file)
@@ -69,61 +59,19 @@ def see_source(marker: Marker) -> Sight:
     for file in wanted:
         if found[file.name].size_bytes != file.size_bytes:
             raise Doubt(
-                f"{_address(contents, file)} has {found[file.name].size_bytes:,} bytes"
+                f"{name_source(contents, file)} has {found[file.name].size_bytes:,} bytes"
                 f" and had {file.size_bytes:,} when it was copied"
             )
     return found
 
 
-def compare_source(marker: Marker, seen: Sight, data: Path, ours: Collection[tuple[int, int]]) -> None:
-    """Compare what was seen with what was copied; reads files whose time of change is not the same.
-
-    Args:
-        data: the copy's files.
-        ours: device and inode of each: a source that is made of them is no other copy.
-
-    Raises:
-        Doubt: a file of the source is the copy's own, or its bytes are others.
-    """
-    contents = Contents(marker, {})
-    has_pack_json = False
-    for file in _wanted(marker):
-        now = seen[file.name]
-        if now.inode and (now.device, now.inode) in ours:
-            raise Doubt(f"{_address(contents, file)} is the copy itself")
-        if marker.kind == "pack" and file.source_name == FILE_NAME:
-            has_pack_json = _is_same(contents, file, data / file.name)
-    unvouched = _list_in_place(data) if has_pack_json else set()
-    for file in _wanted(marker):
-        now = seen[file.name]
-        has_times = now.mtime_ns and file.mtime_ns
-        is_vouched_for = has_pack_json and file.name not in unvouched
-        is_same = now.mtime_ns == file.mtime_ns if has_times else is_vouched_for
-        if not is_same and not has_times and file.crc32c is None:
-            raise Doubt(f"{_address(contents, file)} tells no time of change, and has no known checksum")
-        if not is_same and (file.crc32c is None or _checksum(contents, file) != file.crc32c):
-            raise Doubt(f"{_address(contents, file)} was changed after it was copied")
-
-
-def checksum_file(path: Path) -> int:
-    with open(path, "rb") as file:
-        return _checksum_stream(iter(lambda: file.read(_CHUNK_BYTES), b""))
-
-
-def _list_in_place(data: Path) -> set[str]:
-    """Return the files of a copied pack of which its pack.json knows no checksum."""
-    try:
-        manifest = parse_manifest((data / FILE_NAME).read_bytes())
-    except (OSError, FeedrateError) as error:
-        raise Doubt(f"the copy's own {FILE_NAME} cannot be read: {error}") from error
-    return {os.path.join(shard.folder, shard.name) for shard in manifest.shards if shard.is_in_place}
-
-
-def _wanted(marker: Marker) -> list[CopiedFile]:
+def list_wanted(marker: Marker) -> list[CopiedFile]:
+    """Return the files of a copy that its source must have."""
     return [file for file in marker.files if file.source_name]
 
 
-def _address(contents: Contents, file: CopiedFile) -> str:
+def name_source(contents: Contents, file: CopiedFile) -> str:
+    """Return what the user would call a file of the source."""
     place, name = contents.locate(file)
     return place.address(name)
 
@@ -149,7 +97,7 @@ def _see_file(path: str) -> Seen:
         raise Doubt(f"{path} is not a plain file")
     if not os.access(path, os.R_OK):
         raise Doubt(f"{path} may not be read")
-    return Seen(info.st_size, info.st_mtime_ns, info.st_dev, info.st_ino)
+    return Seen(info.st_size, info.st_mtime_ns, info.st_dev, info.st_ino, info.st_ctime_ns)
 
 
 def _see_remote(place: Place, names: list[str]) -> list[Seen]:
@@ -185,34 +133,3 @@ def _find(place: Place, name: str) -> Seen:
     if file is None:
         raise Doubt(f"{place.address(os.fsencode(name))} is not a plain file")
     return Seen(file.size_bytes, file.mtime_ns)
-
-
-def _is_same(contents: Contents, file: CopiedFile, landed: Path) -> bool:
-    """Compare a small file byte for byte; False: the copy does not have it yet."""
-    place, name = contents.locate(file)
-    try:
-        ours = landed.read_bytes()
-    except FileNotFoundError:
-        return False
-    try:
-        if place.read(name, 0, file.size_bytes) == ours:
-            return True
-    except (FeedrateError, OSError) as error:
-        raise Doubt(f"{_address(contents, file)} cannot be read: {error}") from error
-    raise Doubt(f"{_address(contents, file)} is not what was copied")
-
-
-def _checksum(contents: Contents, file: CopiedFile) -> int:
-    place, name = contents.locate(file)
-    try:
-        with place.open(name) as stream:
-            return _checksum_stream(iter(lambda: stream.read(_CHUNK_BYTES), b""))
-    except (FeedrateError, OSError) as error:
-        raise Doubt(f"{_address(contents, file)} cannot be read: {error}") from error
-
-
-def _checksum_stream(chunks: Iterable[bytes]) -> int:
-    crc32c = 0
-    for chunk in chunks:
-        crc32c = kernel.crc32c(chunk, crc32c)
-    return crc32c

@@ -7,7 +7,7 @@ How a storage is asked is lines.py's business.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -93,10 +93,6 @@ class RangeReader:
             self.most_in_flight = max(self.most_in_flight, min(len(self._open), line.in_flight))
         future.add_done_callback(self._count)
         return future
-
-    def read_all(self, pieces: Sequence[Piece]) -> list[bytes]:
-        """Read pieces and wait for them."""
-        return [future.result() for future in [self.read(piece) for piece in pieces]]
 
     def _count(self, future: Future[bytes]) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ from feedrate.store.fetching import Incoming, RateLimit, Stopped, choose_streams
 from feedrate.store.files import explain_write_error, sync_folder
 from feedrate.store.inventory import survey
 from feedrate.store.place import is_url
-from feedrate.store.presence import checksum_file
+from feedrate.store.sameness import checksum_file
 from feedrate.store.scratch import Scratch
 from feedrate.store.transfer import SMALL_BYTES, Transfer
 
@@ -103,10 +103,6 @@ class Staging:
 
     def has_landed(self, name: str) -> bool:
         return self.copy.has_landed(name)
-
-    def bring_small(self) -> None:
-        """Bring what is needed before the first sample: pack.json and the index."""
-        self.bring(self.contents.small)
 
     def run(self, order: Sequence[str] = ()) -> None:
         """Bring everything; the files in `order` first, in that order.

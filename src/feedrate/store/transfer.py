@@ -22,6 +22,7 @@ from feedrate.errors import StorageError
 from feedrate.store.fetching import STREAMS, Fetcher, Incoming, RateLimit, Stopped
 from feedrate.store.part import Part, write_all
 from feedrate.store.place import explain
+from feedrate.units import typed
 
 # Small enough that the end, when fewer and fewer are in flight, is short.
 BLOCK_BYTES = 4 << 20
@@ -68,7 +69,7 @@ class Transfer:
         for file in _Carrying(self, open_part, arrived).run(spoilt):
             raise StorageError(
                 f"{file.address} does not have the checksum that its pack.json says",
-                hint=f"it was read twice; is the pack damaged? feedrate verify {file.place.root}",
+                hint=f"it was read twice; is the pack damaged? feedrate verify {typed(file.place.root)}",
             )
 
     @property
