@@ -66,7 +66,8 @@ def compare_source(
         is_near = _is_near(contents, file)
         if is_same and not (is_near and _is_held(data, file)):
             continue
-        if not is_same and not has_times and file.crc32c is None:
+        has_checksum = file.crc32c is not None or (data / file.name).exists()
+        if not is_same and not has_times and not has_checksum:
             raise Doubt(f"{name_source(contents, file)} tells no time of change, and has no known checksum")
         if not now.inode or read is None or read.get(file.name) != now:
             (near if is_near else far).append((file, is_same))
