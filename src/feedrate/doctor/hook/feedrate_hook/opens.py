@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, ClassVar
 
-from . import clock, layout
+from . import audit, clock, layout
 from .parts import here, open_fetches
 from .session import session
 from .wrapping import get_ident, is_user
@@ -27,16 +27,12 @@ _PROGRAM = (
 
 
 class _Seen:
-    is_watching = False
     opened: ClassVar[set[str]] = set()
     created: ClassVar[set[str]] = set()
 
 
 def watch() -> None:
-    """Begin to watch, once: an audit hook stays for the life of the process and of those forked from it."""
-    if not _Seen.is_watching:
-        _Seen.is_watching = True
-        sys.addaudithook(_on_event)
+    audit.listen("open", _on_open)
 
 
 def after_fork() -> None:
@@ -44,9 +40,7 @@ def after_fork() -> None:
     _Seen.created = set()
 
 
-def _on_event(event: str, args: Any) -> None:
-    if event != "open":
-        return
+def _on_open(args: Any) -> None:
     fetch = open_fetches.get(get_ident())
     if fetch is None and (session.role != "main" or here.is_fetching):
         return

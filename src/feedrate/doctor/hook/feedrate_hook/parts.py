@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, Dict, List, Tuple  # noqa: UP035
+from typing import Any, ClassVar
 
 from . import clock
 from .session import session
@@ -82,7 +82,7 @@ class Fetch:
 
 
 # The probed fetches that are under way, by thread: mostly none, and a wrapper sees that at a glance.
-open_fetches: Dict[int, Fetch] = {}  # noqa: UP006 - evaluated, in Python 3.8 as well
+open_fetches: dict[int, Fetch] = {}
 
 
 class Here(threading.local):
@@ -223,7 +223,7 @@ class _Methods:
     Not so functions of modules: a dataset may hold one, and it is pickled as the name that leads to it.
     """
 
-    found: ClassVar[List[Tuple[type, str, Any, Any]]] = []  # noqa: UP006 - class, name, original, wrapper
+    found: ClassVar[list[tuple[type, str, Any, Any]]] = []  # class, name, original, wrapper
     are_wrapped = True
 
 

@@ -11,6 +11,7 @@ import builtins
 import sys
 from typing import Any
 
+from . import audit
 from .session import session
 from .wrapping import install, is_hook
 
@@ -18,26 +19,19 @@ _MOST = 1000  # exceptions behind one another
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
 
 
-class _State:
-    is_watching = False
-
-
 def watch() -> None:
-    """Wait for an exception that nobody catches, once per process and those forked from it.
+    """Wait for an exception that nobody catches.
 
     Python says so in an audit event, before it asks for sys.excepthook: nothing of the user's is replaced.
     """
-    if not _State.is_watching:
-        _State.is_watching = True
-        sys.addaudithook(_on_event)
+    audit.listen("sys.excepthook", _on_uncaught)
 
 
-def _on_event(event: str, args: Any) -> None:
-    if event == "sys.excepthook":
-        try:
-            mend(args[2])
-        except Exception as error:
-            session.trouble("traceback", error)
+def _on_uncaught(args: Any) -> None:
+    try:
+        mend(args[2])
+    except Exception as error:
+        session.trouble("traceback", error)
 
 
 def mend(error: BaseException | None) -> None:
