@@ -170,8 +170,13 @@ def run_script(
     settings: dict[str, Any] | None = None,
     timeout_s: float = 400.0,
     python: str = sys.executable,
+    is_forked: bool = True,
 ) -> Run:
-    """Run prelude and body in `folder`. Every experiment takes a twentieth of a second."""
+    """Run prelude and body in `folder`. Every experiment takes a twentieth of a second.
+
+    The script is a fork of a process that has torch, unless it has a launcher, another Python, or `is_forked`
+    is False.
+    """
     script = folder / "train.py"
     script.write_text(prelude + textwrap.dedent(body))
     temporary = folder / "temporary"
@@ -190,7 +195,7 @@ def run_script(
             "TMPDIR": str(temporary),
             "OMP_NUM_THREADS": "1",
         }
-        if python == sys.executable and not launcher:
+        if is_forked and python == sys.executable and not launcher:
             done = run_in_fork(folder, [str(script)], environment, timeout_s=timeout_s)
         else:
             done = run_alone(folder, [python, *launcher, str(script)], environment, timeout_s=timeout_s)

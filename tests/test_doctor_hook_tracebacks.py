@@ -47,7 +47,7 @@ def run_bare(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def run_both(folder: Path, body: str) -> tuple[Run, subprocess.CompletedProcess[str]]:
-    run = run_script(folder, textwrap.dedent(body), prelude=PRELUDE + RAISING)
+    run = run_script(folder, textwrap.dedent(body), prelude=PRELUDE + RAISING, is_forked=False)
     return run, run_bare(folder)
 
 
