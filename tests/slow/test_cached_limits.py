@@ -78,7 +78,9 @@ def test_a_dictionary_in_the_same_job_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "job.py"
     program.write_text(JOB.format(dataset="InDictionary()", method="fork"))
     shown = run_limited(program)
-    assert shown.how == "killed" or (shown.how == "failed" and "killed by signal" in shown.errors)
+    # One of its processes is. Where that is a worker, torch says so in one of two ways, whichever it sees first.
+    is_worker = any(words in shown.errors for words in ("killed by signal", "exited unexpectedly"))
+    assert shown.how == "killed" or (shown.how == "failed" and is_worker), shown
 
 
 # Kills as many jobs as it is told to, each with two processes that fill one cache, and lets one end in peace.

@@ -179,7 +179,10 @@ def examined(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_the_loop_is_examined_to_the_end_and_ended(examined: Run) -> None:
     assert examined.code == 0
     assert examined.phases() == ALL
-    assert [fact["why"] for fact in examined.of("skipped")] == ["no CUDA device is used"]
+    assert [fact["why"] for fact in examined.of("skipped")] == [
+        "no CUDA device is used",
+        "no convolution of the model is given batches of images",
+    ]
     assert examined.of("trouble") == []
     assert examined.of("end")[-1]["error"] is None
     assert "Traceback" not in examined.errors
