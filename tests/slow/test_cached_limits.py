@@ -78,7 +78,7 @@ def test_a_dictionary_in_the_same_job_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "job.py"
     program.write_text(JOB.format(dataset="InDictionary()", method="fork"))
     shown = run_limited(program)
-    # One of its processes is. Where that is a worker, torch says so in one of two ways, whichever it sees first.
+    # One of its processes is. Of a worker torch says so in one of two ways, whichever it sees first.
     is_worker = any(words in shown.errors for words in ("killed by signal", "exited unexpectedly"))
     assert shown.how == "killed" or (shown.how == "failed" and is_worker), shown
 
