@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from multiprocessing import util
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from doctor_scripts import SAVERS, Run, run_script
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.hook.feedrate_hook.guard import Guard
 
 pytest.importorskip("torch")
 
@@ -105,3 +111,19 @@ def test_no_code_after_the_loop_can_write(tmp_path: Path) -> None:
     assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
     assert run.detail(layout.REPLAY)["cut"] is True
     assert run.of("end")[-1]["error"] == "ValueError: broken"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc")
+def test_sockets_of_workers_have_short_paths_where_temporary_folders_have_long_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / ("long" * 20)
+    run.mkdir()
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {})
+    guard = SimpleNamespace(_scope=SimpleNamespace(run_folder=str(run)))
+    Guard._keep_sockets_of_workers_short(guard)  # type: ignore[arg-type]
+    with Listener(family="AF_UNIX") as listener, Client(listener.address) as client, listener.accept() as end:
+        client.send_bytes(b"a batch")
+        assert end.recv_bytes() == b"a batch"
+        assert len(os.listdir(run / "mp")) == 1
+    os.close(int(Path(util.get_temp_dir()).name))

@@ -110,9 +110,14 @@ class Guard:
     def _keep_sockets_of_workers_short(self) -> None:
         """Workers of the trials make their temporary folders where they will be removed whatever happens."""
         process = sys.modules.get("multiprocessing.process")
+        if process is None:
+            return
         folder = os.path.join(self._scope.run_folder, "mp")
-        if process is not None and len(folder) < 70:  # the path of a Unix socket ends at 107
-            os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
+        if len(folder) >= 70:  # the path of a Unix socket ends at 107
+            open_folder = os.open(folder, os.O_RDONLY)  # until the end
+            folder = f"/proc/{os.getpid()}/fd/{open_folder}"
+        if os.path.isdir(folder):
             process.current_process()._config["tempdir"] = folder
 
     def _catch_the_way_out(self) -> None:
