@@ -183,7 +183,7 @@ CASES = (
     Case(
         "python-metric", "main-thread-bound", "a metric in plain Python at every step of the training loop",
         "train_detector.py", Run(""), Run("--metric-every 20"), remedies=("speed-up-loop",), speedup=5.0,
-        tier="slow",
+        tier="benchmark",
     ),
     Case(
         "encoding-in-the-loop", "main-thread-bound",

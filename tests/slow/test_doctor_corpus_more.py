@@ -12,7 +12,7 @@ from doctor_corpus.cases import Case
 
 pytestmark = pytest.mark.slow
 
-SHORT = ("python-heatmaps", "python-metric")  # their steps are alike, so that a few of them show it
+SHORT = ("python-heatmaps",)  # its steps are alike, so that a few of them show it
 
 
 @pytest.fixture(scope="module")
