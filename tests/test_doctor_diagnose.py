@@ -180,6 +180,7 @@ def test_what_is_done_once_is_still_handed_over_in_every_epoch(tmp_path: Path) -
     once = next(remedy for remedy in diagnosis.remedies if remedy.name == "preprocess-once")
     # Of 152 ms on two cores, 72 stay: reading 20 MB, handing them over, and the training process.
     assert once.predicted_speedup == pytest.approx(152 / 72, rel=0.05)
+    assert sum(part.share for part in diagnosis.sample) == pytest.approx(1.0)  # hand-over among them
 
 
 def test_threads_that_help_with_samples_are_not_taken_for_the_handing_over(tmp_path: Path) -> None:

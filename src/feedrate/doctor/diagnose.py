@@ -192,16 +192,16 @@ def _sample_parts(m: Measured) -> tuple[SamplePart, ...]:
     sample = m.sample
     if sample is None:
         return ()
-    whole = sample.total.wall_s or 1.0
+    handover_s = m.feeder_cpu_s / max(m.samples_per_step, 1)
+    whole = sample.total.wall_s + handover_s or 1.0
     parts = [
         SamplePart(kind, name or "the dataset's own code", c.cpu_s, c.queue_s, c.blocked_s, c.wall_s / whole)
         for (kind, name), c in sample.parts.items()
         if c.wall_s > 0.002 * whole
     ]
-    if m.feeder_cpu_s > 0:
-        per_sample = m.feeder_cpu_s / max(m.samples_per_step, 1)
+    if handover_s > 0:
         parts.append(
-            SamplePart("hand-over", "pickling, beside the rest", per_sample, 0.0, 0.0, per_sample / whole)
+            SamplePart("hand-over", "pickling, beside the rest", handover_s, 0.0, 0.0, handover_s / whole)
         )
     return tuple(sorted(parts, key=lambda part: -part.share))
 
