@@ -44,6 +44,16 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120.0) -
         time.sleep(0.01)
 
 
+def part_bytes(scratch: Path) -> int:
+    """Return what has grown of x.bin; what is renamed while this looks counts the next time."""
+    total = 0
+    for folder, _, names in os.walk(scratch):
+        if ".x.bin.part" in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(f"{folder}/.x.bin.part").st_size
+    return total
+
+
 @contextlib.contextmanager
 def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """Run Python code beside the test; killed at the end, if it still lives."""

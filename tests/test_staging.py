@@ -31,7 +31,7 @@ from feedrate.store.preparing import open_staging
 from feedrate.store.staging import Staging, StagingOptions
 from images import read_tree
 from packs import write_images
-from scratches import process, wait_for, write_tree
+from scratches import part_bytes, process, wait_for, write_tree
 from sources import jpeg, write_tar
 
 TREE = {"a.bin": b"a" * 5000, "below/b.bin": b"b" * 70, "below/deeper/c": b"", "d e.txt": b"\xff"}
@@ -256,10 +256,6 @@ stage(sys.argv[1], sys.argv[2], rate_limit=int(sys.argv[3]), streams=1)
 def large(tmp_path: Path) -> Path:
     """Two megabytes in one file, which take long at a low rate."""
     return write_tree(tmp_path / "large", {"x.bin": os.urandom(2_000_000), "y.bin": b"y"})
-
-
-def part_bytes(scratch: Path) -> int:
-    return sum(path.stat().st_size for path in scratch.rglob(".x.bin.part"))
 
 
 def test_a_killed_stage_is_gone_on_with_by_the_next(large: Path, scratch: Path) -> None:

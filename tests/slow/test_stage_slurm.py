@@ -18,7 +18,7 @@ import pytest
 from feedrate.stage import stage
 from images import read_tree
 from packs import write_images
-from scratches import wait_for, write_tree
+from scratches import part_bytes, wait_for, write_tree
 from slurm_cluster import cluster_or_skip, submit, wait_for_end
 
 pytestmark = pytest.mark.slow
@@ -123,11 +123,7 @@ def test_a_job_is_killed_in_mid_copy_and_another_finishes(
     slow = f"{sys.executable} {tmp_path}/rank.py {large} {scratch} {results} 300000"
     log = tmp_path / "job.log"
     job = submit(slurm, "--nodelist=n1", f"--output={log}", f"--wrap={slow}")
-
-    def part_bytes() -> int:
-        return sum(path.stat().st_size for path in (tmp_path / "scr-n1").rglob(".x.bin.part"))
-
-    wait_for(lambda: part_bytes() > 150_000, "the first job to be in mid-copy")
+    wait_for(lambda: part_bytes(tmp_path / "scr-n1") > 150_000, "the first job to be in mid-copy")
     run(["scancel", "--full", "--signal=KILL", job], slurm)
     wait_for_end(slurm, job)
     second = ["srun", "--nodelist=n1", sys.executable, str(tmp_path / "rank.py")]
