@@ -190,6 +190,22 @@ def test_deterministic_work_in_compiled_code_is_repeated_work(tmp_path: Path) ->
     assert first(diagnosis) == "repeated-work"
 
 
+def test_data_that_is_gone_through_once_repeats_nothing(tmp_path: Path) -> None:
+    """Inference over one epoch: what is kept would never be used."""
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=40, backward=0, optimizer=0)
+    loop.fetches(
+        200, 20, cpu=100, parts={"transform:scipy.spectrogram": (75, 0), "decode:PIL": (15, 0)}
+    ).write(tmp_path)
+    loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": True})
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, data=LOCAL, memory_limit_bytes=8e9))
+    assert first(diagnosis) == "transform-bound"
+    kept = {"preprocess-once", "cache-in-memory", "warm-page-cache"}
+    assert not kept & {remedy.name for remedy in diagnosis.remedies}
+
+
 def test_batches_that_cost_more_to_hand_over_than_to_make_are_handover_bound(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     run_steps(loop, 40, wait_cpu=20)

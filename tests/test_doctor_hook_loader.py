@@ -213,6 +213,45 @@ def test_loaders_that_run_side_by_side_are_kept_apart(mixed: Run) -> None:
     assert (samples_taken(mixed, "loader-3"), samples_taken(mixed, "loader-4")) == ([2, 2, -1], [2, 2])
 
 
+def test_loaders_that_are_made_anew_for_each_epoch_are_one(tmp_path: Path) -> None:
+    anew = """
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(3):
+    for number, (x, y) in enumerate(DataLoader(Numbers(20), batch_size=4, shuffle=True)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if epoch == 1 and number == 2:
+            break
+"""
+    run = run_script(tmp_path, PREAMBLE + anew)
+    assert (run.code, run.facts("trouble")) == (0, [])
+    assert [fact["loader"] for fact in run.facts("loader")] == ["loader-0"]
+    waits = run.main.of(layout.WAIT)
+    assert waits["b"].tolist() == [*range(6), *range(3), *range(6)]
+    assert set(names_of(run.main, layout.WAIT)) == {"loader-0"}
+    assert len(run.main.of(layout.ITERATOR)) == 3
+
+
+def test_loaders_for_training_and_testing_that_one_function_makes_are_two(tmp_path: Path) -> None:
+    pair = """
+def make(): return DataLoader(Numbers(12), batch_size=4)
+train, test = [make() for _ in range(2)]
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(2):
+    for x, y in train:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    for x, y in test:
+        model(x)
+"""
+    run = run_script(tmp_path, PREAMBLE + pair)
+    assert [fact["loader"] for fact in run.facts("loader")] == ["loader-0", "loader-1"]
+    assert names_of(run.main, layout.VALIDATION) == ["loader-1", "loader-1"]
+
+
 def test_a_validation_that_is_left_early_is_found_by_the_steps_after_it(mixed: Run) -> None:
     validations = [v for v in mixed.main.of(layout.VALIDATION) if mixed.main.name(v["name"]) == "loader-6"]
     assert [int(v["a"]) for v in validations] == [4]

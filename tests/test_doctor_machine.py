@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from feedrate.doctor import leftovers, sampler, shared
 from feedrate.doctor.facts import read_samples
 from feedrate.doctor.gpus import find_gpu
 from feedrate.doctor.machine import read_machine
+from feedrate.doctor.meters import GpuMeter
 from feedrate.doctor.sampler import Sampler, pace
 from feedrate.doctor.tree import ENVIRONMENT, Tree
 from feedrate.probe.process import read_stat
+from test_probe_counters import make_nvml
 
 SECOND = 10**9
 WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -375,6 +378,39 @@ def test_gpus_are_read_one_by_one_and_what_they_do_not_tell_is_unknown(tmp_path:
     names = {curve.name for curve in trace.curves()}
     assert "GPU 0, busy" in names
     assert "GPU 1, busy" not in names
+
+
+def test_a_gpu_is_as_busy_as_the_looks_inside_the_time_say(tmp_path: Path) -> None:
+    """A sample comes every few seconds and tells of its last moment; looks in between tell of theirs."""
+    gpu = {"name": "GPU", "utilisation": 0.0, "others": 0.25}
+    looks = [[round(t * SECOND), [busy]] for t, busy in ((1.1, 0.0), (2.0, 0.9), (2.5, 1.0), (3.5, 0.0))]
+    trace = read_machine(
+        write_samples(tmp_path, [make_sample(1, gpus=[gpu]), make_sample(4, gpus=[gpu], gpu_glances=looks)])
+    )
+    assert trace.between(1 * SECOND, 3 * SECOND).gpu_util == (pytest.approx(0.95),)
+    assert trace.between(1 * SECOND, 4 * SECOND).gpu_others == (0.25,)
+    assert trace.between(10 * SECOND, 11 * SECOND).gpu_util == (None,)
+
+
+def test_what_others_have_of_a_gpu_is_asked_when_somebody_was_there_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a container the command's own process may have another number for the driver: 77 began later."""
+    shares = [SimpleNamespace(pid=55, smUtil=40), SimpleNamespace(pid=77, smUtil=60)]
+    there = [SimpleNamespace(pid=55, usedGpuMemory=5)]
+    nvml = make_nvml(
+        nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=90),
+        nvmlDeviceGetProcessUtilization=shares,
+        nvmlDeviceGetComputeRunningProcesses=there,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    meter = GpuMeter()
+    assert meter.read()[0]["others"] is None
+    assert [other["pid"] for other in meter.read_processes(set())] == [55]
+    assert meter.read()[0]["others"] == 0.4
+    meter.glance()
+    assert [busy for _, busy in meter.take_glances()] == [(0.9,)]
+    assert meter.take_glances() == []
 
 
 def test_curves_know_their_limits_and_leave_out_what_is_unknown(tmp_path: Path) -> None:

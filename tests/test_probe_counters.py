@@ -198,6 +198,7 @@ def make_nvml(**answers: Any) -> SimpleNamespace:
         "nvmlDeviceGetMaxPcieLinkWidth",
         "nvmlDeviceGetPcieThroughput",
         "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceGetProcessUtilization",
     ]
     calls: dict[str, Any] = dict.fromkeys(names, refuse)
     calls |= {name: (lambda *_, a=answer: a) for name, answer in answers.items()}

@@ -196,14 +196,16 @@ def find_slow_handover(m: Measured) -> Evidence | None:
     size, unseen = m.batch_bytes, m.unseen_s
     collated, pickled = format_seconds(collate.wall_s * n), format_seconds(m.feeder_cpu_s)
     received = format_seconds(m.receive_cpu_s)
-    made_s = (sample.total.wall_s - collate.wall_s) * n
+    made_s = max(sample.total.wall_s - collate.wall_s, 0.0) * n
     handed_s = collate.wall_s * n + m.feeder_cpu_s + m.receive_cpu_s + unseen + freed
+    given_back = [f"giving a batch's memory back takes {format_seconds(freed)}"]
     lines = (
+        *(given_back if freed > in_loader * m.step_s else []),
         f"a batch takes {collated} to collate, {pickled} to pickle, {received} to receive",
         f"its samples take {format_seconds(made_s)} to make",
         *([f"{format_seconds(unseen)} more pass on its way"] if unseen > 0.05 * handed_s else []),
         f"a batch is {format_bytes(size)} of tensors" if size else "a batch holds no tensors: it is pickled",
-        *([f"giving its memory back takes {format_seconds(freed)}"] if freed > 0.01 * m.step_s else []),
+        *(given_back if 0.01 * m.step_s < freed <= in_loader * m.step_s else []),
     )
     numbers = {"collate_s": collate.wall_s * n, "pickle_s": m.feeder_cpu_s, "receive_s": m.receive_cpu_s}
     cause = "Collating, pickling and shared memory cost more than the samples." if handed_s > made_s else ""
@@ -250,6 +252,8 @@ def find_repeated_work(m: Measured) -> Evidence | None:
     """Heavy preprocessing in compiled code that is the same every epoch; decoding alone is not meant."""
     sample, repeated_part = m.sample, repeated_share(m)
     if sample is None or repeated_part is None or repeated_part < 0.5 or not waits_for_data(m):
+        return None
+    if m.loop.is_single_pass:
         return None
     own = transforming(m)
     repeated = own.cpu_s * min(repeated_part, 1.0)

@@ -13,12 +13,19 @@ from feedrate.doctor.what_if import (
     copying_s,
     freeing_s,
     idle_share,
+    launching_s,
     other_s,
     readback_s,
     sync_s,
     write_s,
 )
 from feedrate.units import format_bytes, format_count, format_seconds
+
+_TOO_SLOW = "The training process gives the GPU its work too slowly"
+_LAUNCHING = (
+    "Every operation is started from Python, and the GPU is done before the next one: larger batches, fewer "
+    "and larger operations, torch.compile or CUDA graphs keep it at work."
+)
 
 
 def find_long_validation(m: Measured) -> Evidence | None:
@@ -119,15 +126,24 @@ def find_slow_loop(m: Measured) -> Evidence | None:
     written = max(write_s(m) - m.loop.per_step("write"), 0.0)
     at_waits = max(sync_s(m) - m.loop.per_step("sync"), 0.0)
     at_waits += readback_s(m) - m.loop.per_step("readback")
-    own = max(other_s(m) - written - at_waits - freeing_s(m), 0.0)
-    share = own / m.step_s
+    own, launching = max(other_s(m) - written - at_waits - freeing_s(m), 0.0), launching_s(m)
+    share = (own + launching) / m.step_s
     if share < WORTH_A_VERDICT or not m.loop.per_step("forward"):
         return None
     lines = [
-        f"the loop's own code takes {format_seconds(own)} a step, {percent(share)} of the time",
+        f"the loop's own code takes {format_seconds(own)} a step, {percent(own / m.step_s)} of the time",
         *(word_place(place) for place in m.looks_main.own[:2] if place.share > 0.1),
     ]
-    return Evidence(share, tuple(lines), {"own_s": own})
+    if launching < own:
+        return Evidence(share, tuple(lines), {"own_s": own, "launching_s": launching})
+    given = sum(m.share_of(part) for part in ("forward", "backward", "optimizer"))
+    busy = percent(m.around.gpu_utilisation or 0.0)
+    lines.insert(0, f"the GPU is at work {busy} of the time, giving it that work takes {percent(given)}")
+    if m.place_of("forward"):
+        lines.insert(1, f"most of it goes into {m.place_of('forward')}")
+    return Evidence(
+        share, tuple(lines), {"own_s": own, "launching_s": launching}, cause=_LAUNCHING, title=_TOO_SLOW
+    )
 
 
 def find_slow_rank(m: Measured) -> Evidence | None:

@@ -8,6 +8,7 @@ from feedrate.doctor.evidence import (
     WORTH_TELLING,
     Evidence,
     capped,
+    on_gpu_of_others,
     percent,
     queue_share,
     waiting_for_cores,
@@ -22,6 +23,24 @@ _SHM_ERRORS = ("Bus error", "shared memory", "/dev/shm", "(shm)")
 
 
 def find_contention(m: Measured) -> Evidence | None:
+    on_gpu, on_cores = _find_company_on_gpu(m), _find_company_on_cores(m)
+    if on_gpu is None or on_cores is None:
+        return on_gpu or on_cores
+    more, less = sorted((on_gpu, on_cores), key=lambda evidence: -evidence.share)
+    return Evidence(more.share, (*more.lines, *less.lines), {**less.numbers, **more.numbers})
+
+
+def _find_company_on_gpu(m: Measured) -> Evidence | None:
+    share = on_gpu_of_others(m)
+    if share < WORTH_TELLING:
+        return None
+    theirs = percent(m.around.gpu_others_share or 0.0)
+    who = format_count(m.around.gpu_others, "other process", "other processes")
+    line = f"{who} {'has' if m.around.gpu_others == 1 else 'have'} {theirs} of the GPU's time"
+    return Evidence(share, (line,), {"gpu_others_share": m.around.gpu_others_share})
+
+
+def _find_company_on_cores(m: Measured) -> Evidence | None:
     others = m.around.cores_others + m.around.steal_cores
     if others < 0.15 * m.around.cores:
         return None
@@ -37,8 +56,6 @@ def find_contention(m: Measured) -> Evidence | None:
     if m.computing_queue_share >= WORTH_TELLING:
         queued = percent(m.computing_queue_share)
         lines.append(f"forward and backward spend {queued} of their time waiting for a core")
-    if m.around.gpu_others:
-        lines.append(f"on the GPU, too: {m.around.gpu_others}")
     return Evidence(share, tuple(lines), {"cores_others": round(others, 2), "cores": m.around.cores})
 
 

@@ -43,7 +43,7 @@ SERIES: dict[str, Callable[[Sample], float | None]] = {
     "shm_size": lambda s: s["shared_memory"][0],
     "shm_used": lambda s: s["shared_memory"][1],
 }
-GPU_SERIES = ("utilisation", "memory_used", "memory", "power_w", "power_limit_w", "to_device_per_s")
+GPU_SERIES = ("utilisation", "others", "memory_used", "memory", "power_w", "power_limit_w", "to_device_per_s")
 _UNREADABLE = (KeyError, TypeError, IndexError, ValueError, AttributeError)
 
 

@@ -80,6 +80,13 @@ def queue_share(m: Measured) -> float:
     return m.sample.total.queue_s / max(m.sample.total.wall_s, 1e-9) if m.sample is not None else 0.0
 
 
+def on_gpu_of_others(m: Measured) -> float:
+    """Return the share of the time in which the GPU worked for others while this run had work for it."""
+    if not m.is_on_gpu or not m.around.gpu_others_share:
+        return 0.0
+    return m.around.gpu_others_share * max(m.own_s - m.exposed_s, 0.0) / m.step_s
+
+
 def waiting_for_cores(m: Measured) -> float:
     """Return the share of the time in which whoever makes the step long had no core because of others."""
     others, ours = m.around.cores_others + m.around.steal_cores, m.around.cores_ours or 0.0

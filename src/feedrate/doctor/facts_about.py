@@ -83,6 +83,7 @@ def _machine_facts(m: Measured) -> list[Fact]:
         Fact("/dev/shm", _size(around.shm_size_bytes)),
         Fact("GPU", around.gpu_name or "none"),
         *([Fact("GPU utilisation", _share(around.gpu_utilisation))] if around.gpus else []),
+        *([Fact("GPU used by others", _share(around.gpu_others_share))] if around.gpu_others else []),
         *([Fact("GPU memory", _share(around.gpu_memory_share))] if around.gpus else []),
         *([Fact("GPU power", f"{around.gpu_power_w:.0f} W")] if around.gpu_power_w is not None else []),
     ]

@@ -28,6 +28,7 @@ from feedrate.doctor.facts import read_samples
 from feedrate.results.doctor import Curve
 
 _LEAST_READINGS = 4
+_GLANCE_NS = 200_000_000  # that a look at a GPU tells of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Means:
         throttled_share: of the time, in which the CPU quota stopped this job.
         mem_used: inside `mem_limit`, page cache included; `mem_cache`: the part that can be given back.
         disk_busy: share of the time, of the busiest disk. psi_*: share of the time in which some task waited.
-        gpu_*: one entry per GPU.
+        gpu_*: one entry per GPU; `gpu_others`: what processes have of it that were there before the run.
     """
 
     seconds: float
@@ -90,6 +91,7 @@ class Means:
     shm_size: float | None
     shm_used: float | None
     gpu_util: tuple[float | None, ...]
+    gpu_others: tuple[float | None, ...]
     gpu_memory: tuple[float | None, ...]
     gpu_memory_limit: tuple[float | None, ...]
     gpu_power: tuple[float | None, ...]
@@ -107,6 +109,7 @@ class MachineTrace:
     Attributes:
         times_ns: perf_counter_ns of each sample; its rates are those since the sample before.
         series: by the names of `columns.SERIES`; `gpu_series`: by those of GPU_SERIES, samples x GPUs.
+        gpu_glances: how busy the GPUs were just before each of these moments, oftener than there are samples.
         cores: that this job may use, in the order of the columns of `per_core`.
         is_memory_limited: by a group above the command; else memory is the machine's.
         troubles: what the sampler could not read, by name.
@@ -120,6 +123,7 @@ class MachineTrace:
     gpu_names: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
     gpu_series: Mapping[str, Floats]
+    gpu_glances: tuple[Times, Floats]
     gpu_others: tuple[GpuOther, ...]
     others: tuple[OtherProcess | None, ...]
     processes: Mapping[int, ProcessSeries]
@@ -156,7 +160,8 @@ class MachineTrace:
             throttled_share=self._throttled(weights),
             biggest_other=self._biggest_other(weights),
             swap_rate=sum(swap) if swap else None,
-            gpu_util=gpu["utilisation"],
+            gpu_util=self._glanced(start_ns, end_ns) or gpu["utilisation"],
+            gpu_others=gpu["others"],
             gpu_memory=gpu["memory_used"],
             gpu_memory_limit=gpu["memory"],
             gpu_power=gpu["power_w"],
@@ -199,6 +204,12 @@ class MachineTrace:
         from feedrate.doctor.curves import make_curves
 
         return make_curves(self)
+
+    def _glanced(self, start_ns: int, end_ns: int) -> tuple[float | None, ...]:
+        """Return how busy the GPUs were; empty when nobody looked then."""
+        times, shares = self.gpu_glances
+        inside = (times >= start_ns + _GLANCE_NS) & (times <= end_ns)
+        return _means(shares[inside], np.ones(int(inside.sum()))) if inside.any() else ()
 
     def _weigh(self, start_ns: int, end_ns: int) -> Floats:
         # A sample speaks for the time since the one before.
@@ -252,6 +263,7 @@ def read_machine(run_folder: Path) -> MachineTrace:
         gpu_names=tuple(str(gpu["name"]) for gpu in gpus),
         gpu_uuids=tuple(str(gpu.get("uuid", "")) for gpu in gpus),
         gpu_series={name: of_gpus(name) for name in GPU_SERIES},
+        gpu_glances=_read_glances(samples, len(gpus)),
         gpu_others=_read_gpu_others(samples),
         others=tuple(_read_other(sample) for sample in samples),
         processes=read_processes(samples),
@@ -267,6 +279,12 @@ def _means(columns: Floats, weights: Floats) -> tuple[float | None, ...]:
 def _read_other(sample: Sample) -> OtherProcess | None:
     other = ask(sample, lambda s: s["cpu"]["biggest_other"])
     return None if other is None else OtherProcess(other["name"], other["user"], other["cores"])
+
+
+def _read_glances(samples: Sequence[Sample], gpus: int) -> tuple[Times, Floats]:
+    glances = [{"t_ns": t, "busy": busy} for s in samples for t, busy in s.get("gpu_glances") or ()]
+    times = np.array([glance["t_ns"] for glance in glances], np.int64)
+    return times, table(glances, lambda glance: glance["busy"], gpus)
 
 
 def _read_gpu_others(samples: Sequence[Sample]) -> tuple[GpuOther, ...]:

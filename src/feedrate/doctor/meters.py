@@ -230,9 +230,23 @@ class TrafficMeter:
 
 
 class GpuMeter:
+    """What the GPUs do. The driver tells of the last fraction of a second: `glance` asks between samples."""
+
     def __init__(self) -> None:
         self._reader = GpuReader()
         self._pcie_due_s = 0.0
+        self._glances: list[tuple[int, tuple[float | None, ...]]] = []
+        self._others: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def glance(self) -> None:
+        self._glances.append((time.perf_counter_ns(), self._reader.read_utilisation()))
+
+    def take_glances(self) -> list[tuple[int, tuple[float | None, ...]]]:
+        taken, self._glances = self._glances, []
+        return taken
 
     def read(self) -> list[Reading]:
         if not len(self._reader):
@@ -242,9 +256,11 @@ class GpuMeter:
         gpus = self._reader.read(with_pcie=with_pcie)
         if with_pcie:
             self._pcie_due_s = began + max(_PCIE_EVERY_S, 10 * (time.monotonic() - began))
+        others = self._read_others()
         return [
             {
                 "name": gpu.name, "uuid": gpu.uuid, "utilisation": gpu.utilisation,
+                "others": others.get(gpu.index),
                 "memory_used": gpu.memory_used_bytes,
                 "memory": gpu.memory_bytes, "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w,
                 "to_device_per_s": gpu.pcie_to_device_bytes_per_s,
@@ -256,8 +272,18 @@ class GpuMeter:
 
     def read_processes(self, members: set[int]) -> list[Reading]:
         """Return who else holds memory; called once before the command starts and once after it ended."""
-        return [
-            {"gpu": process.gpu, "pid": process.pid, "memory": process.memory_bytes}
-            for process in self._reader.read_processes()
-            if process.pid not in members
-        ]
+        found = [process for process in self._reader.read_processes() if process.pid not in members]
+        self._others |= {process.pid for process in found}
+        return [{"gpu": p.gpu, "pid": p.pid, "memory": p.memory_bytes} for p in found]
+
+    def _read_others(self) -> dict[int, float]:
+        """Return what those who were there before the command have of each GPU; nobody: nothing is asked.
+
+        In a container the driver may know the command's own processes by other numbers: whoever was there
+        before is none of them.
+        """
+        shares: dict[int, float] = {}
+        for one in self._reader.read_shares() if self._others else ():
+            if one.pid in self._others:
+                shares[one.gpu] = shares.get(one.gpu, 0.0) + one.share
+        return {gpu: min(share, 1.0) for gpu, share in shares.items()}

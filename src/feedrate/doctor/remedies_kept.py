@@ -22,7 +22,7 @@ _SMALL_IMAGE = 0.02  # of decoding and shrinking an image, what decoding the sma
 def cache_in_memory(m: Measured) -> Remedy | None:
     """Samples kept in memory after the first epoch, read and decoded."""
     sample, data = m.sample, m.around.data
-    if sample is None:
+    if sample is None or m.loop.is_single_pass:
         return None
     saved = sample.kind("read").plus(sample.kind("decode"))
     saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
@@ -56,6 +56,8 @@ def read_from_memory(m: Measured) -> Remedy | None:
     """The page cache: what the second epoch gives by itself."""
     if m.drain is None or m.again is None or m.sample is None or m.sample_again is None:
         return None
+    if m.loop.is_single_pass:
+        return None
     saved = m.sample.total.blocked_s - m.sample_again.total.blocked_s
     if saved < 0.1 * m.sample.total.wall_s:
         return None
@@ -78,7 +80,7 @@ def read_from_memory(m: Measured) -> Remedy | None:
 def preprocess_once(m: Measured) -> Remedy | None:
     """What is the same in every epoch, done once."""
     sample = m.sample
-    if sample is None:
+    if sample is None or m.loop.is_single_pass:
         return None
     share = repeated_share(m)
     if share is None:

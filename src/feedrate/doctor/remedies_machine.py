@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from feedrate.doctor.evidence import waiting_for_cores
+from feedrate.doctor.evidence import on_gpu_of_others, waiting_for_cores
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.what_if import change, make_remedy
 from feedrate.model.predict import WIDEST, around, without
@@ -13,7 +13,11 @@ _GPU_IN_CORES = 200.0  # some 10 TFLOP/s in training against 50 GFLOP/s of a cor
 
 
 def stop_others(m: Measured) -> Remedy | None:
-    others = m.around.cores_others
+    others, on_gpu = m.around.cores_others, on_gpu_of_others(m)
+    if on_gpu > waiting_for_cores(m):
+        return make_remedy(
+            m, "stop-others", "have the GPU alone", around(without(on_gpu), WIDEST, "device-bound")
+        )
     if others < 0.1 * m.around.cores:
         return None
     then = m.pipeline.with_(cores=m.around.cores)

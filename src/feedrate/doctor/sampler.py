@@ -31,6 +31,7 @@ from feedrate.probe.counters import read_shared_memory
 from feedrate.probe.process import is_alive, read_stat
 
 INTERVAL_S = 0.5
+_GLANCE_S = 0.2  # about as often as the driver measures how busy a GPU was
 STOP = b"s"  # from the doctor: take a last sample
 STOPPED = 255  # to the doctor: it is written
 READY = 0  # to the doctor: sampling has begun
@@ -69,6 +70,8 @@ class Sampler:
             "shared_memory": read_shared_memory,
             "shared_names": lambda: self.shared.look(members),
         }
+        if len(self._gpu):
+            parts["gpu_glances"] = self._gpu.take_glances
         if self._is_first or is_last:
             parts["gpu_processes"] = lambda: self._gpu.read_processes(set(self.tree.known()))
         self._is_first = False
@@ -78,6 +81,15 @@ class Sampler:
         if self._troubles:
             sample["troubles"] = self._troubles
         return sample
+
+    def listen(self, until: float) -> bytes | None:
+        """Wait for a word of the doctor's, and look at the GPUs meanwhile."""
+        while len(self._gpu) and (left := until - time.monotonic()) > _GLANCE_S:
+            word = _listen(min(left, _GLANCE_S))
+            if word is not None:
+                return word
+            self._read("gpu_glances", self._gpu.glance)
+        return _listen(max(0.0, until - time.monotonic()))
 
     def _read(self, name: str, read: Callable[[], Any]) -> Any:
         # A kernel may answer in a way that nobody has seen: that part is then unknown, and the rest goes on.
@@ -116,7 +128,7 @@ def _sample_until_the_end(sampler: Sampler, run: Path, root: int, start: int) ->
     due = began + INTERVAL_S
     try:
         while True:
-            word = _listen(max(0.0, due - time.monotonic()))
+            word = sampler.listen(due)
             is_over = word == b"" or not is_alive(root, start) or not run.is_dir()
             if is_over and word != STOP:
                 return False

@@ -63,7 +63,8 @@ class Surroundings:
     gpu_utilisation: float | None = None
     gpu_memory_share: float | None = None
     gpu_power_w: float | None = None
-    gpu_others: str = ""
+    gpu_others: int = 0  # processes that were there before, or stayed
+    gpu_others_share: float | None = None  # what they had of its time
     data: DataFiles | None = None
     scratch: str | None = None
     scratch_bytes_per_s: float | None = None

@@ -78,6 +78,11 @@ class Loop:
     def seconds(self) -> float:
         return sum(step.wall_s for step in self.steps)
 
+    @property
+    def is_single_pass(self) -> bool:
+        """Return whether the script goes through its data once, as far as was seen: nothing is repeated."""
+        return not self.has_optimizer and self.epochs == 0
+
     def per_step(self, part: str) -> float:
         """Return a part's mean seconds per step; parts of a step's own are known in the probed steps only."""
         steps = self.steps if part in ("wait", "exposed", *ALWAYS) else [s for s in self.steps if s.is_probed]

@@ -235,6 +235,17 @@ def before_forward_s(m: Measured) -> float:
     return max(m.before_forward_s - copying_s(m), 0.0)
 
 
+def launching_s(m: Measured) -> float:
+    """Return how much longer it takes per step to give the GPU its work than the GPU takes to do it.
+
+    A GPU that has work in store is given more while it computes; one that idles meanwhile waits for Python.
+    """
+    if not m.is_on_gpu or m.around.gpu_utilisation is None:
+        return 0.0
+    given = sum(m.loop.per_step(part) for part in ("forward", "backward", "optimizer"))
+    return max(given - m.around.gpu_utilisation * m.step_s, 0.0)
+
+
 def idle_share(m: Measured) -> float | None:
     """Return how much of the time the GPU neither computed nor copied; None: unknown."""
     if m.around.gpu_utilisation is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from feedrate.results.machine import Gpu, GpuProcess
+from feedrate.results.machine import Gpu, GpuProcess, GpuShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,18 @@ class GpuReader:
     def read(self, *, with_pcie: bool = False) -> tuple[Gpu, ...]:
         return tuple(self._read_one(index, with_pcie) for index in range(len(self._handles)))
 
+    def read_utilisation(self) -> tuple[float | None, ...]:
+        """Return the share of the last fraction of a second in which each GPU was at work."""
+        return tuple(self._utilisation(handle) for handle in self._handles)
+
+    def read_shares(self) -> tuple[GpuShare, ...]:
+        """Return which part of each GPU's time its processes had of late."""
+        return tuple(
+            GpuShare(index, int(sample.pid), min(int(sample.smUtil), 100) / 100)
+            for index, handle in enumerate(self._handles)
+            for sample in _ask(self._nvml.nvmlDeviceGetProcessUtilization, handle, 0) or ()
+        )
+
     def read_processes(self) -> tuple[GpuProcess, ...]:
         """Return who holds memory of which GPU; in a container, processes outside may be missing."""
         found = []
@@ -72,7 +84,6 @@ class GpuReader:
 
     def _read_one(self, index: int, with_pcie: bool) -> Gpu:
         nvml, handle = self._nvml, self._handles[index]
-        rates = _ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         power = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
         fixed = self._fixed[index]
@@ -84,7 +95,7 @@ class GpuReader:
         return Gpu(
             index=index,
             name=fixed.name,
-            utilisation=None if rates is None else rates.gpu / 100,
+            utilisation=self._utilisation(handle),
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_bytes=None if memory is None else int(memory.total),
             power_w=None if power is None else power / 1e3,
@@ -95,6 +106,10 @@ class GpuReader:
             pcie_width=fixed.pcie_width,
             uuid=fixed.uuid,
         )
+
+    def _utilisation(self, handle: Any) -> float | None:
+        rates = _ask(self._nvml.nvmlDeviceGetUtilizationRates, handle)
+        return None if rates is None else rates.gpu / 100
 
     def _describe(self, handle: Any) -> _Fixed:
         nvml = self._nvml

@@ -80,3 +80,12 @@ class GpuProcess:
     gpu: int
     pid: int
     memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """Which part of a GPU's time a process had."""
+
+    gpu: int
+    pid: int
+    share: float

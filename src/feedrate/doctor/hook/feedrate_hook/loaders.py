@@ -12,7 +12,7 @@ from .describe import count_samples, describe_batch, describe_loader, describe_t
 from .device import device
 from .passes import Pass, Passes
 from .session import session
-from .wrapping import ByIdentity, caller, unseen
+from .wrapping import ByIdentity, caller, trail, unseen
 
 _KEPT_INDICES = 400
 _MOST_BATCH_FACTS = 5
@@ -20,12 +20,22 @@ _BATCH_FACT_EVERY = 50
 
 
 class _Loader:
-    """What is known about a loader."""
+    """What is known about a loader, and about those that the script makes in its place for later epochs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.number = session.ring.name(name)
         self.batch_facts: list[Any] = []
+        self.current = Pass(0, 0)
+
+
+class _Making:
+    """Where and when a loader was made."""
+
+    def __init__(self) -> None:
+        self.place = caller()
+        self.trail = trail()
+        self.time_ns = clock.wall_ns()
 
 
 class _Iterator:
@@ -46,7 +56,8 @@ class Loaders:
     def __init__(self) -> None:
         self._loaders = ByIdentity()
         self._iterators = ByIdentity()
-        self._made_at = ByIdentity()
+        self._makings = ByIdentity()
+        self._by_making: dict[Any, _Loader] = {}
         self._count = 0
         self.passes = Passes()
         self._last_batch: Any = None  # what was recorded last: (batch, end of its wait)
@@ -64,7 +75,7 @@ class Loaders:
     # -- making iterators ----------------------------------------------------------------------------------
 
     def note_made(self, loader: Any) -> None:
-        self._made_at.put(loader, caller(3))
+        self._makings.put(loader, _Making())
 
     def begin_iterator(self, loader: Any) -> None:
         """An iterator will be made, or a persistent one begins again and asks for its first indices."""
@@ -100,18 +111,36 @@ class Loaders:
     def _know(self, loader: Any, iterator: Any) -> _Loader:
         known: _Loader | None = self._loaders.get(loader)
         if known is None:
-            known = _Loader(f"loader-{self._count}")
-            self._count += 1
+            making: _Making | None = self._makings.get(loader)
+            name = f"loader-{self._count}"
+            facts = describe_loader(loader, iterator, name, making.place if making is not None else "")
+            known = self._predecessor(making, facts) if making is not None else None
+            if known is None:
+                known = _Loader(name)
+                self._count += 1
+                session.facts("loader", **facts)
+                if self._count == 1:
+                    session.facts("torch", **describe_torch())
+            if making is not None:
+                self._by_making[self._kind(making, facts)] = known
             self._loaders.put(loader, known)
-            made_at = self._made_at.get(loader) or ""
-            session.facts("loader", **describe_loader(loader, iterator, known.name, made_at))
-            if self._count == 1:
-                session.facts("torch", **describe_torch())
         return known
+
+    def _predecessor(self, making: _Making, facts: dict[str, Any]) -> _Loader | None:
+        """Return the loader that this one takes the place of: some scripts make one for every epoch.
+
+        It was made in the same way of the same things, and not used any more when this one was made; loaders
+        for training and validation that one function makes are both made before they are used.
+        """
+        earlier = self._by_making.get(self._kind(making, facts))
+        return earlier if earlier is not None and earlier.current.last_ns < making.time_ns else None
+
+    def _kind(self, making: _Making, facts: dict[str, Any]) -> Any:
+        return making.trail, repr({name: value for name, value in facts.items() if name != "loader"})
 
     def _begin_pass(self, mine: _Iterator, known: _Loader, start_ns: int) -> None:
         mine.current.is_over = True
-        mine.current = self.passes.begin(known.number, start_ns)
+        mine.current = known.current = self.passes.begin(known.number, start_ns)
 
     def note_index(self, iterator: Any, index: Any) -> None:
         mine = self._iterator(iterator)

@@ -115,6 +115,7 @@ def _keep_picklable(owner: Any, name: str, original: Any, wrapper: Any) -> None:
 
 
 _INTERNAL, _LIBRARY, _USER = 1, 2, 3
+_LONGEST_TRAIL = 16
 _kinds: dict[str, int] = {}
 
 
@@ -155,6 +156,17 @@ def caller(depth: int = 2) -> str:
             outside = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return outside
+
+
+def trail(depth: int = 2) -> tuple[str, ...]:
+    """Return file:line of the user's own frames, the innermost first: the way that the program took here."""
+    frame: Any = sys._getframe(depth)
+    places: list[str] = []
+    while frame is not None and len(places) < _LONGEST_TRAIL:
+        if _kind_of(frame.f_code.co_filename) == _USER:
+            places.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        frame = frame.f_back
+    return tuple(places)
 
 
 def name_of(thing: Any) -> str:

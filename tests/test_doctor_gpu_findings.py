@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds up a GPU besides data: Python that gives it work too slowly, and other processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doctor_runs import FakeLoop
+from feedrate.doctor.surroundings import Surroundings
+from test_doctor_findings import first, judge, run_steps
+
+
+def run_on_gpu(folder: Path, **around: Any) -> Any:
+    """Judge steps of 10 ms in which data is waited for 0.1 ms; 4, 5 and 1 ms go into launching."""
+    loop = FakeLoop(workers=2)
+    loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
+    run_steps(loop, 0.1)
+    loop.main.write(folder)
+    _, diagnosis = judge(folder, Surroundings(cores=8.0, gpus=1, gpu_name="H200", **around))
+    return diagnosis
+
+
+def test_a_busy_gpu_is_the_good_case(tmp_path: Path) -> None:
+    assert first(run_on_gpu(tmp_path, gpu_utilisation=0.97)) == "device-bound"
+
+
+def test_a_gpu_that_idles_while_it_is_given_work_waits_for_python(tmp_path: Path) -> None:
+    diagnosis = run_on_gpu(tmp_path, gpu_utilisation=0.3)
+    assert first(diagnosis) == "main-thread-bound"
+    finding = diagnosis.findings[0]
+    assert finding.share == pytest.approx(0.69, abs=0.02)
+    assert finding.evidence[0] == "the GPU is at work 30% of the time, giving it that work takes 99%"
+    assert "gives the GPU its work too slowly" in diagnosis.verdict
+
+
+def test_without_word_of_the_gpus_work_nobody_is_blamed(tmp_path: Path) -> None:
+    assert first(run_on_gpu(tmp_path, gpu_utilisation=None)) == "device-bound"
+
+
+def test_a_gpu_that_works_for_others_is_contended(tmp_path: Path) -> None:
+    diagnosis = run_on_gpu(tmp_path, gpu_utilisation=1.0, gpu_others=1, gpu_others_share=0.5)
+    assert first(diagnosis) == "contended"
+    finding = diagnosis.findings[0]
+    assert finding.evidence[0] == "1 other process has 50% of the GPU's time"
+    (alone,) = [r for r in finding.remedies if r.name == "stop-others"]
+    assert alone.low <= 2.0 <= alone.high
+
+
+def test_processes_that_only_hold_memory_of_the_gpu_cost_nothing(tmp_path: Path) -> None:
+    diagnosis = run_on_gpu(tmp_path, gpu_utilisation=0.97, gpu_others=2, gpu_others_share=0.0)
+    assert [finding.code for finding in diagnosis.findings] == ["device-bound"]
