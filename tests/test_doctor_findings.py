@@ -155,6 +155,22 @@ def test_a_model_left_on_the_cpu_of_a_machine_with_a_gpu_is_named(tmp_path: Path
     assert first(diagnosis) == "gpu-unused"
 
 
+def test_a_loader_that_is_made_anew_for_each_epoch_is_to_be_made_once(tmp_path: Path) -> None:
+    """Its workers would stay, but it does not."""
+    loop = FakeLoop(workers=2, loader={"persistent_workers": True})
+    loop.main.fact("loader-anew", loader="loader-0")
+    for _ in range(5):
+        loop.number = 0
+        loop.step(wait=100)
+        run_steps(loop, 0.2, steps=9)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path)
+    assert first(diagnosis) == "epoch-start-pause"
+    assert "2 workers are started anew for each epoch (fork)" in diagnosis.findings[0].evidence
+    remedy = diagnosis.findings[0].remedies[0]
+    assert (remedy.name, remedy.title) == ("persistent-workers", "make the loader once, and keep its workers")
+
+
 def test_the_rank_whose_data_comes_late_is_named(tmp_path: Path) -> None:
     for rank, wait in ((0, 0.2), (1, 30)):
         loop = FakeLoop(workers=2, pid=100 + rank)

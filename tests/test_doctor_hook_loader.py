@@ -228,6 +228,7 @@ for epoch in range(3):
     run = run_script(tmp_path, PREAMBLE + anew)
     assert (run.code, run.facts("trouble")) == (0, [])
     assert [fact["loader"] for fact in run.facts("loader")] == ["loader-0"]
+    assert [fact["loader"] for fact in run.facts("loader-anew")] == ["loader-0"] * 2
     waits = run.main.of(layout.WAIT)
     assert waits["b"].tolist() == [*range(6), *range(3), *range(6)]
     assert set(names_of(run.main, layout.WAIT)) == {"loader-0"}

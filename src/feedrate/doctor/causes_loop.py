@@ -57,7 +57,8 @@ def find_epoch_pause(m: Measured) -> Evidence | None:
     if share < WORTH_TELLING:
         return None
     verb = "is" if m.workers == 1 else "are"
-    kept = f"{verb} kept" if m.loader.get("persistent_workers") else f"{verb} started anew"
+    is_kept = m.loader.get("persistent_workers") and not m.is_loader_made_anew
+    kept = f"{verb} kept" if is_kept else f"{verb} started anew"
     context = m.loader.get("context") or "fork"
     lines = (
         f"{format_seconds(each)} pass before an epoch's first batch, {percent(share)} of the time",

@@ -51,6 +51,7 @@ class Measured:
     loop: Loop
     loops: Mapping[int, Loop]  # by rank
     loader: Fact
+    is_loader_made_anew: bool  # for every epoch
     batch: Fact
     torch: Fact
     module: Fact
@@ -263,6 +264,7 @@ def measure(
         loop=loop,
         loops=loops,
         loader=loader,
+        is_loader_made_anew=any(fact.get("loader") == loop.loader for fact in main.facts_of("loader-anew")),
         batch=batch,
         torch=main.last("torch"),
         module=main.last("module"),

@@ -81,13 +81,15 @@ def _from_trial(m: Measured, workers: int, timing: Timing) -> Prediction:
 def persist_workers(m: Measured) -> Remedy | None:
     """Workers that stay for the next epoch."""
     pause = m.loop.per_step("epoch-start") / m.step_s
-    if m.workers == 0 or m.loader.get("persistent_workers") or pause < 0.02:
+    is_anew = m.is_loader_made_anew
+    if m.workers == 0 or (m.loader.get("persistent_workers") and not is_anew) or pause < 0.02:
         return None
     prediction = around(without(pause), COUNTED, "")
     return make_remedy(
-        m, "persistent-workers", "keep the workers between epochs", prediction,
-        m.pipeline.with_(between_s=m.between_s * 0.1),
-        change="DataLoader(..., persistent_workers=True)",
+        m, "persistent-workers",
+        "make the loader once, and keep its workers" if is_anew else "keep the workers between epochs",
+        prediction, m.pipeline.with_(between_s=m.between_s * 0.1),
+        change=f"DataLoader(..., persistent_workers=True){' before the epochs, once' if is_anew else ''}",
     )  # fmt: skip
 
 

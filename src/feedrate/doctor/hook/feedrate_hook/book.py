@@ -61,5 +61,10 @@ class Book:
             remains = self._remains[id(iterator)] = copies.Remains(iterator)
         return remains
 
+    def name_of_loader(self, iterator: Any) -> Any:
+        """Equal for loaders that a loop makes anew in every epoch; different for training and validation."""
+        name = self._session.name_of_loader(iterator)
+        return id(iterator) if name is None else name
+
     def recent_indices(self, iterator: Any) -> list[Any]:
         return list(self._session.recent_indices(iterator))

@@ -68,6 +68,11 @@ class Loaders:
         known = self._iterators.get(iterator)
         return known.keeper() if known is not None and known.keeper is not None else None
 
+    def name_of(self, iterator: Any) -> str | None:
+        """Return the name that its loader has in the records; loaders that follow each other share one."""
+        known = self._iterators.get(iterator)
+        return known.loader.name if known is not None and known.loader is not None else None
+
     def recent_indices(self, iterator: Any) -> list[Any]:
         known = self._iterators.get(iterator)
         return list(known.indices) if known is not None else []
@@ -115,7 +120,9 @@ class Loaders:
             name = f"loader-{self._count}"
             facts = describe_loader(loader, iterator, name, making.place if making is not None else "")
             known = self._predecessor(making, facts) if making is not None else None
-            if known is None:
+            if known is not None:
+                session.facts("loader-anew", loader=known.name)
+            else:
                 known = _Loader(name)
                 self._count += 1
                 session.facts("loader", **facts)

@@ -112,6 +112,9 @@ class Session:
         """Return the loader that an iterator belongs to, or None when it is not known or gone."""
         return self.loaders.loader_of(iterator) if self.loaders is not None else None
 
+    def name_of_loader(self, iterator: Any) -> Any:
+        return self.loaders.name_of(iterator) if self.loaders is not None else None
+
     def recent_indices(self, iterator: Any) -> list[Any]:
         """Return the index lists that an iterator has asked its dataset for, oldest first (the last 400)."""
         return self.loaders.recent_indices(iterator) if self.loaders is not None else []

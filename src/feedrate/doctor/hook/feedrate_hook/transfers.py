@@ -45,7 +45,7 @@ def _moved(original: Any) -> Any:
     def move(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_off():
             return original(self, *args, **kwargs)
-        start = clock.begin()
+        start = clock.wall_ns()
         result = original(self, *args, **kwargs)
         if result is not self:
             _record_move(name, self, result, start, args, kwargs)
@@ -58,7 +58,7 @@ def _copied(original: Any) -> Any:
     def copy_(self: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_off() or not hasattr(src, "device") or self.device == src.device:
             return original(self, src, *args, **kwargs)
-        start = clock.begin()
+        start = clock.wall_ns()
         result = original(self, src, *args, **kwargs)
         _record_move("copy_", src, self, start, args, kwargs)
         return result
@@ -66,24 +66,22 @@ def _copied(original: Any) -> Any:
     return copy_
 
 
-def _record_move(name: str, source: Any, target: Any, start: clock.Beginning, args: Any, kwargs: Any) -> None:
+def _record_move(name: str, source: Any, target: Any, start: int, args: Any, kwargs: Any) -> None:
     try:
         from_host, to_host = source.device.type == "cpu", target.device.type == "cpu"
         if from_host == to_host:
             return
-        wall, cpu, queue = clock.spent(start)
+        wall = clock.wall_ns() - start
         size = source.numel() * source.element_size()
         place = caller(3)
         if from_host:
             is_async = kwargs.get("non_blocking", any(a is True for a in args))
             bits = int(source.is_pinned()) | 2 * bool(is_async) | 4 * _is_beside(target.device)
             number = session.ring.name(place)
-            session.ring.write(
-                layout.COPY, number, start[0], wall, cpu, queue, size, bits, source.element_size()
-            )
+            session.ring.write(layout.COPY, number, start, wall, 0, 0, size, bits, source.element_size())
         else:
             number = session.ring.name(f"{name} {place}")
-            session.ring.write(layout.READBACK, number, start[0], wall, cpu, queue, size)
+            session.ring.write(layout.READBACK, number, start, wall, 0, 0, size)
     except Exception as error:
         session.trouble("transfer", error)
 
@@ -106,7 +104,7 @@ def _waited(original: Any) -> Any:
         if _is_off() or self.device.type == "cpu":
             return original(self, *args, **kwargs)
         calls = _stands_for()
-        start = clock.begin()
+        start = clock.wall_ns()
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -121,7 +119,7 @@ def _synchronized(original: Any) -> Any:
     def synchronize(*args: Any, **kwargs: Any) -> Any:
         if _is_off():
             return original(*args, **kwargs)
-        start = clock.begin()
+        start = clock.wall_ns()
         try:
             return original(*args, **kwargs)
         finally:
@@ -130,11 +128,11 @@ def _synchronized(original: Any) -> Any:
     return synchronize
 
 
-def _record_sync(name: str, start: clock.Beginning, calls: int = 1) -> None:
+def _record_sync(name: str, start: int, calls: int = 1) -> None:
     try:
-        wall, cpu, queue = clock.spent(start)
+        wall = clock.wall_ns() - start
         number = session.ring.name(f"{name} {caller(3)}")
-        session.ring.write(layout.SYNC, number, start[0], wall, cpu, queue, calls)
+        session.ring.write(layout.SYNC, number, start, wall, 0, 0, calls)
     except Exception as error:
         session.trouble("sync", error)
 

@@ -37,7 +37,7 @@ class Watching:
         self._steps = int(settings.get("steps", 110))
         self._seconds = float(settings.get("seconds", 45.0))
         self._seen: dict[Any, Seen] = {}
-        self._keys: dict[int, tuple[Any, Any]] = {}  # of an iterator: itself, its loader's key
+        self._keys: dict[int, tuple[Any, Any]] = {}  # of an iterator: itself, its loader's name
         self._last: Seen | None = None
         self._optimizer_steps = 0
         self._has_optimizer: bool | None = None
@@ -47,7 +47,7 @@ class Watching:
         known = self._keys.get(id(iterator))
         if known is None or known[0]() is not iterator:
             loader = self._book.loader_of(iterator)
-            known = weakref.ref(iterator), key_of(loader)
+            known = weakref.ref(iterator), self._book.name_of_loader(iterator)
             if len(self._keys) > 1000:
                 self._keys.clear()
             self._keys[id(iterator)] = known
@@ -140,12 +140,6 @@ class Watching:
     def step_s(self, seen: Seen) -> float:
         """Mean time of a step, waiting included."""
         return (time.monotonic() - seen.second_s) / max(1, seen.nexts - 2)
-
-
-def key_of(loader: Any) -> Any:
-    """Equal for loaders that a loop makes anew in every epoch; different for training and validation."""
-    sampler = getattr(loader, "sampler", None)
-    return id(loader.dataset), type(sampler).__name__, loader.batch_size, length_of(loader)
 
 
 def length_of(loader: Any) -> int | None:
