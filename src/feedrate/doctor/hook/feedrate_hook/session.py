@@ -47,6 +47,7 @@ class Session:
     def __init__(self) -> None:
         self.run = ""
         self.settings: dict[str, Any] = {}
+        self.is_passive = False  # there will be no experiments
         self.ring = Ring("")
         self.role = "other"
         self.is_worker = False
@@ -154,6 +155,7 @@ class Session:
         except (OSError, ValueError):
             pass
         self.settings = settings
+        self.is_passive = bool(settings["passive"])
 
     def become(self, role: str) -> None:
         """Note what this process turned out to be."""
@@ -204,8 +206,9 @@ class Session:
         self.probing = self._turns.is_probed(self.steps) and self.ring.phase == layout.REAL
         self.steps += 1
         self.calls_to_skip = 0 if self.probing else _ALL_CALLS
-        if self.thread != threading.get_ident():
-            self.thread = threading.get_ident()
+        thread = threading.get_ident()
+        if self.thread != thread:
+            self.thread = thread
             self.native_thread = threading.get_native_id()
 
     def begin_fetch(self, number: int) -> None:
@@ -223,13 +226,14 @@ class Session:
         if not self._has_tried_experiments:
             self._has_tried_experiments = True
             self.load_settings()
-            if not self.settings.get("passive", True):
+            if not self.is_passive:
                 try:
                     import importlib
 
                     module = importlib.import_module(".experiments", __package__)
                     self._experiments = module.Experiments(self)
                 except Exception as error:
+                    self.is_passive = True
                     self.trouble("experiments", error)
         return self._experiments
 
