@@ -157,7 +157,8 @@ class Loaders:
         try:
             session.begin_step()
             is_probed = session.probing
-            stacks.start()
+            if is_probed:
+                stacks.start()
             if is_probed or device.arrival is not None:
                 device.wait_begins()
             start = clock.read() if is_probed else (clock.wall_ns(), 0, 0)

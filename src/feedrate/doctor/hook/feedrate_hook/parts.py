@@ -28,6 +28,7 @@ class Fetch:
         "events",
         "io",
         "opened",
+        "opening_ns",
         "times",
     )
 
@@ -41,6 +42,7 @@ class Fetch:
         self._kinds: list[str] = []
         self.times: dict[str, list[int]] = {}  # name -> wall, cpu, queue, calls
         self.events = 0
+        self.opening_ns = 0  # what it took to get ready for it
         self.opened: list[str] = []
 
     def mark(self) -> None:
