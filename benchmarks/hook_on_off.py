@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does the doctor's hook add to a step? While a script trains, the hook is taken out and put back.
 
-By chance, every 64 steps: two processes of the same script differ by more than is to be measured. Left in are
-the wrappers of the model and the optimizer, with nothing to do, and the audit hook.
+Ten times a second, in pairs of blocks, by chance which of the two comes first: two processes of the same
+script differ by more than is to be measured, and so do two minutes of one. Left in are the wrappers of
+the model and the optimizer, with nothing to do, and the audit hook.
 
-    feedrate doctor --passive -- python benchmarks/hook_on_off.py FOLDER --json OUT.json
+    feedrate doctor --passive -- python benchmarks/hook_on_off.py [FOLDER] --json OUT.json
 
-FOLDER: small pictures, such as the `thumbnails` that benchmarks/doctor.py makes.
+FOLDER: small pictures, as the `thumbnails` that benchmarks/doctor.py makes; without it: numbers in memory.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from short_steps import Thumbnails
-from torch import nn
+from short_steps import make_dataset, make_step
 from torch.utils.data import DataLoader, _utils, dataloader
 
 from feedrate.probe.machine import describe_machine
 
-BLOCK = 64
+BLOCK, BLOCK_OF_PICTURES = 128, 16
 WARM_UP = 256
+LONGEST = 1.5  # a step that takes so many times the usual was disturbed: it counts as this long
 
 
 class Hook:
@@ -68,17 +69,15 @@ class Hook:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("pictures")
-    parser.add_argument("--blocks", type=int, default=120)
+    parser.add_argument("pictures", nargs="?")
+    parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--json", metavar="PATH")
     arguments = parser.parse_args()
     if "feedrate_hook" not in sys.modules:
         parser.error("the doctor does not watch: feedrate doctor --passive -- python ...")
     torch.set_num_threads(1)
-    blocks = train(arguments.pictures, arguments.blocks)
-    added = {
-        name: compare([(is_in, one[i]) for is_in, *one in blocks]) for i, name in enumerate(("wall", "cpu"))
-    }
+    pairs = train(arguments.pictures, arguments.pairs)
+    added = {name: compare([(a[i], b[i]) for a, b in pairs]) for i, name in enumerate(("wall", "cpu"))}
     for name, (out_ms, more_ms, error_ms) in added.items():
         print(
             f"{name}: {out_ms:.2f} ms a step without the hook, {more_ms:+.3f} ms with it (+- {error_ms:.3f})"
@@ -87,51 +86,50 @@ def main() -> int:
         document = {
             "question": (__doc__ or "").splitlines()[0],
             "ms_without_added_error": added,
-            "blocks": blocks,
+            "pairs": pairs,
             "machine": asdict(describe_machine(["benchmarks/hook_on_off.py"])),
         }
         Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
-def train(pictures: str, count: int) -> list[tuple[bool, float, float]]:
-    """Return of each block whether the hook was in, and the milliseconds and CPU milliseconds of a step."""
-    loader = DataLoader(Thumbnails(pictures), batch_size=16, shuffle=True)
-    model = nn.Sequential(nn.Linear(192, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    chance, blocks, step = random.Random(0), [], 0
-    hook, is_in, start = None, True, (0.0, 0.0)
-    while len(blocks) < count:
+def train(pictures: str | None, count: int) -> list[tuple[list[float], list[float]]]:
+    """Return pairs of blocks, without the hook and with it: milliseconds and CPU milliseconds of a step."""
+    block = BLOCK_OF_PICTURES if pictures else BLOCK
+    loader = DataLoader(make_dataset(pictures), batch_size=16, shuffle=True)
+    train_step, chance, step = make_step(), random.Random(0), 0
+    hook, is_in = None, True
+    blocks: dict[bool, list[list[float]]] = {False: [], True: []}
+    times: list[tuple[int, int]] = []
+    while min(map(len, blocks.values())) < count:
+        start = None  # an epoch's first step is not counted
         for x, y in loader:
-            loss = nn.functional.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            train_step(x, y)
+            now = time.perf_counter_ns(), time.thread_time_ns()
+            if start is not None:
+                times.append((now[0] - start[0], now[1] - start[1]))
             step += 1
             hook = hook or Hook()  # once the first batch has put everything in its place
-            if step < WARM_UP or step % BLOCK:
-                continue
-            now = time.perf_counter(), time.thread_time()
-            if step > WARM_UP:
-                wall_ms, cpu_ms = (1e3 * (b - a) / BLOCK for a, b in zip(start, now, strict=True))
-                blocks.append((is_in, wall_ms, cpu_ms))
-            is_in = chance.random() < 0.5
-            hook.put(is_in)
-            start = time.perf_counter(), time.thread_time()
-    return blocks
+            if step % block == 0:
+                if step > WARM_UP:
+                    blocks[is_in].append([usual(ns[1:]) * 1e-6 for ns in np.transpose(times)])
+                is_in = not is_in if step // block % 2 else chance.random() < 0.5
+                hook.put(is_in)
+                times = []
+            start = time.perf_counter_ns(), time.thread_time_ns()
+    return list(zip(blocks[False], blocks[True], strict=False))[:count]
 
 
-def compare(times: list[tuple[bool, float]]) -> tuple[float, float, float]:
-    """Return the lower quartile without the hook, what it is more with it, and the error of that."""
-    inside = np.array([ms for is_in, ms in times if is_in])
-    outside = np.array([ms for is_in, ms in times if not is_in])
+def usual(times: np.ndarray) -> float:
+    return float(np.minimum(times, LONGEST * np.median(times)).mean())
+
+
+def compare(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Return the median without the hook, what is added with it (the median of the pairs), and its error."""
+    outside, inside = np.transpose(pairs)
     draw = np.random.default_rng(0).choice
-    resampled = [
-        np.quantile(draw(inside, len(inside)), 0.25) - np.quantile(draw(outside, len(outside)), 0.25)
-        for _ in range(2000)
-    ]
-    low = float(np.quantile(outside, 0.25))
-    return low, float(np.quantile(inside, 0.25)) - low, float(np.std(resampled))
+    resampled = [np.median(draw(inside - outside, len(pairs))) for _ in range(2000)]
+    return float(np.median(outside)), float(np.median(inside - outside)), float(np.std(resampled))
 
 
 if __name__ == "__main__":

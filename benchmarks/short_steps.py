@@ -24,24 +24,36 @@ class Thumbnails(Dataset):
         return torch.from_numpy(pixels.copy()).flatten() / 255, i % 10
 
 
+def make_dataset(pictures):
+    if pictures:
+        return Thumbnails(pictures)
+    return TensorDataset(torch.randn(20_000, 192), torch.randint(0, 10, (20_000,)))
+
+
+def make_step():
+    model = nn.Sequential(nn.Linear(192, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+    def step(x, y):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--pictures", help="a folder of small pictures; without it: numbers in memory")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    dataset = TensorDataset(torch.randn(20_000, 192), torch.randint(0, 10, (20_000,)))
-    if args.pictures:
-        dataset = Thumbnails(args.pictures)
-    loader = DataLoader(dataset, batch_size=16, shuffle=True)
-    model = nn.Sequential(nn.Linear(192, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    step = 0
+    loader = DataLoader(make_dataset(args.pictures), batch_size=16, shuffle=True)
+    train, step = make_step(), 0
     while True:
         for x, y in loader:
-            loss = nn.functional.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss = train(x, y)
             step += 1
             if step % 20 == 0:
                 print(f"step {step} loss {loss.item():.3f}")

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from feedrate.doctor.hook.feedrate_hook import clock, draws
-from feedrate.doctor.hook.feedrate_hook.session import _Turns
+from feedrate.doctor.hook.feedrate_hook.turns import Turns
 
 
 def count_probed(monkeypatch: pytest.MonkeyPatch, step_ns: int) -> tuple[int, int]:
     """Return how many of the first 128 steps are probed, and how many of the next 128."""
     now = 10**9
     monkeypatch.setattr(clock, "wall_ns", lambda: now)
-    turns, probed = _Turns(), []
+    turns, probed = Turns(), []
     for number in range(256):
         probed.append(turns.is_probed(number))
         now += step_ns

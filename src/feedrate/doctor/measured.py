@@ -363,7 +363,8 @@ def _trials(main: Process) -> dict[int, Timing]:
 
 def _receive_cpu(main: Process, loop: Loop) -> float:
     waits = main.of(layout.WAIT, phase=layout.REAL)
-    waits = waits[(waits["start"] >= loop.start_ns) & (waits["a"] > 0) & (waits["b"] > 0)]
+    is_probed = waits["c"] & layout.PROBED > 0
+    waits = waits[is_probed & (waits["start"] >= loop.start_ns) & (waits["a"] > 0) & (waits["b"] > 0)]
     return float(waits["cpu"].mean()) * 1e-9 if len(waits) else 0.0
 
 

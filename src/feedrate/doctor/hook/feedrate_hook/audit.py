@@ -18,6 +18,5 @@ def listen(event: str, listener: Callable[[Any], None]) -> None:
 
 
 def _on_event(event: str, args: Any) -> None:
-    listener = _listeners.get(event)
-    if listener is not None:
-        listener(args)
+    if event in _listeners:
+        _listeners[event](args)

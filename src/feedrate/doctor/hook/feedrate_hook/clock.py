@@ -23,7 +23,7 @@ Reading = Tuple[int, int, int]  # noqa: UP006 - wall, cpu, queue
 Beginning = Tuple[int, int]  # noqa: UP006 - wall, cpu
 
 # The run-queue clock is a file to read. It cannot have moved by more than wall minus cpu, so it is read only
-# when that is something, and not again at once.
+# when that is something since it was last read, and not again at once.
 SLACK_NS = 20_000
 _FRESH_NS = 100_000
 
@@ -54,7 +54,8 @@ class KeptFile:
 class _OfThread(threading.local):
     schedstat: Optional[KeptFile] = None  # noqa: UP045
     last_queue_ns = -1
-    read_ns = -_FRESH_NS  # when that was read
+    read_ns = -_FRESH_NS  # when that was read, and how long the thread had not been computing by then
+    idle_ns = -SLACK_NS
 
 
 class _OfProcess:
@@ -68,34 +69,39 @@ def forget_files() -> None:
     _OfProcess.io = None
 
 
-def queue_ns() -> int:
-    """Return how long this thread was ready to run while no core was free."""
+def queue_ns(wall: int, cpu: int) -> int:
+    """Return how long this thread was ready to run without a core, by the time of these two clocks."""
     thread = _OfProcess.thread
-    now = wall_ns()
-    if now - thread.read_ns < _FRESH_NS:
+    idle = wall - cpu
+    if idle - thread.idle_ns < SLACK_NS or wall - thread.read_ns < _FRESH_NS:
         return thread.last_queue_ns
     if thread.schedstat is None:
         thread.schedstat = KeptFile("/proc/thread-self/schedstat")
     try:
         thread.last_queue_ns = int(thread.schedstat.read().split()[1])
     except (OSError, ValueError, IndexError):
-        return 0
-    thread.read_ns = now
+        thread.last_queue_ns = 0
+    thread.read_ns = wall
+    thread.idle_ns = idle
     return thread.last_queue_ns
 
 
 def read() -> Reading:
-    """Return the three clocks at the beginning of something; the wall clock last, next to what is timed."""
-    queue = queue_ns()
+    """Return the three clocks."""
     cpu = cpu_ns()
-    return wall_ns(), cpu, queue
+    wall = wall_ns()
+    return wall, cpu, queue_ns(wall, cpu)
+
+
+def between(start: Reading, end: Reading) -> Reading:
+    """Return what was spent between two readings. To lose the core while reading is not counted."""
+    wall = end[0] - start[0]
+    cpu = min(end[1] - start[1], wall)
+    return wall, cpu, min(end[2] - start[2], wall - cpu)
 
 
 def since(start: Reading) -> Reading:
-    """Return what was spent since a reading. To lose the core while reading is not counted."""
-    wall = wall_ns() - start[0]
-    cpu = min(cpu_ns() - start[1], wall)
-    return wall, cpu, min(queue_ns() - start[2], wall - cpu)
+    return between(start, read())
 
 
 def begin() -> Beginning:
@@ -104,13 +110,14 @@ def begin() -> Beginning:
 
 def spent(start: Beginning) -> Reading:
     """Return what was spent since a beginning. Cheap: its run-queue time may hold some from just before."""
-    wall = wall_ns() - start[0]
-    cpu = cpu_ns() - start[1]
+    end = wall_ns()
+    end_cpu = cpu_ns()
+    wall, cpu = end - start[0], end_cpu - start[1]
     slack = wall - cpu
     if slack < SLACK_NS:
         return wall, cpu, 0
     before = _OfProcess.thread.last_queue_ns
-    queue = queue_ns()
+    queue = queue_ns(end, end_cpu)
     return wall, cpu, min(queue - before, slack) if before >= 0 else 0
 
 

@@ -25,9 +25,8 @@ class Device:
         self._pool: list[Any] = []
         self._pending: deque[tuple[Any, ...]] = deque()
         self._entry: Any = None
-        self._arrival: Any = (
-            None  # the batch's event; then the time its wait ended, its phase, its first forward
-        )
+        # The last probed batch's event; then the time its wait ended, its phase, its first forward.
+        self.arrival: Any = None
         self._arrival_ns = 0
         self._arrival_phase = 0
         self._forward: Any = None
@@ -35,7 +34,7 @@ class Device:
 
     def after_fork(self) -> None:
         """Begin anew in a child, and keep the parent's events: to free one there would end the child."""
-        events = (self._entry, self._arrival, self._forward, self._forward_end)
+        events = (self._entry, self.arrival, self._forward, self._forward_end)
         kept = (self._pool, self._pending, events, self._of_parents)
         self.__init__()  # type: ignore[misc]
         self._of_parents = kept
@@ -46,22 +45,22 @@ class Device:
 
     def wait_begins(self) -> None:
         self._entry = None
-        if not self.is_used() or (not session.probing and self._arrival is None):
+        if not self.is_used() or (not session.probing and self.arrival is None):
             return
         try:
             entry = self._record()
-            if self._arrival is not None:
+            if self.arrival is not None:
                 step = (
                     layout.DEVICE,
                     self._arrival_phase,
                     self._arrival_ns,
-                    self._arrival,
+                    self.arrival,
                     entry,
                     self._forward,
                     self._forward_end,
                 )
                 self._pending.append(step)
-                self._arrival = self._forward = self._forward_end = None
+                self.arrival = self._forward = self._forward_end = None
             self._entry = entry
         except Exception as error:
             self._give_up(error)
@@ -70,18 +69,18 @@ class Device:
         if self._entry is None or not session.probing:
             return
         try:
-            self._arrival = self._record()
+            self.arrival = self._record()
             self._arrival_ns = end_ns
             self._arrival_phase = session.phase
             self._pending.append(
-                (layout.EXPOSED, session.phase, start_ns, self._entry, self._arrival, None, None)
+                (layout.EXPOSED, session.phase, start_ns, self._entry, self.arrival, None, None)
             )
             self._collect()
         except Exception as error:
             self._give_up(error)
 
     def forward_begins(self) -> None:
-        if self._arrival is None or self._forward is not None:
+        if self.arrival is None or self._forward is not None:
             return
         try:
             if not session.torch.cuda.is_current_stream_capturing():

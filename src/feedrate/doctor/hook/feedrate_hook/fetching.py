@@ -15,7 +15,9 @@ from .wrapping import get_ident, install, name_of, unseen
 
 # Timing the parts may take this share of a fetch; where many short calls would take more, some are left out.
 _MOST_SHARE = 0.007
-_FIRST = 128  # fetches
+_MOST_SHARE_LATER = 0.002  # once many were timed
+_MANY_TIMED = 128  # fetches
+_FIRST = 128
 _LONG_REST = 4
 
 
@@ -34,7 +36,9 @@ class Fetching:
 
     def __init__(self) -> None:
         self.number = 0
+        self._worker = -1
         self._probe_from = 0  # the first fetch whose parts may be timed again
+        self._timed = 0
         self._event_ns = 0
         self._last_end: clock.Reading | None = None
         self._others_ns = 0
@@ -43,60 +47,67 @@ class Fetching:
     @unseen
     def fetch(self, fetcher: Any, original: Any, indices: Any) -> Any:
         """Run a fetch and record it. Whatever goes wrong on our side, the original runs exactly once."""
-        worker = _worker_id()
         number = self.number
+        if number == 0:
+            self._worker = _worker_id()
+        worker = self._worker
         self.number = number + 1
         fetch: Fetch | None = None
-        reading = (0, 0, 0)
+        is_alone = False  # nothing but its wall clock is read
+        start = (0, 0, 0)
         asked = indices
         try:
             if worker >= 0:
-                self._begin_in_worker(worker, number)
+                session.begin_fetch(number)
             if number == 0:
-                opens.record_held()
-            reading = clock.read()
+                _begin(worker)
+            is_alone = worker < 0 and not session.probing and session.ring.phase == layout.REAL
+            start = (clock.wall_ns(), -1, -1) if is_alone else clock.read()
+            if worker >= 0:
+                self._record_handover(start)
             if session.probing and number >= self._probe_from:
-                wrap_methods(True)
-                fetch = Fetch(reading)
-                io = clock.read_io()
-                self._time_collate(fetcher)
+                fetch = self._time_parts(start, fetcher)
                 asked = _mark_samples(fetcher, indices)
         except Exception as error:
             session.trouble("fetch", error)
-        thread = get_ident()
-        if fetch is not None:
-            open_fetches[thread] = fetch
         here.is_fetching = session.fetching = True
         try:
             batch = original(fetcher, asked)
         finally:
-            open_fetches.pop(thread, None)
             here.is_fetching = session.fetching = False
-            draws.end_sample()
+            if fetch is not None:
+                open_fetches.pop(get_ident(), None)
+                draws.end_sample()
         try:
             samples = _count(fetcher, indices, batch)
-            self._record(number, worker, samples, reading, fetch, io if fetch is not None else None)
+            if is_alone:
+                wall = clock.wall_ns() - start[0]
+                session.ring.write(layout.FETCH, 0, start[0], wall, -1, -1, samples, worker, number)
+                return batch
+            end = self._last_end = clock.read()
+            spent = clock.between(start, end)
+            session.ring.write(layout.FETCH, 0, start[0], *spent, samples, worker, number)
+            if fetch is not None:
+                self._record_parts(number, fetch, start[0], end[0])
         except Exception as error:
             session.trouble("fetch", error)
         return batch
 
-    def _begin_in_worker(self, worker: int, number: int) -> None:
-        session.begin_fetch(number)
-        if number == 0:
-            session.is_worker = True
-            session.become("worker")
-            session.facts(
-                "worker", worker_id=worker, pid=os.getpid(), affinity=_affinity(), threads=_threads()
-            )
-            self._others_ns = clock.process_cpu_ns() - clock.cpu_ns()
-            opens.watch()
-            stacks.start()
-        elif self._last_end is not None:
-            start = self._last_end
-            others = clock.process_cpu_ns() - clock.cpu_ns()
-            spent = clock.since(start)
+    def _record_handover(self, end: clock.Reading) -> None:
+        start = self._last_end
+        others = clock.process_cpu_ns() - end[1]
+        if start is not None:
+            spent = clock.between(start, end)
             session.ring.write(layout.HANDOVER, 0, start[0], *spent, others - self._others_ns)
-            self._others_ns = others
+        self._others_ns = others
+
+    def _time_parts(self, start: clock.Reading, fetcher: Any) -> Fetch:
+        wrap_methods(True)
+        fetch = Fetch(start, clock.read_io())
+        self._time_collate(fetcher)
+        open_fetches[get_ident()] = fetch
+        fetch.opening_ns = clock.wall_ns() - start[0]
+        return fetch
 
     def _time_collate(self, fetcher: Any) -> None:
         collate = fetcher.collate_fn
@@ -119,25 +130,16 @@ class Fetching:
         timed_collate._feedrate_collate = True  # type: ignore[attr-defined]
         fetcher.collate_fn = unseen(timed_collate)
 
-    def _record(
-        self, number: int, worker: int, samples: int, start: clock.Reading, fetch: Fetch | None, io: Any
-    ) -> None:
-        if fetch is not None:
-            fetch.mark()
-        end = clock.wall_ns()
-        wall, cpu, queue = clock.since(start)
-        self._last_end = (start[0] + wall, start[1] + cpu, start[2] + queue)
+    def _record_parts(self, number: int, fetch: Fetch, start: int, end: int) -> None:
         write = session.ring.write
-        write(layout.FETCH, 0, start[0], wall, cpu, queue, samples, worker, number)
-        if fetch is None or io is None:
-            return
-        after = clock.read_io()
-        write(layout.IO, 0, start[0], 0, 0, 0, after[0] - io[0], after[1] - io[1], after[2] - io[2])
-        for name, (part_wall, part_cpu, part_queue, calls) in fetch.times.items():
-            write(layout.PART, session.ring.name(name), start[0], part_wall, part_cpu, part_queue, calls)
+        before, after = fetch.io, clock.read_io()
+        write(layout.IO, 0, start, 0, 0, 0, *(b - a for a, b in zip(before, after)))  # noqa: B905 (Python 3.8)
+        for name, (wall, cpu, queue, calls) in fetch.times.items():
+            write(layout.PART, session.ring.name(name), start, wall, cpu, queue, calls)
         if fetch.opened:
-            opens.record_opened(fetch.opened, start[0])
-        self._spare(number, fetch.events, clock.wall_ns() - end, wall)
+            opens.record_opened(fetch.opened, start)
+        self._timed += 1
+        self._spare(number, fetch.events, fetch.opening_ns + clock.wall_ns() - end, end - start)
 
     def _spare(self, number: int, events: int, recorded_ns: int, wall: int) -> None:
         """Leave out the next fetches when timing and recording this one's parts took too large a share."""
@@ -146,11 +148,23 @@ class Fetching:
         if number < _FIRST:
             recorded_ns = 0  # names and paths are written once, most of them now
         share = (events * self._event_ns + recorded_ns) / max(wall, 1)
-        if share > _MOST_SHARE:
-            spared = int(share / _MOST_SHARE)
+        most = _MOST_SHARE if self._timed < _MANY_TIMED else _MOST_SHARE_LATER
+        if share > most:
+            spared = int(share / most)
             self._probe_from = number + 1 + spared
             if spared >= _LONG_REST:
                 wrap_methods(False)
+
+
+def _begin(worker: int) -> None:
+    """The first fetch of this process."""
+    if worker >= 0:
+        session.is_worker = True
+        session.become("worker")
+        session.facts("worker", worker_id=worker, pid=os.getpid(), affinity=_affinity(), threads=_threads())
+        opens.watch()
+        stacks.start()
+    opens.record_held()
 
 
 def _mark_samples(fetcher: Any, indices: Any) -> Any:
@@ -177,7 +191,8 @@ def _measure_event() -> int:
     start = clock.wall_ns()
     for _ in range(20):
         trial.mark()
-    return max(1, (clock.wall_ns() - start) // 20 * 3 // 2)  # a wrapper does a little more than to mark
+    # A wrapper does a little more than to mark, and what it needs is in no cache after a part's work.
+    return max(1, (clock.wall_ns() - start) // 20 * 5 // 2)
 
 
 class _Torch:

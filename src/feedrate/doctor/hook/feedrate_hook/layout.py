@@ -45,7 +45,7 @@ PHASES = (
 
 # In the training process (the main thread of a rank).
 WAIT = 1  # one next() of a loader. name: the loader; a: samples (-1: StopIteration); b: number of the batch
-#           in its iterator, from 0; c: bits below
+#           in its iterator, from 0; c: bits below; cpu and queue: 0 where it is not probed
 ITERATOR = 2  # the making of a loader's iterator. name: the loader
 COPY = 3  # host to device. name: file:line; a: bytes; b: 1 pinned, 2 non_blocking, 4 on a stream of its own;
 #           c: bytes per element
@@ -67,7 +67,8 @@ GRAD_ENABLED = 1
 PROBED = 2  # the step after this wait is probed; some are left alone, to measure what probing costs
 
 # Where samples are made: a worker, or the training process when num_workers is 0.
-FETCH = 20  # one batch made. a: samples; b: worker id (-1: the training process); c: number of the fetch
+FETCH = 20  # one batch made. a: samples; b: worker id (-1: the training process); c: number of the fetch;
+#             cpu and queue: -1 where the training process makes it, in a step that is not probed
 PART = 21  # a named part of the fetch before it, its nested parts left out. name: "read:…", "decode:…",
 #            "transform:…", "collate:…"; a: calls
 HANDOVER = (

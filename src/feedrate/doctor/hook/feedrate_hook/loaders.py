@@ -41,10 +41,12 @@ class _Making:
 class _Iterator:
     """What is known about an iterator."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_indexed: bool) -> None:
+        self.is_indexed = is_indexed  # each batch is made from an index list
         self.loader: _Loader | None = None
         self.keeper: Any = None  # returns the user's loader, or None when it is gone
-        self.indices: deque[Any] = deque(maxlen=_KEPT_INDICES)
+        self.indices: deque[Any] = deque(maxlen=_KEPT_INDICES)  # for the experiments
+        self.sizes: deque[int] = deque(maxlen=_KEPT_INDICES)  # of the index lists; -1: they have none
         self.asked = 0  # index lists taken in this pass
         self.taken = 0  # batches given in this pass
         self.current = Pass(0, 0)
@@ -109,7 +111,8 @@ class Loaders:
     def _iterator(self, iterator: Any) -> _Iterator:
         mine: _Iterator | None = self._iterators.get(iterator)
         if mine is None:
-            mine = _Iterator()
+            is_of_map = getattr(iterator, "_dataset_kind", 1) == 0
+            mine = _Iterator(is_of_map and getattr(iterator, "_auto_collation", False))
             self._iterators.put(iterator, mine)
         return mine
 
@@ -151,15 +154,17 @@ class Loaders:
 
     def note_index(self, iterator: Any, index: Any) -> None:
         mine = self._iterator(iterator)
-        mine.indices.append(index)
+        mine.sizes.append(len(index) if hasattr(index, "__len__") else -1)
         mine.asked += 1
+        if not session.is_passive:
+            mine.indices.append(index)
 
     # -- next() --------------------------------------------------------------------------------------------
 
     @unseen
     def next(self, iterator: Any, original: Any) -> Any:
         """One next() as the user's loop sees it."""
-        experiments = session.experiments()
+        experiments = None if session.is_passive else session.experiments()
         if experiments is None:
             return self.take(iterator, original)
         self._last_batch = None
@@ -184,11 +189,15 @@ class Loaders:
     def take(self, iterator: Any, original: Any) -> Any:
         """Take a batch from the loader, and record the wait."""
         start = (0, 0, 0)
+        is_probed = False
         try:
             session.begin_step()
-            stacks.start()
-            start = clock.read()
-            device.wait_begins()
+            is_probed = session.probing
+            if is_probed:
+                stacks.start()
+            if is_probed or device.arrival is not None:
+                device.wait_begins()
+            start = clock.read() if is_probed else (clock.wall_ns(), 0, 0)
         except Exception as error:
             session.trouble("next", error)
         session.waiting = True
@@ -196,15 +205,18 @@ class Loaders:
             batch = original(iterator)
         except StopIteration:
             session.waiting = False
-            self._end_of_pass(iterator, start)
+            self._end_of_pass(iterator, start[0])
             raise
         finally:
             session.waiting = False
         try:
-            spent = clock.since(start)
-            device.wait_ends(start[0], start[0] + spent[0])
-            self._record(iterator, start[0], spent, batch)
-            training.batch_arrived()
+            if is_probed:
+                spent = clock.since(start)
+                device.wait_ends(start[0], start[0] + spent[0])
+                self._record(iterator, start[0], spent, batch)
+                training.batch_arrived()
+            else:
+                self._record(iterator, start[0], (clock.wall_ns() - start[0], 0, 0), batch)
         except Exception as error:
             session.trouble("next", error)
         return batch
@@ -215,9 +227,13 @@ class Loaders:
         mine.taken = number + 1
         has_grad = session.torch.is_grad_enabled()
         bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * has_grad
-        samples = self._samples(iterator, mine, number, batch)
+        back = mine.asked - number  # from the end of the sizes that were kept
+        samples = mine.sizes[-back] if mine.is_indexed and 0 < back <= len(mine.sizes) else -1
+        if samples < 0:
+            samples = count_samples(batch)
         session.ring.write(layout.WAIT, known.number, start, *spent, samples, number, bits)
-        self._last_batch = (batch, start + spent[0]) if session.experiments() is not None else None
+        if not session.is_passive:
+            self._last_batch = (batch, start + spent[0])
         self.passes.waited(mine.current, start, has_grad)
         if number % _BATCH_FACT_EVERY == 0 and len(known.batch_facts) < _MOST_BATCH_FACTS:
             tensors = describe_batch(batch)
@@ -234,23 +250,13 @@ class Loaders:
             self._begin_pass(mine, mine.loader, start_ns)
         return mine, mine.loader
 
-    def _samples(self, iterator: Any, mine: _Iterator, number: int, batch: Any) -> int:
-        if getattr(iterator, "_auto_collation", False) and getattr(iterator, "_dataset_kind", 1) == 0:
-            # The batch was made from the index list of its number, counted from the end of those we kept.
-            back = mine.asked - number
-            if 0 < back <= len(mine.indices):
-                index = mine.indices[-back]
-                if hasattr(index, "__len__"):
-                    return len(index)
-        return count_samples(batch)
-
-    def _end_of_pass(self, iterator: Any, start: clock.Reading) -> None:
+    def _end_of_pass(self, iterator: Any, start: int) -> None:
         try:
-            spent = clock.since(start)
-            mine, known = self._known(iterator, start[0])
+            end = clock.wall_ns()
+            mine, known = self._known(iterator, start)
             bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * session.torch.is_grad_enabled()
-            session.ring.write(layout.WAIT, known.number, start[0], *spent, -1, mine.taken, bits)
-            self.passes.ended(mine.current, start[0] + spent[0])
+            session.ring.write(layout.WAIT, known.number, start, end - start, 0, 0, -1, mine.taken, bits)
+            self.passes.ended(mine.current, end)
         except Exception as error:
             session.trouble("next", error)
 

@@ -41,7 +41,7 @@ def after_fork() -> None:
 
 
 def _on_open(args: Any) -> None:
-    fetch = open_fetches.get(get_ident())
+    fetch = open_fetches.get(get_ident()) if open_fetches else None
     if fetch is None and (session.role != "main" or here.is_fetching):
         return
     try:

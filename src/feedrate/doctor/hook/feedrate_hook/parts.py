@@ -26,12 +26,15 @@ class Fetch:
         "_top",
         "_wall",
         "events",
+        "io",
         "opened",
+        "opening_ns",
         "times",
     )
 
-    def __init__(self, start: clock.Reading) -> None:
+    def __init__(self, start: clock.Reading, io: tuple[int, int, int] = (0, 0, 0)) -> None:
         self._wall, self._cpu, self._queue = start
+        self.io = io  # what had been read when it began
         self._slack = 0
         self._rest = [0, 0, 0, 0]
         self._top = self._rest
@@ -39,6 +42,7 @@ class Fetch:
         self._kinds: list[str] = []
         self.times: dict[str, list[int]] = {}  # name -> wall, cpu, queue, calls
         self.events = 0
+        self.opening_ns = 0  # what it took to get ready for it
         self.opened: list[str] = []
 
     def mark(self) -> None:
@@ -52,7 +56,7 @@ class Fetch:
         top[1] += cpu_spent
         self._slack += wall_spent - cpu_spent
         if self._slack > clock.SLACK_NS:
-            queue = clock.queue_ns()
+            queue = clock.queue_ns(wall, cpu)
             top[2] += queue - self._queue
             self._queue = queue
             self._slack = 0

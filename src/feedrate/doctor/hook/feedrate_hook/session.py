@@ -12,33 +12,10 @@ from typing import Any
 
 from . import clock, layout
 from .ring import ParentPhase, Ring
+from .turns import Turns
 
 _ALL_CALLS = 1 << 60
-# Of each eight steps (in a worker: fetches) the last ones are left alone, so that the cost of probing shows;
-# once much was seen of short steps, most are, so that it hardly adds up.
-_BLOCK = 8
-_MANY_OF_BLOCK = 6
-_FEW_OF_BLOCK = 2
-_SEEN_ENOUGH = 128
-_SHORT_NS = 50_000_000
 _MOST_TROUBLES = 50
-
-
-class _Turns:
-    """Which steps, or fetches, are probed."""
-
-    def __init__(self) -> None:
-        self._probed_of_block = _MANY_OF_BLOCK
-        self._since_ns = 0
-
-    def is_probed(self, number: int) -> bool:
-        if number % _SEEN_ENOUGH == 0:
-            now = clock.wall_ns()
-            if number:
-                is_short = now - self._since_ns < _SHORT_NS * _SEEN_ENOUGH
-                self._probed_of_block = _FEW_OF_BLOCK if is_short else _MANY_OF_BLOCK
-            self._since_ns = now
-        return number % _BLOCK < self._probed_of_block
 
 
 class Session:
@@ -47,6 +24,7 @@ class Session:
     def __init__(self) -> None:
         self.run = ""
         self.settings: dict[str, Any] = {}
+        self.is_passive = False  # there will be no experiments
         self.ring = Ring("")
         self.role = "other"
         self.is_worker = False
@@ -56,7 +34,7 @@ class Session:
         self.waiting = False
         self.fetching = False
         self.steps = 0
-        self._turns = _Turns()
+        self.turns = Turns()
         self.optimizer_steps = 0
         self.calls_to_skip = 0  # that wait for the device, in this step: timing them all would slow it
         self.torch: Any = None
@@ -141,7 +119,7 @@ class Session:
         self.thread = 0
         self.waiting = self.fetching = False
         self.steps = self.optimizer_steps = 0
-        self._turns = _Turns()
+        self.turns = Turns()
         self._experiments = None
         self._has_tried_experiments = False
         self._parent_phase = None
@@ -157,6 +135,7 @@ class Session:
         except (OSError, ValueError):
             pass
         self.settings = settings
+        self.is_passive = bool(settings["passive"])
 
     def become(self, role: str) -> None:
         """Note what this process turned out to be."""
@@ -204,16 +183,17 @@ class Session:
     def begin_step(self) -> None:
         """A next() of a loader begins: decide whether it and the step after it are probed."""
         # Experiments are timed as a whole; their parts would only push the real run's out of the ring.
-        self.probing = self._turns.is_probed(self.steps) and self.ring.phase == layout.REAL
+        self.probing = self.turns.is_probed(self.steps) and self.ring.phase == layout.REAL
         self.steps += 1
         self.calls_to_skip = 0 if self.probing else _ALL_CALLS
-        if self.thread != threading.get_ident():
-            self.thread = threading.get_ident()
+        thread = threading.get_ident()
+        if self.thread != thread:
+            self.thread = thread
             self.native_thread = threading.get_native_id()
 
     def begin_fetch(self, number: int) -> None:
         """A worker begins a fetch: probed or not, and in the phase that the training process is in."""
-        self.probing = self._turns.is_probed(number)
+        self.probing = self.turns.is_probed(number)
         if number == 0:
             self.thread = threading.get_ident()
             self.native_thread = threading.get_native_id()
@@ -226,13 +206,14 @@ class Session:
         if not self._has_tried_experiments:
             self._has_tried_experiments = True
             self.load_settings()
-            if not self.settings.get("passive", True):
+            if not self.is_passive:
                 try:
                     import importlib
 
                     module = importlib.import_module(".experiments", __package__)
                     self._experiments = module.Experiments(self)
                 except Exception as error:
+                    self.is_passive = True
                     self.trouble("experiments", error)
         return self._experiments
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks at the stack of the thread that trains (or, in a worker, fetches), some fifty times a second.
+Later, in short steps, a quarter as often: it has to give way each time, also in a step that is not probed.
 
 Every other time (later: seldom) the thread asks for a sample to watch: the next one to begin notes the states
 of the global random generators and wakes the thread, which looks after a random part of a usual sample's
@@ -29,6 +30,7 @@ _ENOUGH_UNDRAWN = 3
 # Every second look is one inside a sample that notes its random states; later, when that is known, few are.
 _OFTEN, _SELDOM = 2, 16
 _MANY_TURNS = 500
+_LONGER_PAUSE = 4
 
 
 class _Looker:
@@ -36,6 +38,7 @@ class _Looker:
 
     alive = False
     stopping = False
+    turn = 0
     sleep: Any = None  # a held lock: waiting for it is a sleep that can be ended
     done: Any = None  # held while the thread lives
     stacks: ClassVar[dict[Any, tuple[int, int]]] = {}  # frames -> their name, and bits
@@ -73,6 +76,7 @@ def stop() -> None:
 
 def after_fork() -> None:
     _Looker.alive = False
+    _Looker.turn = 0
     _Looker.stacks = {}
     _Looker.cpu_file = None
     _Looker.cpu_thread = 0
@@ -93,11 +97,12 @@ def _run(done: Any, period_s: float) -> None:
         # Busy Python gives way to us after this long; before that, only where it waits for a file anyway, and
         # looks would fall there too often.
         sys.setswitchinterval(min(sys.getswitchinterval(), _GIVES_WAY_AFTER_S))
-        turn = 0
         while not _Looker.stopping:
-            turn += 1
-            until = time.perf_counter() + period_s * (0.5 + _random())
-            if turn % (_OFTEN if turn < _MANY_TURNS else _SELDOM) == 1 and session.probing:
+            _Looker.turn += 1
+            is_later = _Looker.turn > _MANY_TURNS
+            pause_s = period_s * (_LONGER_PAUSE if is_later and session.turns.are_short else 1)
+            until = time.perf_counter() + pause_s * (0.5 + _random())
+            if _Looker.turn % (_SELDOM if is_later else _OFTEN) == 1 and session.probing:
                 Sample.is_wanted = True  # until a sample begins
             if _pause(until - time.perf_counter()):
                 if not _Looker.stopping:

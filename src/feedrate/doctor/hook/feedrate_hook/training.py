@@ -180,7 +180,8 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         return
     try:
         session.optimizer_steps += 1
-        start = training.optimizer_starts.pop(id(optimizer), None)
+        starts = training.optimizer_starts
+        start = starts.pop(id(optimizer), None) if starts else None
         if session.loaders is not None:
             session.loaders.passes.stepped(start[0] if start is not None else clock.wall_ns())
         if start is not None:

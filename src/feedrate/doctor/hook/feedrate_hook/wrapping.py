@@ -183,9 +183,12 @@ class ByIdentity:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Any]] = {}
+        self._last: tuple[Any, Any] | None = None  # what was asked for last: mostly it is asked for again
 
     def get(self, thing: Any) -> Any:
-        known = self._known.get(id(thing))
+        known = self._last
+        if known is None or known[0]() is not thing:
+            known = self._last = self._known.get(id(thing))
         return known[1] if known is not None and known[0]() is thing else None
 
     def put(self, thing: Any, value: Any) -> None:
@@ -196,5 +199,7 @@ class ByIdentity:
             # Another object may live at the same address by now.
             if number in known and known[number][0] is reference:
                 del known[number]
+                self._last = None
 
         known[number] = (weakref.ref(thing, forget), value)
+        self._last = None
