@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.records import Recording, read_run
+from feedrate.probe.process import list_processes, read_command_line, read_environ, read_stat
 from torch_forks import HOOK, Ended, run_in_fork
 
 LIBRARIES = ("torchinductor", "torchelastic")  # their folders stay without us, too
@@ -206,9 +208,7 @@ def run_script(
         ]
         facts.sort(key=lambda fact: int(fact["t_ns"]))
         recording = read_run(Path(run))
-        leftovers = [name for name in os.listdir(temporary) if not name.startswith(LIBRARIES)]
-        leftovers += processes_of(done.pid, run)
-        leftovers += left_in_memory(facts)
+        leftovers = find_leftovers(temporary, done.pid, run, facts)
     return Run(folder, done.code, done.output, done.errors, tuple(facts), tuple(leftovers), recording)
 
 
@@ -226,19 +226,28 @@ def run_alone(folder: Path, command: Sequence[str], environ: dict[str, str], *, 
     return Ended(process.pid, process.returncode, output, errors)
 
 
+def find_leftovers(
+    temporary: Path, session: int, run: str, facts: Sequence[dict[str, Any]], *, within_s: float = 60.0
+) -> list[str]:
+    """What a script left behind. Processes on their way out, and what they remove then, are waited for."""
+    deadline = time.monotonic() + within_s
+    while True:
+        found = [name for name in os.listdir(temporary) if not name.startswith(LIBRARIES)]
+        found += [*processes_of(session, run), *left_in_memory(facts)]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
 def processes_of(session: int, run: str) -> list[str]:
-    """Processes of the script's session, or with its run folder in their environment."""
+    """Processes of the script's session, or with its run folder in their environment; no zombies."""
     found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                if (
-                    os.getsid(int(name)) == session
-                    or run.encode() in Path("/proc", name, "environ").read_bytes()
-                ):
-                    found.append(Path("/proc", name, "cmdline").read_bytes().decode(errors="replace"))
-            except OSError:
-                continue
+    for pid in list_processes():
+        stat = read_stat(pid)
+        if stat is None or stat.state in ("Z", "X"):
+            continue
+        if stat.session == session or read_environ(pid, layout.ENVIRONMENT) == run:
+            found.append(f"{stat.state} {' '.join(read_command_line(pid)) or stat.name}")
     return found
 
 

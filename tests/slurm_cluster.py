@@ -46,6 +46,8 @@ MpiDefault=none
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 ReturnToService=2
 KillWait=2
+MessageTimeout=60
+BatchStartTimeout=60
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={first}-{last} CPUs=4 RealMemory=1000
 PartitionName=main Nodes={nodes} Default=YES MaxTime=10 State=UP
 """
@@ -83,7 +85,9 @@ def cluster_or_skip(*, private_tmp: bool = False, memory_limits: bool = False) -
         pytest.skip(reason)
     # Not under pytest's folder: the path of a socket may have no more than 107 letters.
     # What jobs must see cannot lie in /tmp when each has its own.
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/var/tmp" if private_tmp else None) as base:
+    # The last steps of its jobs may still write there when the daemons are gone.
+    place = "/var/tmp" if private_tmp else None
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir=place, ignore_cleanup_errors=True) as base:
         try:
             options = {"private_tmp": private_tmp, "memory_limits": memory_limits}
             with slurm_cluster(Path(base), **options) as environment:
@@ -217,7 +221,8 @@ def stop_daemons(base: Path) -> None:
         for pid in pids:
             # A slurmd with a job that is about to end ignores the first one.
             if is_daemon(pid):
-                os.kill(pid, number)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
         deadline = time.monotonic() + 5
         while any(is_daemon(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.05)

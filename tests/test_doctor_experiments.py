@@ -24,7 +24,8 @@ def test_a_loop_with_workers_is_drained_replayed_and_tried_with_another_number(t
             print("step", flush=True)
         print("after the loop")
         """,
-        settings={"try_workers": [2, 1]},
+        # Workers have half a second, on a busy machine too, for the batches that are discarded.
+        settings={"try_workers": [2, 1], "experiment_seconds": 0.5},
     )
     assert run.code == 0
     assert run.output.splitlines() == ["step"] * STEPS

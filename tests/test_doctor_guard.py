@@ -104,6 +104,7 @@ def test_no_code_after_the_loop_can_write(tmp_path: Path) -> None:
         finally:
             leave("finally")
         """,
+        settings={"experiment_seconds": 0.5},  # more than a busy machine needs for eight steps
     )
     assert run.code == 0
     assert (run.output, run.errors) == ("", "")

@@ -301,7 +301,7 @@ def test_a_daemon_that_a_command_left_running_on_purpose_goes_on(
     pid = int((tmp_path / "child").read_text())
     stat = read_stat(pid)
     assert stat is not None
-    assert stat.state == "S"
+    assert stat.state not in ("Z", "X")
     os.kill(pid, signal.SIGKILL)
 
 
@@ -323,7 +323,8 @@ def test_a_killed_doctor_leaves_no_process_and_no_folder(scratch: Path, target: 
         assert wait_until(lambda: list(scratch.iterdir()) == [])
         for pid, stat in members:
             assert stat is not None
-            assert not is_alive(pid, stat.start)
+            # One that has given its memory back is no member any more, and may still be on its way out.
+            assert wait_until(lambda pid=pid, start=stat.start: not is_alive(pid, start))
 
 
 def test_a_sampler_that_dies_does_not_stop_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

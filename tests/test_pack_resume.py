@@ -228,3 +228,25 @@ def test_interrupt_ends_workers_and_leaves_a_pack_that_goes_on(jpeg_folder: Path
     assert done.stderr.endswith("\nerror: interrupted\n\nhint: run the same command again to go on\n")
     assert not list((tmp_path / "p").glob(".*"))
     assert pack(jpeg_folder, tmp_path / "p", SMALL).samples == 16
+
+
+def test_an_interrupt_that_meets_a_worker_at_its_start_is_the_parents_affair(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    # A worker imports the script that was run; the first of them interrupts the group, itself included.
+    script = (
+        "import os, signal, sys\nfrom feedrate.cli import main\n"
+        "if __name__ == '__mp_main__' and not os.path.exists('told'):\n"
+        "    os.close(os.open('told', os.O_CREAT)); os.killpg(0, signal.SIGINT)\n"
+        "if __name__ == '__main__': sys.exit(main())\n"
+    )
+    (tmp_path / "run.py").write_text(script)
+    words = ["pack", jpeg_folder, tmp_path / "p", "--shard-size", "10KB", "--workers", "2"]
+    done = subprocess.run(
+        [sys.executable, tmp_path / "run.py", *words],
+        cwd=tmp_path, capture_output=True, text=True, start_new_session=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith("error: interrupted\n\nhint: run the same command again to go on\n")
+    assert not list((tmp_path / "p").glob(".*"))

@@ -129,4 +129,5 @@ def run_in_fork(
         listener.join()
     code = _forker().answer()
     guard.cancel()
+    guard.join()  # other tests count threads
     return Ended(pid, code, *said)

@@ -101,7 +101,13 @@ def make_command(
     if launcher is None:
         launcher = [sys.executable]
         if case.launcher == "torchrun":
-            launcher += ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29513"]
+            launcher += [
+                "-m",
+                "torch.distributed.run",
+                "--nproc-per-node",
+                "2",
+                "--standalone",
+            ]  # any free port
     script = script or HERE / "scripts" / case.script
     command = [*tool, *launcher, str(script), *place.fill_in(run.arguments)]
     if run.surroundings:

@@ -262,7 +262,7 @@ def test_a_forked_child_uses_the_pool_and_the_files_of_its_parent(mixed: Store) 
     receiver, sender = fork.Pipe(duplex=False)
     child = fork.Process(target=_decode_in_child, args=(mixed, pool, sender))
     child.start()
-    assert receiver.poll(60), "the child hangs"
+    assert receiver.poll(120), "the child hangs"
     out, reasons = receiver.recv()
     child.join(120)
     assert child.exitcode == 0
@@ -284,7 +284,7 @@ def test_forks_while_other_threads_decode_do_not_hang(mixed: Store) -> None:
             receiver, sender = fork.Pipe(duplex=False)
             child = fork.Process(target=_decode_in_child, args=(mixed, pool, sender))
             child.start()
-            assert receiver.poll(60), "the child hangs"
+            assert receiver.poll(120), "the child hangs"
             np.testing.assert_array_equal(receiver.recv()[0], expected)
             child.join(120)
         for future in busy:

@@ -133,6 +133,12 @@ for trial in range(trials):
     except ProcessLookupError:  # it had not come to setsid
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+try:
+    while True:  # until nobody of the last job is left: it would still be the one that adds samples
+        os.killpg(child, 0)
+        time.sleep(0.001)
+except ProcessLookupError:
+    pass
 os.environ["SLURM_JOB_ID"] = "last"
 report = fill(scratch, key, 2)
 os.wait()

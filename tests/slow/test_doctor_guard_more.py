@@ -127,6 +127,7 @@ def test_leaving_the_loop_ends_the_run_before_it_can_save(tmp_path: Path, how: s
         finally:
             torch.save(model, "out/finally.pt")
         """,
+        settings={"experiment_seconds": 0.5},  # more than a busy machine needs for ten steps
     )
     assert run.code == (130 if how == "an interrupt" else 0)
     assert run.output == run.errors == ""

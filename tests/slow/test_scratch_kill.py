@@ -238,13 +238,16 @@ from pathlib import Path
 from feedrate.errors import FeedrateError
 from feedrate.stage import remove_copies
 from feedrate.store.preparing import open_staging
-role, source, scratch, rounds = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+role, source, scratch, notes = sys.argv[1], Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 whole = {str(p.relative_to(source)): p.read_bytes() for p in source.rglob("*") if p.is_file()}
 used = deleted = 0
-for _ in range(rounds):
+# Until each reader has read 40 times, and something was deleted meanwhile.
+while not (notes / "over").exists() and (role == "evict" or used < 40 or not (notes / "deleted").exists()):
     try:
         if role == "evict":
             deleted += len(remove_copies([str(source)], scratch).removed)
+            if deleted:
+                (notes / "deleted").touch()
             continue
         with open_staging(source, scratch) as staging:
             staging.run()
@@ -263,18 +266,23 @@ def test_two_evictors_never_take_a_copy_from_two_readers(tmp_path: Path) -> None
     source, scratch = make_files(tmp_path / "source", count=8), tmp_path / "scr"
     scratch.mkdir()
     whole = read_tree(source)
-    roles = [("read", 40), ("read", 40), ("evict", 400), ("evict", 400)]
+    notes = tmp_path / "notes"
+    notes.mkdir()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", RACER, role, str(source), str(scratch), str(rounds)],
+            [sys.executable, "-c", RACER, role, str(source), str(scratch), str(notes)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for role, rounds in roles
+        for role in ("read", "read", "evict", "evict")
     ]  # fmt: skip
-    outputs = [process.communicate() for process in processes]
+    try:
+        outputs = [process.communicate(timeout=300) for process in processes[:2]]
+    finally:
+        (notes / "over").touch()
+    outputs += [process.communicate() for process in processes[2:]]
     assert [process.returncode for process in processes] == [0] * 4, outputs
     used = [int(out.split()[0]) for out, _ in outputs]
     deleted = [int(out.split()[1]) for out, _ in outputs]
-    assert used[:2] == [40, 40]
-    assert sum(deleted) > 0, "nothing was deleted while others read: the race did not take place"
+    assert min(used[:2]) >= 40
+    assert sum(deleted) > 0
     assert read_tree(source) == whole

@@ -8,6 +8,7 @@ blocks nobody. Workers watch their parent and end when it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -163,7 +164,8 @@ def _run_pool(
         while True:
             # A few more than can run, so that no worker waits for us; not all, since tasks are large.
             for task in waiting:
-                running.add(executor.submit(function, task))
+                with _interrupts_later():
+                    running.add(executor.submit(function, task))
                 if len(running) >= workers + 2:
                     break
             if not running:
@@ -183,11 +185,25 @@ def _run_pool(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold Ctrl-C back; a process that is started meanwhile does so until it is a worker.
+
+    One that died of it while it imports would break the pool, which kills the others in the midst of a shard.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _become_worker(shared: Any, next_slot: Any, threads: int) -> None:
     global _counter, _threads
     _threads = threads
     # Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     warnings.simplefilter("ignore")  # Pillow's: what matters of them ends in the report
     with next_slot.get_lock():
         slot = 1 + 2 * next_slot.value

@@ -20,11 +20,11 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
-from feedrate.store.files import appear, sync_file_system
+from feedrate.store.files import appear, sync_files
 from feedrate.store.homes import HOME, ROOT, check_trust, make_home
 from feedrate.store.layout import (
     DATA,
@@ -227,9 +227,9 @@ class Copy:
         if self.files[name].mtime_ns:
             os.utime(fd, ns=(self.files[name].mtime_ns, self.files[name].mtime_ns))
 
-    def land_together(self, names: Iterable[str]) -> None:
-        """Give parts that are whole, checked and dressed their final names, after one sync for all."""
-        sync_file_system(self.data)
+    def land_together(self, names: Sequence[str]) -> None:
+        """Give parts that are whole, checked and dressed their final names, once all of them are durable."""
+        sync_files([self.part(name) for name in names])
         for name in names:
             self._rename(name)
 

@@ -214,7 +214,7 @@ class Staging:
         self._together, self._together_bytes = [], 0
         try:
             transfer.carry(map(self._incoming, missing), self._open_part, self._land)
-            self._land_together()
+            self._land_together(self._take_together())
             sync_folder(self.copy.data)
             self._note_checksums()
         except CopyGone:
@@ -258,15 +258,18 @@ class Staging:
                 self._together.append(file.name)
                 self._together_bytes += file.size_bytes
             is_enough = len(self._together) >= _TOGETHER or self._together_bytes >= _TOGETHER_BYTES
+            # Under the same lock: else another thread's next file would be synced alone.
+            names = self._take_together() if is_enough else []
         if not is_small:
             self._note_landed(1)
-        elif is_enough:
-            self._land_together()
+        self._land_together(names)
 
-    def _land_together(self) -> None:
+    def _take_together(self) -> list[str]:
+        names, self._together, self._together_bytes = self._together, [], 0
+        return names
+
+    def _land_together(self, names: Sequence[str]) -> None:
         """Small files land many at a time: one sync for all is far cheaper than one for each."""
-        with self._lock:
-            names, self._together, self._together_bytes = self._together, [], 0
         if names:
             self.copy.land_together(names)
             self._note_landed(len(names))
