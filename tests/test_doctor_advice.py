@@ -27,9 +27,9 @@ SCRIPT = "/home/ada/train.py:12@2 <module>"
 EXIT = "/usr/lib/python3.11/weakref.py:666@1 finalize._exitfunc"
 
 
-def look(process: FakeProcess, frames: list[str], *, times: int, in_fetch: bool) -> None:
+def look(process: FakeProcess, frames: list[str], *, times: int, in_fetch: bool, bits: int = 0) -> None:
     for number in range(times):
-        bits = layout.ON_CPU | (layout.IN_FETCH if in_fetch else 0)
+        bits |= layout.ON_CPU | (layout.IN_FETCH if in_fetch else 0)
         process.record(layout.STACK, ";".join(frames), (1000 + number) * MS, 0, a=bits)
 
 
@@ -56,6 +56,20 @@ def test_nobody_is_told_to_rewrite_a_library(tmp_path: Path) -> None:
     assert find(diagnosis, "speed-up-loop") is None
     said = [line for finding in diagnosis.findings for line in finding.evidence]
     assert not [line for line in said if "site-packages" in line or "weakref" in line]
+
+
+def test_the_line_that_calls_the_model_is_not_blamed_for_the_model(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 0.2, other=20)
+    look(loop.main, [SCIPY, SCRIPT], times=60, in_fetch=False, bits=layout.IN_MODEL)
+    look(loop.main, [SCIPY, "/home/ada/metrics.py:7@2 count"], times=20, in_fetch=False)
+    loop.main.write(tmp_path)
+    diagnosis = judge(tmp_path, Surroundings(cores=2.0))[1]
+    assert diagnosis.findings[0].code == "main-thread-bound"
+    assert "count (/home/ada/metrics.py:7) has 100% of the looks" in diagnosis.findings[0].evidence[1]
+    remedy = find(diagnosis, "speed-up-loop")
+    assert remedy is not None
+    assert "/home/ada/metrics.py:7" in remedy.title
 
 
 def test_work_in_a_library_is_named_by_the_users_line_that_calls_it(tmp_path: Path) -> None:

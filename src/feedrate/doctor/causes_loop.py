@@ -76,7 +76,7 @@ def find_writing(m: Measured) -> Evidence | None:
     lines = [f"the loop writes files for {format_seconds(seconds)} a step, {percent(share)} of the time"]
     if m.place_of("write"):
         lines.append(m.place_of("write"))
-    lines += [word_place(place) for place in m.looks_main.own[:1]]
+    lines += [word_place(place) for place in m.looks_loop.own[:1]]
     return Evidence(share, tuple(lines), {"write_s": seconds})
 
 
@@ -133,7 +133,7 @@ def find_slow_loop(m: Measured) -> Evidence | None:
         return None
     lines = [
         f"the loop's own code takes {format_seconds(own)} a step, {percent(own / m.step_s)} of the time",
-        *(word_place(place) for place in m.looks_main.own[:2] if place.share > 0.1),
+        *(word_place(place) for place in m.looks_loop.own[:2] if place.share > 0.1),
     ]
     if launching < own:
         return Evidence(share, tuple(lines), {"own_s": own, "launching_s": launching})

@@ -69,6 +69,7 @@ class Measured:
     is_repeatable: bool | None  # the same samples gave the same batch twice
     looks_fetch: Looks
     looks_main: Looks
+    looks_loop: Looks  # of those, the ones outside of forward and backward
     around: Surroundings
     kernel: KernelTime | None
     phases: Sequence[Fact]
@@ -282,6 +283,7 @@ def measure(
         is_repeatable=_is_repeatable(main),
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),
+        looks_loop=count_looks([main], in_fetch=False, in_model=False),
         around=around,
         kernel=kernel,
         phases=main.facts_of("phase"),

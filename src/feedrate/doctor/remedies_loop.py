@@ -62,14 +62,14 @@ def write_less(m: Measured) -> Remedy | None:
 def speed_up_main(m: Measured) -> Remedy | None:
     """The Python of the training loop itself."""
     other = other_s(m) - freeing_s(m)
-    own = m.looks_main.own
+    own = m.looks_loop.own
     hot = next((place for place in own if place.is_python), next(iter(own), None))
     if hot is None or hot.share < 0.05 or other < 0.05 * m.step_s:
         return None
-    # The function that the model is called from has the looks at the model, too.
     if hot.is_python:
-        interpreted = sum(place.share for place in own if place.is_python)
-        other = min(other, interpreted * (m.own_s - m.wait_s))
+        # The looks at the model have their share of the time, too.
+        looks = sum(place.share for place in own if place.is_python) * m.looks_loop.count
+        other = min(other, looks / m.looks_main.count * (m.own_s - m.wait_s))
     prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     return make_remedy(
         m,

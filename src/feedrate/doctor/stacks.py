@@ -62,14 +62,21 @@ class Looks:
         return tuple(place for place in self.places if place.is_own)
 
 
-def count_looks(processes: Sequence[Process], *, in_fetch: bool, phase: int = layout.REAL) -> Looks:
-    """Count the looks by the innermost function that is the user's own."""
+def count_looks(
+    processes: Sequence[Process], *, in_fetch: bool, in_model: bool = True, phase: int = layout.REAL
+) -> Looks:
+    """Count the looks by the innermost function that is the user's own.
+
+    Without those `in_model`, a line that calls the model has only the looks at what else it does.
+    """
     tallies: dict[str, Tally] = defaultdict(Tally)
     watched = undrawn = 0
     for process in processes:
         for record in process.of(layout.STACK, phase=phase):
             bits = int(record["a"])
             if bool(bits & layout.IN_FETCH) != in_fetch or (not in_fetch and bits & layout.IN_WAIT):
+                continue
+            if bits & layout.IN_MODEL and not in_model:
                 continue
             if bits & layout.DRAWS_KNOWN:
                 # Taken inside of chosen samples: they say nothing of what happens between samples.

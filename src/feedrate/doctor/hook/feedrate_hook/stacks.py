@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from . import clock, layout
 from .draws import Sample, random_states
 from .session import session
+from .training import training
 from .wrapping import is_hook, is_internal, is_user
 
 _GIVES_WAY_AFTER_S = 0.001
@@ -154,7 +155,8 @@ def _frames() -> tuple[Any, ...]:
         if not is_hook(code.co_filename):
             frames.append((code, frame.f_lineno, frame.f_lasti if not frames else 0))
         frame = frame.f_back
-    return tuple(frames), layout.IN_FETCH * session.fetching | layout.IN_WAIT * session.waiting
+    doing = layout.IN_FETCH * session.fetching | layout.IN_WAIT * session.waiting
+    return tuple(frames), doing | layout.IN_MODEL * training.is_busy
 
 
 def _record(seen: tuple[Any, ...], bits: int) -> None:
