@@ -20,8 +20,10 @@ from images import save_image
 from packs import write_images
 from range_server import COUNT, RangeServer, serve
 
-# No time limit per example: the machine may be busy with something else.
-settings.register_profile("feedrate", deadline=None)
+# No time limit per example: the machine may be busy with something else. The same examples every time: what
+# fails is then the fault of what was changed. `pytest --hypothesis-profile=explore` looks for new ones.
+settings.register_profile("explore", deadline=None)
+settings.register_profile("feedrate", deadline=None, derandomize=True)
 settings.load_profile("feedrate")
 
 # Started in the background of a script, we would ignore Ctrl-C, and so would all that the tests start.

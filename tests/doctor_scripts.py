@@ -27,9 +27,10 @@ STEPS = 20  # real steps before the experiments
 # What every script begins with. The dataset knows when the first batch of DRAIN is asked for: at that moment
 # all that the script wrote is on the disk, and is copied, to be compared with what is there at the end.
 PRELUDE = f"""
-import os, shutil, sys
+import os, shutil, sys, warnings
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than this machine has cores
 
 STEPS, BATCH = {STEPS}, 4
 os.makedirs("out", exist_ok=True)

@@ -18,12 +18,13 @@ from torch_forks import HOOK, run_in_fork
 
 # What a training script needs; tests put their own dataset and loop below it.
 PREAMBLE = """
-import os, random, sys
+import os, random, sys, warnings
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 torch.set_num_threads(1)
+warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than this machine has cores
 
 class Numbers(Dataset):
     def __init__(self, length): self.length = length

@@ -129,7 +129,7 @@ def test_facts_say_what_was_run(trained: Run) -> None:
     loader = trained.facts("loader")[0]
     assert (loader["dataset"].split(".")[-1], loader["dataset_len"], loader["batches"]) == ("Numbers", 22, 6)
     assert (loader["shuffle"], loader["iterable"], loader["class"]) == (True, False, "DataLoader")
-    assert loader["made_at"].endswith("script.py:17")
+    assert loader["made_at"].endswith("script.py:18")
     batch = trained.facts("batch")[0]
     assert (batch["samples"], batch["tensors"][0]["shape"], batch["tensors"][0]["dtype"]) == (
         4,

@@ -43,7 +43,7 @@ class Slow(Numbers):
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
         total = random.random()
-        for i in range(20000):
+        for i in range(60000):
             total = (total * 31 + i) % 1009
         return x + total / 1009, y
 
