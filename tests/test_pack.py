@@ -20,7 +20,7 @@ from feedrate.errors import AlreadyExists, NotFound, SourceError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.pack import PackOptions, describe, pack, unpack, verify
 from feedrate.pack.plan import order_samples
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from images import read_tree, save_image
 
 SMALL = PackOptions(shard_bytes=10_000, workers=1)
