@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -364,3 +365,10 @@ def test_watch_sees_all_samples_in_the_end(jpeg_folder: Path, tmp_path: Path) ->
 def test_senseless_options_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         PackOptions(**options)
+
+
+def test_listing_begins_before_all_is_loaded_that_makes_shards() -> None:
+    later = {"feedrate.pack.making", "feedrate.pack.shard", "feedrate.results.pack", "pyarrow", "PIL"}
+    code = f"import sys, feedrate.pack.packing; print(sorted({later} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"
