@@ -68,6 +68,7 @@ class QualityTally:
         self.left_out = 0
         self._least, self._most = math.inf, 0
         self._waiting: list[tuple[Texts, I64, U32, U32, I64]] = []  # of `add_plain`
+        self._waiting_images = 0
 
     def add_image(self, path: bytes, size_bytes: int, facts: ImageFacts, *, done: str, turned: bool) -> None:
         """Count an image as the source has it. `done`: what became of the file; `turned`: set upright."""
@@ -117,14 +118,15 @@ class QualityTally:
         `add_cost` for each."""
         # A few large photographs come at a time: counting takes as long for them as for thousands.
         self._waiting.append((paths, sizes, widths, heights, kinds))
-        if sum(len(one[0]) for one in self._waiting) >= _TOGETHER:
+        self._waiting_images += len(sizes)
+        if self._waiting_images >= _TOGETHER:
             self._count_waiting()
 
     def _count_waiting(self) -> None:
         if not self._waiting:
             return
         texts, *numbers = zip(*self._waiting, strict=True)
-        self._waiting = []
+        self._waiting, self._waiting_images = [], 0
         paths = join_texts(texts)
         sizes, widths, heights, kinds = (np.concatenate(one) for one in numbers)
         for kind, count in _count(kinds).items():
