@@ -343,7 +343,7 @@ def test_a_full_disk_leaves_the_pack_as_it_was(
 ) -> None:
     before = read_tree(packed)
     with monkeypatch.context() as patch:
-        patch.setattr("feedrate.pack.packing.free_bytes", lambda _: 10)
+        patch.setattr("feedrate.pack.making.free_bytes", lambda _: 10)
         with pytest.raises(StorageError, match="needs about"):
             append(tmp_path / "new", packed, ONE)
     assert {name: data for name, data in read_tree(packed).items() if "appending" not in name} == before

@@ -24,7 +24,7 @@ from feedrate.format.containers import NAMES, Content, Output, find_container
 from feedrate.format.containers.contract import TooLarge
 from feedrate.format.fields import Field, Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import FieldSpec, PackOptions, Recode, describe, pack, packing, unpack, verify
+from feedrate.pack import FieldSpec, PackOptions, Recode, describe, making, pack, unpack, verify
 from images import read_tree, save_image
 
 IMAGE = Field("image", Kind.IMAGE)
@@ -270,7 +270,7 @@ def test_disk_that_is_full_when_parts_are_joined_is_a_sentence(
     options = PackOptions(shard_bytes=10_000, workers=1, container="hdf5")
     # The parts fit beside what is there already, the file that is made of them does not.
     subprocess.run(["mount", "-o", "remount,size=150k", small_disk], check=True)
-    monkeypatch.setattr(packing, "free_bytes", lambda _: 10**9)
+    monkeypatch.setattr(making, "free_bytes", lambda _: 10**9)
     with pytest.raises(StorageError, match="the disk is full at"):
         pack(jpeg_folder, small_disk / "p", options)
     assert not list((small_disk / "p").glob(".*"))
@@ -294,7 +294,7 @@ def test_pack_whose_parts_were_not_yet_removed_ends_well(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "remove_parts", die)
+        patch.setattr(making, "remove_parts", die)
         with pytest.raises(KeyboardInterrupt):
             pack(jpeg_folder, tmp_path / "p", options)
     result = pack(jpeg_folder, tmp_path / "p", options)

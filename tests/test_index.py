@@ -31,7 +31,7 @@ from feedrate.errors import (
 )
 from feedrate.format.manifest import read_manifest
 from feedrate.pack import PackOptions, describe, files, index, indexing_task, pack, unpack, verify
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from images import read_tree, save_image
 
 IMAGES = 24

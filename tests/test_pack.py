@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,7 +21,7 @@ from feedrate.errors import AlreadyExists, NotFound, SourceError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.pack import PackOptions, describe, pack, unpack, verify
 from feedrate.pack.plan import order_samples
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from images import read_tree, save_image
 
 SMALL = PackOptions(shard_bytes=10_000, workers=1)
@@ -364,3 +365,10 @@ def test_watch_sees_all_samples_in_the_end(jpeg_folder: Path, tmp_path: Path) ->
 def test_senseless_options_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         PackOptions(**options)
+
+
+def test_listing_begins_before_all_is_loaded_that_makes_shards() -> None:
+    later = {"feedrate.pack.making", "feedrate.pack.shard", "feedrate.results.pack", "pyarrow", "PIL"}
+    code = f"import sys, feedrate.pack.packing; print(sorted({later} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"

@@ -19,7 +19,7 @@ from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
 from feedrate.format.texts import Texts
-from feedrate.pack import PackOptions, bulk, engine, pack, plan, shard, verify, workers
+from feedrate.pack import PackOptions, bulk, engine, pack, plan, quality, shard, verify, workers
 from feedrate.pack.exif import find_orientation
 from feedrate.pack.plan import ShardTask
 from feedrate.pack.values import inspect_image
@@ -132,6 +132,15 @@ def find_seed(progressive: int) -> int:
     return next(
         seed for seed in range(100) if set(range(progressive)) <= set(plan.order_samples(0, 11, 12, seed))
     )
+
+
+def test_it_does_not_matter_how_many_images_are_counted_together(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(jpeg_folder, tmp_path / "many", SMALL)
+    monkeypatch.setattr(quality, "_TOGETHER", 3)
+    pack(jpeg_folder, tmp_path / "few", SMALL)
+    assert read_tree(tmp_path / "few") == read_tree(tmp_path / "many")
 
 
 def test_number_of_threads_does_not_change_a_byte(jpeg_folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from feedrate.errors import FeedrateError, MissingExtra, StorageError, UsageErro
 from feedrate.pack import Engine, PackOptions, engine, pack, workers
 from feedrate.pack.engine import Job, write_shards
 from feedrate.pack.plan import ShardTask
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from images import read_tree
 
 SLURM = PackOptions(shard_bytes=10_000, engine=Engine("slurm", array_size=2))

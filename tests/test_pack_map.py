@@ -21,7 +21,7 @@ from feedrate.errors import AlreadyExists, SourceError, UsageError
 from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
 from feedrate.pack import FieldSpec, PackOptions, Recode, find_map, pack, unpack, verify
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from images import read_tree, save_image
 
 ONE = PackOptions(workers=1)

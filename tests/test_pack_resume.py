@@ -16,9 +16,9 @@ import pytest
 
 from elsewhere import die_on_one
 from feedrate.errors import AlreadyExists, FeedrateError, NotFound, StorageError
-from feedrate.pack import PackOptions, files, pack, packing, verify
+from feedrate.pack import PackOptions, files, making, pack, packing, verify
 from feedrate.pack.workers import run_tasks
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from images import read_tree, save_image
 
 SMALL = PackOptions(shard_bytes=10_000, workers=1)
@@ -146,7 +146,7 @@ def test_second_pack_into_the_same_folder_is_refused(jpeg_folder: Path, tmp_path
 def test_too_little_room_is_said_before_packing(
     jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(making, "free_bytes", lambda _: 1000)
     with pytest.raises(StorageError, match=r"packing needs about \d+\.\d KB, .*p has 1\.00 KB free"):
         pack(jpeg_folder, tmp_path / "p", SMALL)
 
@@ -177,7 +177,7 @@ def test_really_full_disk_is_a_sentence_also_from_a_worker(
 ) -> None:
     for n in range(60):
         save_image(jpeg_folder / "cat" / f"big{n}.jpg", n)
-    monkeypatch.setattr(packing, "free_bytes", lambda _: 10**9)
+    monkeypatch.setattr(making, "free_bytes", lambda _: 10**9)
     two = PackOptions(shard_bytes=20_000, workers=2)
     with pytest.raises(StorageError, match="the disk is full at"):
         pack(jpeg_folder, small_disk / "p", two)

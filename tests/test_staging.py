@@ -21,7 +21,7 @@ import feedrate
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.pack import MergeOptions, PackOptions, index, merge, pack, verify
 from feedrate.probe.room import Room
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from feedrate.stage import stage
 from feedrate.stage.staging import release_all
 from feedrate.store import scratch as scratch_module

@@ -13,7 +13,7 @@ import pytest
 from feedrate.cli import main
 from feedrate.report.progress import TransferBar
 from feedrate.report.stage import draw_stage
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from feedrate.results.scratch import StageResult
 from feedrate.stage.nodes import stage_on_nodes
 from images import read_tree

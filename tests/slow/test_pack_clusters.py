@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from feedrate.pack import Engine, PackOptions, pack, verify
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from images import read_tree
 from slurm_cluster import cluster_or_skip
 

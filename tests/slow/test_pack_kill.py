@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 FORKER = """
 import json, os, signal, sys, tempfile
 from feedrate.cli import main
-import feedrate.pack, feedrate.pack.packing, feedrate.pack.shard, feedrate.report.progress, pyarrow
+import feedrate.pack, feedrate.pack.packing, feedrate.pack.making, feedrate.report.progress, pyarrow
 
 def run(words, die_at):
     events = 0

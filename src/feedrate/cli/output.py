@@ -7,7 +7,6 @@ import argparse
 import os
 import stat
 import sys
-import tempfile
 from pathlib import Path
 
 from feedrate.errors import AlreadyExists, NotFound, StorageError
@@ -57,6 +56,8 @@ def _try_to_write(target: Path) -> None:
     try:
         kind = target.stat().st_mode
     except FileNotFoundError:
+        import tempfile
+
         with tempfile.TemporaryFile(dir=target.parent):  # has no name, or loses it at once
             return
     if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # to open a pipe or a device may wait, or do something

@@ -109,9 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from feedrate.cli import EXIT_INTERRUPTED, say_error
     from feedrate.pack import FieldSpec, PackOptions, Recode, find_map, pack
-    from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
-    from feedrate.report.terminal import draw_pack
 
     options = PackOptions(
         labels=arguments.labels,
@@ -140,6 +138,9 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         say_error("interrupted", "run the same command again to go on")
         return EXIT_INTERRUPTED
+    from feedrate.report.document import dump_document
+    from feedrate.report.terminal import draw_pack
+
     if arguments.json != "-":
         sys.stdout.write(draw_pack(result))
     write_json(arguments, dump_document("pack", result))

@@ -27,7 +27,7 @@ from feedrate.load.pixels import (
 )
 from feedrate.probe.machine import describe_machine
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Pictures
-from feedrate.results.pack import Rejection, Tick
+from feedrate.results.progress import Rejection, Tick
 
 _WORST = 6  # named in the result and shown on the page
 

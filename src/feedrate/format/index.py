@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,18 +43,6 @@ def fill_derived(rows: np.ndarray[Any, np.dtype[Any]], variable: Mapping[str, Se
 def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
     """Return the checksum that each row should carry: the CRC-32C of its bytes without the last four."""
     return kernel.crc32c_rows(rows)
-
-
-def load_meanwhile() -> None:
-    """Load pyarrow, and what runs threads, in a thread: who is about to read folders, or has other work
-    outside of Python, need not wait for them later."""
-
-    def load() -> None:
-        importlib.import_module("concurrent.futures.thread")
-        with contextlib.suppress(ImportError):
-            importlib.import_module("pyarrow")
-
-    threading.Thread(target=load).start()
 
 
 def dump_part(fields: Sequence[Field], part: Part) -> bytes:

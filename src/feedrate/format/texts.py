@@ -95,7 +95,7 @@ class TextsBuilder:
 
     def finish(self) -> Texts:
         self._gather()
-        return _join(self._pieces)
+        return join_texts(self._pieces)
 
     def _gather(self) -> None:
         if self._loose:
@@ -103,7 +103,8 @@ class TextsBuilder:
             self._loose = []
 
 
-def _join(pieces: Iterable[Texts]) -> Texts:
+def join_texts(pieces: Iterable[Texts]) -> Texts:
+    """Return texts one behind the other."""
     packed = [piece.pack() for piece in pieces]
     lengths = [np.diff(starts) for _, starts in packed]
     return Texts.by_lengths(

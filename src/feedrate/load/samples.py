@@ -22,7 +22,7 @@ from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I64, U8, DecodeReport, Ranges
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import RandomResizedCrop
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 
 IMAGE = Field("image", Kind.IMAGE)
 _ROW = np.dtype([("number", "<i8"), ("image.width", "<u4"), ("image.height", "<u4")])

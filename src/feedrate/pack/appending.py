@@ -24,19 +24,21 @@ from feedrate.format.fields import Kind
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack.arrivals import Arrivals
+from feedrate.pack.begun import NothingToPack
 from feedrate.pack.changing import changing, write_manifest
 from feedrate.pack.files import explain_write_error, explained, remove_folder, sync_folder
 from feedrate.pack.mapping import Function, Map, find_map
 from feedrate.pack.merging import refuse_equal_keys
 from feedrate.pack.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
-from feedrate.pack.packing import REJECTED_NAME, NothingToPack, pack_reader
-from feedrate.pack.quality_report import write_quality
+from feedrate.pack.packing import pack_reader
+from feedrate.pack.quality_report import REJECTED_NAME, write_quality
 from feedrate.pack.recode import Recode
 from feedrate.pack.tables import bring_tables, find_tables
 from feedrate.pack.unfinished import PROGRESS_NAME, refuse_nesting, write_file
 from feedrate.pack.uniting import Joined, check_default, find_splits, join, link_into
 from feedrate.results.change import AppendResult
-from feedrate.results.pack import PackResult, Tick
+from feedrate.results.pack import PackResult
+from feedrate.results.progress import Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec
 from feedrate.source.spool import SPOOL_NAME

@@ -15,7 +15,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import key_of_stem, make_stem, printable
 from feedrate.format.pack import Pack
 from feedrate.pack.members import path_column
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.names import hash_name
 from feedrate.source.record import Held, Reader, Record, Stored, Value
 

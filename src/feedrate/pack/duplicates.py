@@ -84,6 +84,9 @@ def _name(pack: Pack, field: str, positions: I64, differs: Flags) -> list[OddSam
 def _find_groups(pack: Pack, field: str, folder: Path) -> Iterator[Group]:
     """Yield samples that are equal, group by group."""
     for entries in _bucket(pack, field, folder):
+        # Nearly all are alone with their checksum, and need not be put in order with the others.
+        in_order = np.sort(entries["crc32c"])
+        entries = entries[np.isin(entries["crc32c"], in_order[1:][in_order[1:] == in_order[:-1]])]
         entries = entries[np.lexsort((entries["position"], entries["length"], entries["crc32c"]))]
         same = (entries["crc32c"][1:] == entries["crc32c"][:-1]) & (
             entries["length"][1:] == entries["length"][:-1]

@@ -12,13 +12,14 @@ import numpy as np
 
 from feedrate.draws import F64
 from feedrate.format.keys import printable
-from feedrate.format.texts import Texts
+from feedrate.format.texts import Texts, join_texts
 from feedrate.kernel import I64, U32, ImageKind
 from feedrate.pack.values import ImageFacts
 
 KEPT, REJECTED, NORMALISED, MAPPED = "kept", "rejected", "normalised", "mapped"
 # A shard remembers so many of a kind by name, and so many of the most expensive ones.
 EXAMPLES, SLOWEST = 10, 10
+_TOGETHER = 4096  # images that are counted at a time, where many come
 BINS_PER_OCTAVE = 4
 SIDES = (32, 64, 128, 224, 256, 384, 512, 768, 1024, 2048, 4096)
 
@@ -33,6 +34,11 @@ _PLAIN = {
     ImageKind.PNG_RGB: ("PNG", "RGB"), ImageKind.PNG_PALETTE: ("PNG", "P"), ImageKind.PNG_BITS: ("PNG", "1"),
     ImageKind.PNG_GRAY_ALPHA: ("PNG", "LA"), ImageKind.PNG_RGB_ALPHA: ("PNG", "RGBA"),
 }  # fmt: skip
+# By number of the kind: which of them are odd, and in what way.
+_PLAIN_ODD = {
+    code: np.array([_PLAIN[kind][1] in modes for kind in ImageKind])
+    for code, modes in (("alpha", ("RGBA", "LA")), ("gray", ("1", "L", "LA")))
+}
 # Nanoseconds per pixel, decoding photographs on one core: relations matter here, not the machine. What the
 # kernel takes costs by bytes, too.
 _NS_PER_PIXEL = {"JPEG": 2.3, "PNG": 33.0, "WEBP": 20.0, "AVIF": 34.0, "GIF": 14.0, "raw": 1.0}
@@ -61,9 +67,12 @@ class QualityTally:
         self.odd: dict[str, dict[str, Any]] = {}
         self.left_out = 0
         self._least, self._most = math.inf, 0
+        self._waiting: list[tuple[Texts, I64, U32, U32, I64]] = []  # of `add_plain`
+        self._waiting_images = 0
 
     def add_image(self, path: bytes, size_bytes: int, facts: ImageFacts, *, done: str, turned: bool) -> None:
         """Count an image as the source has it. `done`: what became of the file; `turned`: set upright."""
+        self._count_waiting()  # examples are the first ones
         count = self.formats.setdefault(facts.format, [0, 0])
         count[0] += 1
         count[1] += size_bytes
@@ -86,16 +95,15 @@ class QualityTally:
         self._note_slow(path, cost_us, facts.format, facts.width, facts.height)
 
     def _note_slowest(
-        self, paths: Sequence[bytes], costs_us: F64, formats: Any, widths: U32, heights: U32
+        self, paths: Sequence[bytes], costs_us: F64, kinds: I64, widths: U32, heights: U32
     ) -> None:
         start, step = 0, SLOWEST
         while start < len(paths):
             stop = min(start + step, len(paths))
             least = self.slowest[-1][0] if len(self.slowest) == SLOWEST else -1.0
             for i in (np.flatnonzero(costs_us[start:stop] > least) + start).tolist():
-                self._note_slow(
-                    paths[i], float(costs_us[i]), str(formats[i]), int(widths[i]), int(heights[i])
-                )
+                name = _PLAIN[ImageKind(int(kinds[i]))][0]
+                self._note_slow(paths[i], float(costs_us[i]), name, int(widths[i]), int(heights[i]))
             start, step = stop, 2 * step
 
     def _note_slow(self, path: bytes, cost_us: float, format_name: str, width: int, height: int) -> None:
@@ -108,16 +116,25 @@ class QualityTally:
     def add_plain(self, paths: Texts, sizes: I64, widths: U32, heights: U32, kinds: I64) -> None:
         """Count many images that are kept, are what their names say, and have plain names: `add_image` and
         `add_cost` for each."""
-        formats = np.where(kinds <= ImageKind.GRAY_JPEG, "JPEG", "PNG")
-        for kind in _count(kinds):
-            chosen = np.flatnonzero(kinds == kind)
-            name = _PLAIN[ImageKind(kind)][0]
-            count = self.formats.setdefault(name, [0, 0])
-            count[0] += len(chosen)
-            count[1] += int(sizes[chosen].sum())
-        for code, modes in (("alpha", ("RGBA", "LA")), ("gray", ("1", "L", "LA"))):
-            known = [kind for kind, (_, mode) in _PLAIN.items() if mode in modes]
-            chosen = np.flatnonzero(np.isin(kinds, known))
+        # A few large photographs come at a time: counting takes as long for them as for thousands.
+        self._waiting.append((paths, sizes, widths, heights, kinds))
+        self._waiting_images += len(sizes)
+        if self._waiting_images >= _TOGETHER:
+            self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        if not self._waiting:
+            return
+        texts, *numbers = zip(*self._waiting, strict=True)
+        self._waiting, self._waiting_images = [], 0
+        paths = join_texts(texts)
+        sizes, widths, heights, kinds = (np.concatenate(one) for one in numbers)
+        for kind, count in _count(kinds).items():
+            here = self.formats.setdefault(_PLAIN[ImageKind(kind)][0], [0, 0])
+            here[0] += count
+            here[1] += int(sizes[kinds == kind].sum())
+        for code, known in _PLAIN_ODD.items():
+            chosen = np.flatnonzero(known[kinds])
             for i in chosen[:EXAMPLES].tolist():
                 name, mode = _PLAIN[ImageKind(int(kinds[i]))]
                 self.add(
@@ -127,19 +144,19 @@ class QualityTally:
                 self.odd[code]["done"][KEPT] += len(chosen) - EXAMPLES
         short, long = np.minimum(widths, heights), np.maximum(widths, heights)
         for sides, counts in ((short, self.short_sides), (long, self.long_sides)):
-            bins = np.searchsorted(SIDES, sides, side="right")
-            counts.update(_count(bins))
+            counts.update(_count(np.searchsorted(SIDES, sides, side="right")))
         pixels = widths.astype(np.int64) * heights
         for extreme in dict.fromkeys((int(pixels.min()), int(pixels.max()))):
             alike = np.flatnonzero(pixels == extreme)
             i = int(alike[paths.take(alike).find_first()])
             self._compare(printable(paths[i]), int(widths[i]), int(heights[i]))
-        rates = np.where(formats == "JPEG", _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
-        by_bytes = np.where(formats == "JPEG", _KERNEL_NS_PER_BYTE, 0.0)
+        is_jpeg = kinds <= ImageKind.GRAY_JPEG
+        rates = np.where(is_jpeg, _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
+        by_bytes = np.where(is_jpeg, _KERNEL_NS_PER_BYTE, 0.0)
         costs_us = (pixels * rates + sizes * by_bytes) / 1000
         bins = np.rint(BINS_PER_OCTAVE * np.log2(np.maximum(costs_us, 0.01))).astype(np.int64)
         self.costs.update(_count(bins))
-        self._note_slowest(paths, costs_us, formats, widths, heights)
+        self._note_slowest(paths, costs_us, kinds, widths, heights)
 
     def add_orientation(self, path: bytes, orientation: int) -> None:
         if orientation != 1:
@@ -157,6 +174,7 @@ class QualityTally:
 
     def dump(self) -> dict[str, Any]:
         """Return what the index part's metadata says."""
+        self._count_waiting()
         return {name: value for name, value in vars(self).items() if value and name[0] != "_"}
 
     def _count_sides(self, path: bytes, width: int, height: int) -> None:

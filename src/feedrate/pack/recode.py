@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,8 +24,10 @@ from feedrate.format.raw import dump_raw
 from feedrate.kernel import U8
 from feedrate.pack.exif import set_upright
 from feedrate.pack.values import ImageFacts
-from feedrate.results.pack import Recoded
 from feedrate.source.values import UnusableValue, dump_array
+
+if TYPE_CHECKING:
+    from feedrate.results.pack import Recoded
 
 DEFAULT_QUALITY = 90
 RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded", "normalise")  # of `Recode.settings`
@@ -274,6 +276,7 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
     has_pixels = any(tally.get("images") or tally.get("masks") for tally in tallies)
     if not has_pixels and not _say_coding(settings):
         return None
+    from feedrate.results.pack import Recoded  # packing begins sooner without all results of all commands
 
     def total(name: str) -> int:
         return sum(count for tally in tallies if isinstance(count := tally.get(name, 0), int))

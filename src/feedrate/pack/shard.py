@@ -30,7 +30,7 @@ from feedrate.pack.mapped import Mapper
 from feedrate.pack.plan import BLOCK, ShardTask, order_samples
 from feedrate.pack.recode import Tally
 from feedrate.pack.workers import advance, count_threads
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.bytes import Bytes
 
 INDEX_SUFFIX = ".arrow"

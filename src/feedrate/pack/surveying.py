@@ -27,7 +27,7 @@ from feedrate.pack.indexing_task import Stretch, Stretches, look_at_samples
 from feedrate.pack.listing import ListingWriter
 from feedrate.pack.unfinished import SURVEYS_NAME
 from feedrate.pack.workers import advance
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.in_place import InPlace
 from feedrate.source.shards import Shards
 from feedrate.source.spool import Spool

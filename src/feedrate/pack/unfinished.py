@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,12 @@ def _source_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str
 def write_file(path: Path, data: bytes) -> None:
     with appear(path, expected_bytes=len(data)) as file:
         file.write(data)
+
+
+def take_back(folder: Path, names: Sequence[str] = ()) -> None:
+    """Remove what was begun: files of these names, then what says that something was."""
+    for name in [*names, listing.NAME, SPOOL_NAME, PROGRESS_NAME]:
+        (folder / name).unlink(missing_ok=True)
 
 
 def finish(folder: Path) -> None:

@@ -23,12 +23,13 @@ from feedrate.format.index import Part, locate_columns, parse_part, row_checks
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, file_path, read_manifest
 from feedrate.pack.check_elsewhere import check_elsewhere
 from feedrate.pack.check_values import check_image, check_in_place
-from feedrate.pack.packing import REJECTED_NAME
 from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
+from feedrate.pack.quality_report import REJECTED_NAME
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.tables import find_tables
 from feedrate.pack.workers import advance, run_tasks
-from feedrate.results.pack import Problem, Tick, VerifyResult
+from feedrate.results.pack import Problem, VerifyResult
+from feedrate.results.progress import Tick
 
 _CHUNK_BYTES = 2**20
 # A shard that is rotten through and through need not be listed sample by sample.

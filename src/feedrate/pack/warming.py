@@ -20,7 +20,7 @@ from feedrate.probe.cgroup import PROC, ROOT
 from feedrate.probe.memory import MemoryGauge
 from feedrate.probe.residency import measure_residency, open_quietly
 from feedrate.results.cache import WarmResult
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from feedrate.store.place import is_url
 from feedrate.units import format_bytes, typed
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.units import format_count
 
 _FEW = 3

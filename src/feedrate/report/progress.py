@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:

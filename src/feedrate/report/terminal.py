@@ -16,10 +16,10 @@ from feedrate.results.pack import (
     PackResult,
     Problem,
     Recoded,
-    Rejection,
     UnpackResult,
     VerifyResult,
 )
+from feedrate.results.progress import Rejection
 from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds, typed
 
 _FEW = 5

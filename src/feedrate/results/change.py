@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 
 
 @dataclass(frozen=True, slots=True)

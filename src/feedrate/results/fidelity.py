@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from feedrate.results.machine import Machine
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 
 
 @dataclass(frozen=True, slots=True)

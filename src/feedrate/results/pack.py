@@ -1,33 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `pack`, `unpack`, `verify` and `ls` return, and how they say how far they are."""
+"""What `pack`, `index`, `unpack`, `verify` and `ls` return."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from feedrate.results.progress import Rejection
 from feedrate.results.quality import Quality
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """How far a long command is. `total` is 0 while it is not known yet."""
-
-    stage: str  # "listing", "packing", "verifying", "unpacking"
-    done: int
-    total: int
-    done_bytes: int = 0
-    total_bytes: int = 0
-    unit: str = "sample"  # what `done` and `total` count
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """An input that was left out, or deserves a look. Paths are relative to the source, made printable."""
-
-    path: str
-    field: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

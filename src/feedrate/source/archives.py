@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source import tar
 from feedrate.source import zip as zips
 from feedrate.source.form import Form, form_by_name

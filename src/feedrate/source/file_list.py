@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import has_image_suffix, printable
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import Repeats
 from feedrate.source.record import Reader, Record, Stored, Value

@@ -13,7 +13,7 @@ from feedrate.errors import SourceError, StorageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.kernel import I64, Entry
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.record import ImageFiles, Reader, Record, describe_others
 from feedrate.source.remote import walk
 from feedrate.source.walk import Inside

@@ -14,7 +14,7 @@ import numpy as np
 from feedrate.errors import MissingExtra, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.hdf5_columns import Column, dump_cell, find_columns, suffix_of
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import name_fields, record_name

@@ -14,7 +14,7 @@ import numpy as np
 from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
 from feedrate.source.record import Record, Value

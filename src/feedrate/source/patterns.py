@@ -7,7 +7,6 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from feedrate.errors import NotFound, UsageError
 from feedrate.store.place import Place, PlacedFile
@@ -29,6 +28,8 @@ def find_files(source: str) -> tuple[Place, list[PlacedFile]]:
     Raises:
         NotFound: there are none, or one that the braces name is missing.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     first = _SPECIAL.search(source)
     assert first is not None
     fixed = source[: first.start()].rpartition("/")[0]

@@ -11,7 +11,7 @@ from typing import Protocol
 from feedrate.format.fields import Field
 from feedrate.format.texts import Texts
 from feedrate.kernel import I64
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.table import Table
 
 

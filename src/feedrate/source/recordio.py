@@ -15,7 +15,7 @@ from feedrate.errors import SourceError
 from feedrate.format.containers.records import read_in_pieces
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.form import RECORDIO_MAGIC
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, record_name

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from feedrate.errors import StorageError, UsageError
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.record import Held, Reader, Record
 from feedrate.store.place import explained
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lies in a folder: every file with its size and time, in the order of torchvision's ImageFolder.
 
-One folder's names are held at a time (and the names of the folders inside one class), never all files.
+The names of two folders are held at a time, one of them read ahead (and the names of the folders inside one
+class), never all files.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +21,9 @@ from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
 from feedrate.format.texts import Texts
 from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
 from feedrate.probe.paths import suggest_path
+
+Above = frozenset[tuple[int, int]]  # the folders that one lies in, by device and inode
+Folder = tuple[bytes, Above]  # its path
 
 
 @dataclass(slots=True)
@@ -39,7 +44,7 @@ class Inside:
     sizes: I64
     times_ns: I64
     kinds: U8
-    folders: list[tuple[bytes, frozenset[tuple[int, int]]]]  # path, with those above it
+    folders: list[Folder]
 
 
 class Walk:
@@ -82,8 +87,9 @@ class Walk:
         self.unlisted = {}
         top = self._look(b"", self._above)
         yield b"", top
-        for folder, above in top.folders:
-            yield from self._one_class(folder, above)
+        for folder, inside in self._look_ahead(top.folders):
+            yield folder, inside
+            yield from self._below(inside)
 
     def explain(self, path: bytes, kind: int, size_bytes: int) -> str | None:
         """Return why a file cannot be read; None: it can."""
@@ -95,19 +101,30 @@ class Walk:
             return "is a link to nothing"
         return f"cannot be read: {os.strerror(size_bytes)}"
 
-    def _one_class(self, folder: bytes, above: frozenset[tuple[int, int]]) -> Iterator[tuple[bytes, Inside]]:
-        first = self._look(folder, above)
-        yield folder, first
+    def _below(self, inside: Inside) -> Iterator[tuple[bytes, Inside]]:
         # torchvision sorts folders by their whole path, so 'a-b' comes before 'a/b': all are needed first.
-        waiting, deeper = first.folders, []
+        waiting, deeper = inside.folders, []
         while waiting:
             at = waiting.pop()
             deeper.append(at)
             waiting += self._look(*at).folders
-        for at in sorted(deeper, key=lambda one: one[0]):
-            yield at[0], self._look(*at)
+        yield from self._look_ahead(sorted(deeper, key=lambda one: one[0]))
 
-    def _look(self, folder: bytes, above: frozenset[tuple[int, int]]) -> Inside:
+    def _look_ahead(self, folders: Sequence[Folder]) -> Iterator[tuple[bytes, Inside]]:
+        """Look into folders one after the other; into the next one while somebody uses what was found."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        if not folders:
+            return
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(self._look, *folders[0])
+            for (folder, _), following in itertools.zip_longest(folders, folders[1:]):
+                inside = coming.result()
+                if following is not None:
+                    coming = ahead.submit(self._look, *following)
+                yield folder, inside
+
+    def _look(self, folder: bytes, above: Above) -> Inside:
         try:
             found = list_folder(os.path.join(os.fsencode(self.root), folder), sorted(IMAGE_SUFFIXES))
         except OSError as error:
@@ -117,7 +134,7 @@ class Walk:
             return Inside(Texts.of([]), *_NOTHING, [])
         return self._divide(folder, found, above)
 
-    def _divide(self, folder: bytes, found: FolderList, above: frozenset[tuple[int, int]]) -> Inside:
+    def _divide(self, folder: bytes, found: FolderList, above: Above) -> Inside:
         names = Texts(found.names, found.starts)
         is_folder = found.kinds == Entry.FOLDER
         if not is_folder.any():
@@ -141,9 +158,7 @@ class Walk:
 _NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
 
 
-def make_inside(
-    files: list[Found], folders: list[tuple[bytes, frozenset[tuple[int, int]]]], start: bytes
-) -> Inside:
+def make_inside(files: list[Found], folders: list[Folder], start: bytes) -> Inside:
     """Return what a folder holds, where somebody else has listed it; `start` is where paths begin."""
     files = sorted(files, key=lambda file: file.path)
     kinds = [Entry.WANTED if has_image_suffix(file.path) else Entry.OTHER for file in files]

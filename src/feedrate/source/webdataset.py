@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
-from feedrate.results.pack import Rejection
+from feedrate.results.progress import Rejection
 from feedrate.source.archives import Archive, Member
 from feedrate.source.bytes import Bytes
 from feedrate.source.labels import NumberColumn

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from feedrate.probe.storage import describe_storage
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from feedrate.results.scratch import StageResult
 from feedrate.store.leases import Lease
 from feedrate.store.marker import find_node

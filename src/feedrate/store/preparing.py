@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 from feedrate.errors import StorageError, UsageError
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from feedrate.store.clearing import find_limit, make_room
 from feedrate.store.contents import Contents, read_contents
 from feedrate.store.copies import Copy, CopyGone

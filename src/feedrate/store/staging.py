@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
-from feedrate.results.pack import Tick
+from feedrate.results.progress import Tick
 from feedrate.store.contents import Contents
 from feedrate.store.copies import Copy, CopyGone, Lease
 from feedrate.store.fetching import Incoming, RateLimit, Stopped, choose_streams
