@@ -82,9 +82,12 @@ def queue_share(m: Measured) -> float:
 
 def on_gpu_of_others(m: Measured) -> float:
     """Return the share of the time in which the GPU worked for others while this run had work for it."""
+    others = m.around.gpu_others
     if not m.is_on_gpu or not m.around.gpu_others_share:
         return 0.0
-    return m.around.gpu_others_share * max(m.own_s - m.exposed_s, 0.0) / m.step_s
+    # Processes take turns: who has work gets its turn, however much the others could use.
+    theirs = min(m.around.gpu_others_share, others / (others + 1))
+    return theirs * max(m.own_s - m.exposed_s, 0.0) / m.step_s
 
 
 def waiting_for_cores(m: Measured) -> float:
