@@ -37,9 +37,9 @@ class Hook:
     """The hook of this process."""
 
     def __init__(self) -> None:
-        from feedrate_hook import catalogue, session, stacks
+        from feedrate_hook import catalogue, parts, session, stacks
 
-        self._session, self._stacks = session.session, stacks
+        self._session, self._stacks, self._parts = session.session, stacks, parts
         self._start = stacks.start
         owners = [
             (dataloader._BaseDataLoaderIter, "__next__"),
@@ -54,9 +54,20 @@ class Hook:
                     owner = getattr(owner, parent, None)
                 owners += [(owner, attribute)] if owner is not None else []
         found = [(owner, name, vars(owner).get(name)) for owner, name in owners]
-        self._wrappers = [(o, n, f) for o, n, f in found if getattr(f, "_feedrate_wrapper", False)]
+        # Methods are the hook's to take out, while it times nothing, and to put back.
+        methods = {(owner, name) for owner, name, _, _ in parts._Methods.found}
+        self._is_in = self._has_methods = True
+        self._wrappers = [
+            (owner, name, wrapper)
+            for owner, name, wrapper in found
+            if getattr(wrapper, "_feedrate_wrapper", False) and (owner, name) not in methods
+        ]
 
     def put(self, is_in: bool) -> None:
+        if self._is_in:
+            self._has_methods = self._parts._Methods.are_wrapped
+        self._is_in = is_in
+        self._parts.wrap_methods(is_in and self._has_methods)
         for owner, name, wrapper in self._wrappers:
             setattr(owner, name, wrapper if is_in else wrapper.__wrapped__)
         if is_in:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from doctor_runs import MS, FakeLoop
+from doctor_runs import MS, FakeLoop, FakeProcess
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import Measured, measure
 from feedrate.doctor.records import read_run
+from feedrate.doctor.sample import measure_sample
 from feedrate.doctor.surroundings import Surroundings
 from feedrate.probe.machine import describe_machine
 from feedrate.results.doctor import Diagnosis
@@ -222,3 +223,22 @@ def test_a_script_that_ended_by_itself_is_told_why_there_were_no_experiments(
     assert unseen[-1] == f"the script ended after 40 steps, before the experiments{why}"
     assert not any("--passive" in line for line in unseen)
     assert any("--passive" in line for line in judge(tmp_path)[1].run.unseen)
+
+
+def test_fetches_without_a_cpu_clock_are_split_as_those_that_have_one(tmp_path: Path) -> None:
+    process = FakeProcess(100)
+    for number, (wall, cpu, queue) in enumerate(
+        [(10, 6, 1), (8, None, None), (8, None, None), (8, None, None)]
+    ):
+        process.record(
+            layout.FETCH, "", (1000 + 20 * number) * MS, wall * MS, a=4,
+            cpu=-1 if cpu is None else cpu * MS, queue=-1 if queue is None else queue * MS,
+        )  # fmt: skip
+    process.write(tmp_path)
+    sample = measure_sample(read_run(tmp_path).processes)
+    assert sample is not None
+    total = sample.total
+    assert total.wall_s == pytest.approx(0.034 / 16)
+    assert [total.cpu_s, total.queue_s, total.blocked_s] == pytest.approx(
+        [share * total.wall_s for share in (0.6, 0.1, 0.3)]
+    )

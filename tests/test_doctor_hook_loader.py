@@ -69,6 +69,17 @@ def test_six_of_eight_steps_are_probed(trained: Run) -> None:
     assert probed == [number % 8 < 6 for number in range(len(probed))]
 
 
+def test_steps_that_are_not_probed_cost_no_reading_of_the_cpu_clock(trained: Run) -> None:
+    for wait in trained.main.of(layout.WAIT):
+        assert int(wait["cpu"]) == 0 or int(wait["c"]) & layout.PROBED
+    for fetch in trained.main.of(layout.FETCH):
+        waits = [w for w in trained.main.of(layout.WAIT) if w["start"] <= fetch["start"]]
+        is_probed = bool(int(waits[-1]["c"]) & layout.PROBED)
+        assert (int(fetch["cpu"]) >= 0, int(fetch["queue"]) >= 0) == (is_probed, is_probed)
+    for worker in trained.workers:
+        assert (worker.of(layout.FETCH)["cpu"] >= 0).all()
+
+
 def test_each_batch_is_a_fetch_of_its_maker_and_probed_ones_have_their_parts(trained: Run) -> None:
     makers = trained.workers if worker_ids(trained) else [trained.main]
     training = [f for p in makers for f in p.of(layout.FETCH) if int(f["a"]) != 3]
@@ -261,6 +272,21 @@ def test_a_validation_that_is_left_early_is_found_by_the_steps_after_it(mixed: R
 
 def test_an_error_in_the_dataset_reaches_the_user_as_it_is(mixed: Run) -> None:
     assert mixed.stdout == "OSError True\nOSError True\n"
+
+
+def test_a_passive_run_keeps_none_of_its_index_lists(tmp_path: Path) -> None:
+    body = (
+        PREAMBLE
+        + """
+iterator = iter(DataLoader(Numbers(100), batch_size=2))
+batches = [next(iterator) for _ in range(3)]
+from feedrate_hook.session import session
+print(session.recent_indices(iterator))
+"""
+    )
+    run = run_script(tmp_path, body)
+    assert (run.code, run.stdout, run.facts("trouble")) == (0, "[]\n", [])
+    assert [int(wait["a"]) for wait in run.main.of(layout.WAIT)] == [2, 2, 2]
 
 
 EXPERIMENTS = """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from feedrate.doctor.hook.feedrate_hook import clock, draws
+from feedrate.doctor.hook.feedrate_hook import clock, draws, fetching, parts
 from feedrate.doctor.hook.feedrate_hook.turns import Turns
 
 
@@ -30,6 +30,41 @@ def test_of_short_steps_few_are_probed_once_many_were_seen(monkeypatch: pytest.M
 
 def test_long_steps_are_probed_as_often_later_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_probed(monkeypatch, 80_000_000) == (96, 96)
+
+
+class Schedstat:
+    """A run-queue clock that moves by a second each time it is read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read(self) -> bytes:
+        self.reads += 1
+        return b"0 %d 0" % (self.reads * 10**9)
+
+
+def test_the_run_queue_is_looked_at_only_after_the_thread_has_not_been_computing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = Schedstat()
+    monkeypatch.setattr(clock._OfProcess, "thread", clock._OfThread())
+    clock._OfProcess.thread.schedstat = file  # type: ignore[assignment]
+    ms = 1_000_000
+    assert clock.queue_ns(100 * ms, 0) == 10**9
+    assert clock.queue_ns(200 * ms, 100 * ms) == 10**9  # it has computed all the time
+    assert clock.queue_ns(300 * ms, 199 * ms) == 2 * 10**9
+    assert file.reads == 2
+
+
+def test_fewer_fetches_are_timed_once_many_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "wrap_methods", lambda _: None)
+    monkeypatch.setattr(fetching, "wrap_methods", lambda _: None)
+    early, late = fetching.Fetching(), fetching.Fetching()
+    late._timed = 1000
+    for one in (early, late):
+        one._event_ns = 1000
+        one._spare(number=500, events=140, recorded_ns=0, wall=10_000_000)  # 1.4 % of the fetch
+    assert (early._probe_from, late._probe_from) == (503, 508)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from .wrapping import get_ident, install, name_of, unseen
 # Timing the parts may take this share of a fetch; where many short calls would take more, some are left out.
 _MOST_SHARE = 0.007
 _MOST_SHARE_LATER = 0.002  # once many were timed
-_MANY_TIMED = 128  # fetches
+_MANY_TIMED = 48  # fetches
 _FIRST = 128
 _LONG_REST = 4
 
