@@ -8,6 +8,7 @@ the model and the optimizer, with nothing to do, and the audit hook.
     feedrate doctor --passive -- python benchmarks/hook_on_off.py [FOLDER] --json OUT.json
 
 FOLDER: small pictures, as the `thumbnails` that benchmarks/doctor.py makes; without it: numbers in memory.
+An existing JSON file is added to.
 """
 
 from __future__ import annotations
@@ -94,14 +95,20 @@ def main() -> int:
             f"{name}: {out_ms:.2f} ms a step without the hook, {more_ms:+.3f} ms with it (+- {error_ms:.3f})"
         )
     if arguments.json:
-        document = {
-            "question": (__doc__ or "").splitlines()[0],
-            "ms_without_added_error": added,
-            "pairs": pairs,
-            "machine": asdict(describe_machine(["benchmarks/hook_on_off.py"])),
-        }
-        Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
+        what = "small pictures" if arguments.pictures else "numbers in memory"
+        add_run(Path(arguments.json), {"what": what, "ms_without_added_error": added, "pairs": pairs})
     return 0
+
+
+def add_run(path: Path, run: dict[str, Any]) -> None:
+    """Processes differ: a file that is there keeps its runs."""
+    runs = json.loads(path.read_text())["runs"] if path.is_file() else []
+    document = {
+        "question": (__doc__ or "").splitlines()[0],
+        "runs": [*runs, run],
+        "machine": asdict(describe_machine(["benchmarks/hook_on_off.py"])),
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def train(pictures: str | None, count: int) -> list[tuple[list[float], list[float]]]:

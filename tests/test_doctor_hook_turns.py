@@ -25,7 +25,19 @@ def count_probed(monkeypatch: pytest.MonkeyPatch, step_ns: int) -> tuple[int, in
 
 
 def test_of_short_steps_few_are_probed_once_many_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert count_probed(monkeypatch, 2_000_000) == (96, 32)
+    assert count_probed(monkeypatch, 2_000_000) == (96, 16)
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 8])
+def test_what_a_loop_does_every_few_steps_is_probed_as_often_as_the_rest(
+    monkeypatch: pytest.MonkeyPatch, period: int
+) -> None:
+    now = 10**9
+    monkeypatch.setattr(clock, "wall_ns", lambda: now)
+    turns = Turns()
+    probed = [number for number in range(128 * 30) if turns.is_probed(number) and number >= 128]
+    phases = np.bincount([number % period for number in probed], minlength=period)
+    assert phases.max() - phases.min() <= 2
 
 
 def test_long_steps_are_probed_as_often_later_on(monkeypatch: pytest.MonkeyPatch) -> None:
