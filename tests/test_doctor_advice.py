@@ -13,6 +13,7 @@ import pytest
 from doctor_runs import MS, FakeLoop, FakeProcess
 from feedrate.cli import make_parser
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.measured import KernelTime
 from feedrate.doctor.stacks import is_library
 from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.results.doctor import Diagnosis, Finding, Remedy
@@ -70,6 +71,20 @@ def test_the_line_that_calls_the_model_is_not_blamed_for_the_model(tmp_path: Pat
     remedy = find(diagnosis, "speed-up-loop")
     assert remedy is not None
     assert "/home/ada/metrics.py:7" in remedy.title
+
+
+@pytest.mark.parametrize(("decode_s", "words"), [(0.001, "packing alone"), (0.02, "packing")])
+def test_packing_is_not_called_useless_where_the_decoder_that_comes_with_it_helps(
+    tmp_path: Path, decode_s: float, words: str
+) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=100, parts={"decode:PIL": (90, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    kernel = KernelTime(decode_s, taken=8, tried=8)
+    remedy = find(judge(tmp_path, Surroundings(cores=2.0, data=LOCAL), kernel=kernel)[1], "pack")
+    assert remedy is not None
+    assert remedy.note == f"{words} will not help: reads are 0% of the time"
 
 
 def test_work_in_a_library_is_named_by_the_users_line_that_calls_it(tmp_path: Path) -> None:

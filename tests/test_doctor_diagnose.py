@@ -10,7 +10,7 @@ import pytest
 from doctor_runs import MS, FakeLoop, FakeProcess
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import Measured, measure
+from feedrate.doctor.measured import KernelTime, Measured, measure
 from feedrate.doctor.records import read_run
 from feedrate.doctor.sample import measure_sample
 from feedrate.doctor.surroundings import Surroundings
@@ -21,9 +21,13 @@ MACHINE = describe_machine(["feedrate", "doctor"])
 
 
 def judge(
-    folder: Path, around: Surroundings | None = None, *, mode: str = "experiments"
+    folder: Path,
+    around: Surroundings | None = None,
+    *,
+    mode: str = "experiments",
+    kernel: KernelTime | None = None,
 ) -> tuple[Measured, Diagnosis]:
-    measured = measure(read_run(folder), around or Surroundings(cores=8.0), warmup=2, kernel=None)
+    measured = measure(read_run(folder), around or Surroundings(cores=8.0), warmup=2, kernel=kernel)
     assert measured is not None
     return measured, diagnose(
         measured,

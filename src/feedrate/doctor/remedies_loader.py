@@ -168,9 +168,12 @@ def pack_files(m: Measured) -> Remedy | None:
     share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)
     source = shlex.quote(data.folder)
     if share < 0.05:
+        # With feedrate's decoder on top it may: that is a remedy of its own.
+        decoder = decode_faster(m)
+        alone = "packing alone" if decoder is not None and decoder.predicted_speedup > NOTHING else "packing"
         return Remedy(
             "pack", "pack the files", 1.0, 1.0, 1.02, command=None,
-            note=f"packing will not help: reads are {share:.0%} of the time",
+            note=f"{alone} will not help: reads are {share:.0%} of the time",
         )  # fmt: skip
     # Small files cost round trips: open, read, close. A pack is read in ranges that are known in advance.
     kept = 0.25 if data.mean_bytes < 1e6 else 0.8
