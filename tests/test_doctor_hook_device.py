@@ -219,9 +219,19 @@ def test_of_many_waits_in_one_step_a_few_are_timed_and_stand_for_all(
 def test_steps_with_few_waits_have_each_of_them_timed(ring: FakeRing, tensor_class: type) -> None:
     for _ in range(3):
         session.begin_step()
-        for _ in range(32):
+        for _ in range(8):
             tensor_class("cuda").item()
-    assert [r[3] for r in ring.records] == [1] * 96
+    assert [r[3] for r in ring.records] == [1] * 24
+
+
+def test_waits_are_named_by_their_lines(ring: FakeRing, tensor_class: type) -> None:
+    session.begin_step()
+    for _ in range(2):
+        tensor_class("cuda").item()
+        tensor_class("cuda").item()
+    assert [name.rpartition(":")[0] for name in ring.names] == [f"item {__file__}"] * 4
+    assert ring.names[:2] == ring.names[2:]
+    assert len(set(ring.names)) == 2
 
 
 def test_in_a_step_that_is_left_alone_no_wait_is_timed(

@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from . import clock, layout, training
 from .session import session
-from .wrapping import caller, get_ident, install
+from .wrapping import caller, get_ident, install, is_user
 
 # Calls that hand a value of a device tensor to Python, so that Python waits for the device.
 _READING = "item tolist __bool__ __float__ __int__ __index__ __complex__ nonzero masked_select"
 
 
 # A loop that calls .item() for every sample would be slowed by the clocks: of many calls in one step, the
-# first are timed, and then few that stand for all.
-_TIMED_CALLS, _STANDS_FOR = 32, 64
+# first are timed, and then fewer and fewer that stand for those before them.
+_FIRST_CALLS, _FURTHER_CALLS = 8, 8
+_FURTHER_STAND_FOR, _LATER_STAND_FOR = 4, 64
+
+
+_texts: dict[Any, str] = {}  # that name the places which wait, by call, code and line
 
 
 class _Calls:
@@ -29,10 +34,15 @@ def _stands_for() -> int:
     """Return for how many calls the present one, which is timed, stands."""
     if _Calls.step != session.steps:
         _Calls.step, _Calls.timed = session.steps, 0
-    _Calls.timed += 1
-    if _Calls.timed >= _TIMED_CALLS:
-        session.calls_to_skip = _STANDS_FOR - 1
-    return 1 if _Calls.timed <= _TIMED_CALLS else _STANDS_FOR
+    timed = _Calls.timed = _Calls.timed + 1
+    session.calls_to_skip = _count(timed + 1) - 1
+    return _count(timed)
+
+
+def _count(timed: int) -> int:
+    if timed <= _FIRST_CALLS:
+        return 1
+    return _FURTHER_STAND_FOR if timed <= _FIRST_CALLS + _FURTHER_CALLS else _LATER_STAND_FOR
 
 
 def _is_off() -> bool:
@@ -131,8 +141,13 @@ def _synchronized(original: Any) -> Any:
 def _record_sync(name: str, start: int, calls: int = 1) -> None:
     try:
         wall = clock.wall_ns() - start
-        number = session.ring.name(f"{name} {caller(3)}")
-        session.ring.write(layout.SYNC, number, start, wall, 0, 0, calls)
+        frame = sys._getframe(2)
+        text = _texts.get((name, frame.f_code, frame.f_lineno))
+        if text is None:
+            text = f"{name} {caller(3)}"
+            if is_user(frame.f_code.co_filename):  # of a library's line, it depends on who called it
+                _texts[name, frame.f_code, frame.f_lineno] = text
+        session.ring.write(layout.SYNC, session.ring.name(text), start, wall, 0, 0, calls)
     except Exception as error:
         session.trouble("sync", error)
 
