@@ -18,6 +18,7 @@ import pytest
 
 from feedrate import kernel
 from feedrate.store.marker import CopiedFile, Marker
+from trees import find_below
 
 STRANGER = 54321  # a user that this machine does not have
 NOT_ROOT = "changing the owner of a file needs root"
@@ -47,10 +48,9 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120.0) -
 def part_bytes(scratch: Path) -> int:
     """Return what has grown of x.bin; what is renamed while this looks counts the next time."""
     total = 0
-    for folder, _, names in os.walk(scratch):
-        if ".x.bin.part" in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.stat(f"{folder}/.x.bin.part").st_size
+    for path in find_below(scratch, ".x.bin.part"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
     return total
 
 

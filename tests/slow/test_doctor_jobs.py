@@ -17,6 +17,7 @@ import pytest
 from feedrate.doctor.shared import read_mapped_names
 from feedrate.probe.process import list_processes, read_environ
 from slurm_cluster import cluster_or_skip
+from trees import find_below
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +79,7 @@ def wait_until(claim: Callable[[], bool]) -> bool:
 
 
 def list_leftovers(folder: Path, shared: Collection[str] = ()) -> list[str]:
-    names = [str(path) for path in folder.glob("**/*feedrate-doctor*")]
+    names = [str(path) for path in find_below(folder, "*feedrate-doctor*")]
     names += [str(pid) for pid in find_processes(folder)]
     return names + sorted(name for name in shared if os.path.exists(name))
 
@@ -119,7 +120,7 @@ def test_a_kill_among_workers_leaves_nothing_behind(
             process.kill()
         else:
             # Two samples, so that what the processes share is known: theirs to remove is killed with them.
-            samples = next(folder.glob("**/machine.jsonl"))
+            samples = find_below(folder, "machine.jsonl")[0]
             seen = len(samples.read_bytes().splitlines())
             assert wait_until(lambda: len(samples.read_bytes().splitlines()) >= seen + 2)
             os.killpg(process.pid, signal.SIGKILL)
