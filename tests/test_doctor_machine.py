@@ -195,6 +195,27 @@ def test_torchs_shared_memory_is_told_by_processes_that_ended(tmp_path: Path) ->
     assert leftovers.find_torch_names(known, tmp_path) == {f"torch_{gone}_123_0"}
 
 
+def test_memory_of_a_process_whose_number_is_anothers_by_now_is_that_of_one_that_ended(
+    tmp_path: Path,
+) -> None:
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    name = f"torch_{stat.pid}_123_0"
+    (tmp_path / name).touch()
+    assert leftovers.find_torch_names({stat.pid: stat.start - 5}, tmp_path) == {name}
+    assert leftovers.find_torch_names({stat.pid: -1}, tmp_path) == set()
+
+
+def test_memory_of_a_process_that_nobody_has_waited_for_is_that_of_one_that_ended(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", ""], stdout=subprocess.PIPE) as zombie:
+        assert zombie.stdout is not None
+        zombie.stdout.read()
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        name = f"torch_{zombie.pid}_123_0"
+        (tmp_path / name).touch()
+        assert leftovers.find_torch_names({zombie.pid: -1}, tmp_path) == {name}
+
+
 def test_memory_of_a_worker_that_only_left_records_is_removed(tmp_path: Path) -> None:
     worker, stranger = 2**22 + 1, 2**22 + 2
     (tmp_path / "settings.json").touch()

@@ -155,6 +155,7 @@ def test_a_cache_whose_jobs_are_killed_at_any_moment_never_gives_a_wrong_sample(
     )
     assert (shown.returncode, shown.stderr, shown.stdout) == (0, "", "400\n")
     # All of them together keep to the limit, but for places that killed writers had reserved.
-    caches = list(home_of(str(scratch)).iterdir())
-    assert len(caches) > 1
-    assert sum((found / "data").stat().st_blocks * 512 for found in caches) < 110_000_000
+    kept = [found / "data" for found in home_of(str(scratch)).iterdir()]
+    assert len(kept) > 1
+    # One that was killed while it removed a cache may have come as far as its data.
+    assert sum(data.stat().st_blocks * 512 for data in kept if data.exists()) < 110_000_000

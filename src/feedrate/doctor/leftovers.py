@@ -24,6 +24,7 @@ from feedrate.probe.process import (
 
 _LOOK_EVERY_S = 0.05
 _UNKNOWN_START = -1
+_DYING_S = 15.0  # a killed process gives back its memory first; on a crowded machine that takes its time
 # They end by themselves once nobody uses them, and remove shared memory when they do.
 _CLEANERS = re.compile(r"resource_tracker|torch_shm_manager")
 
@@ -71,7 +72,7 @@ def end_members(
     _signal([stat for stat in find() if not _is_cleaner(stat)], signal.SIGKILL)
     _wait(find(), 2.0)
     _signal(find(), signal.SIGKILL)
-    _wait(find(), 1.0)
+    _wait(find(), _DYING_S)
     return count
 
 
@@ -120,9 +121,9 @@ def find_torch_names(known: Mapping[int, int], folder: Path = FOLDER) -> set[str
         match = re.fullmatch(r"torch_(\d+)_.*", name)
         if match is None or int(match.group(1)) not in known:
             continue
-        stat = read_stat(int(match.group(1)))
-        # Its number may already be another process's.
-        if stat is None or (stat.start == known[stat.pid] and stat.state in ("Z", "X")):
+        stat, start = read_stat(int(match.group(1))), known[int(match.group(1))]
+        # Its number may already be another process's; of one that only left records, nobody can tell.
+        if stat is None or stat.state in ("Z", "X") or start not in (stat.start, _UNKNOWN_START):
             found.add(name)
     return found
 
