@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -182,6 +183,7 @@ def run_script(
     """
     script = folder / "train.py"
     script.write_text(prelude + textwrap.dedent(body))
+    began_s = script.stat().st_mtime
     temporary = folder / "temporary"
     temporary.mkdir()
     # Short: sockets of workers lie in it, and the path of a socket ends at 107 characters.
@@ -209,7 +211,7 @@ def run_script(
         ]
         facts.sort(key=lambda fact: int(fact["t_ns"]))
         recording = read_run(Path(run))
-        leftovers = find_leftovers(temporary, done.pid, run, facts)
+        leftovers = find_leftovers(temporary, done.pid, run, facts, began_s)
     return Run(folder, done.code, done.output, done.errors, tuple(facts), tuple(leftovers), recording)
 
 
@@ -228,13 +230,19 @@ def run_alone(folder: Path, command: Sequence[str], environ: dict[str, str], *, 
 
 
 def find_leftovers(
-    temporary: Path, session: int, run: str, facts: Sequence[dict[str, Any]], *, within_s: float = 60.0
+    temporary: Path,
+    session: int,
+    run: str,
+    facts: Sequence[dict[str, Any]],
+    began_s: float,
+    *,
+    within_s: float = 60.0,
 ) -> list[str]:
     """What a script left behind. Processes on their way out, and what they remove then, are waited for."""
     deadline = time.monotonic() + within_s
     while True:
         found = [name for name in os.listdir(temporary) if not name.startswith(LIBRARIES)]
-        found += [*processes_of(session, run), *left_in_memory(facts)]
+        found += [*processes_of(session, run), *left_in_memory(facts, began_s)]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.05)
@@ -252,7 +260,15 @@ def processes_of(session: int, run: str) -> list[str]:
     return found
 
 
-def left_in_memory(facts: Iterable[dict[str, Any]]) -> list[str]:
-    """What torch still shares between processes, torch_PID_..., of those that this run had."""
-    own = {f"torch_{fact['pid']}_" for fact in facts if fact["kind"] == "process"}
-    return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(own))]
+def left_in_memory(facts: Iterable[dict[str, Any]], began_s: float) -> list[str]:
+    """What torch still shares between processes, torch_PID_..., of those that this run had.
+
+    Older ones were made by others, who had the same numbers and were killed.
+    """
+    own = tuple(f"torch_{fact['pid']}_" for fact in facts if fact["kind"] == "process")
+    found = []
+    for name in os.listdir("/dev/shm"):
+        with contextlib.suppress(FileNotFoundError):
+            if name.startswith(own) and os.stat(f"/dev/shm/{name}").st_ctime >= began_s - 1:
+                found.append(name)
+    return found
