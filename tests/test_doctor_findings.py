@@ -300,6 +300,22 @@ def test_two_loaders_in_one_step_count_together(tmp_path: Path) -> None:
     assert more.predicted_speedup == pytest.approx(41 / 27, rel=0.1)
 
 
+def test_two_loaders_in_one_step_are_known_where_few_steps_are_probed(tmp_path: Path) -> None:
+    """Optimizer steps are recorded in probed steps only; a loader that none follows would be validation."""
+    loop = FakeLoop(workers=0, batch=2)
+    loop.main.fact("loader", loader="loader-1", num_workers=0, batch_size=6)
+    for number in range(160):
+        is_probed = number % 8 == 3
+        c = layout.PROBED if is_probed else 0
+        loop.main.record(layout.WAIT, "loader-1", loop.now, 27 * MS, a=6, b=number, c=c)
+        loop.now += 27 * MS
+        loop.step(wait=9, forward=2, backward=2, optimizer=1, probed=is_probed)
+    loop.main.write(tmp_path)
+    measured, _ = judge(tmp_path, Surroundings(cores=2.0))
+    assert measured.loop.validations == 0
+    assert measured.samples_per_step == pytest.approx(8)
+
+
 def test_a_value_read_at_every_step_of_an_idle_gpu_is_sync_bound(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})

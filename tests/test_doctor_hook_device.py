@@ -224,6 +224,21 @@ def test_steps_with_few_waits_have_each_of_them_timed(ring: FakeRing, tensor_cla
     assert [r[3] for r in ring.records] == [1] * 24
 
 
+def test_a_step_that_asks_several_loaders_is_one(ring: FakeRing, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert session.ring is ring
+    monkeypatch.setattr(session, "_asked", set())
+    monkeypatch.setattr(session, "optimizer_steps", 0)
+    steps = session.steps
+    for _ in range(3):  # two loaders, then an optimizer step
+        session.begin_step(1)
+        session.begin_step(2)
+        session.optimizer_steps += 1
+    assert session.steps - steps == 3
+    for _ in range(4):  # validation
+        session.begin_step(3)
+    assert session.steps - steps == 7
+
+
 def test_waits_are_named_by_their_lines(ring: FakeRing, tensor_class: type) -> None:
     session.begin_step()
     for _ in range(2):

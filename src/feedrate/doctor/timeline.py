@@ -156,26 +156,35 @@ def count_steps(process: Process) -> int:
 
 def _training_loader(process: Process, waits: Records) -> str | None:
     """Return the loader whose batches are followed by optimizer steps; else the one asked most often."""
-    optimizer = process.of(layout.OPTIMIZER)["start"]
     score: dict[str, tuple[int, int]] = {}
     for number in np.unique(waits["name"]):
-        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]["start"]
-        stepped = int((np.diff(np.searchsorted(optimizer, mine)) > 0).sum()) if len(mine) > 1 else 0
-        score[process.name(number)] = (stepped, len(mine))
+        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]
+        score[process.name(number)] = (_count_stepped(process, mine)[0], len(mine))
     return max(score, key=lambda name: score[name]) if score else None
 
 
 def _loaders_beside(process: Process, waits: Records, loader: str) -> set[str]:
     """Return the loaders that are asked in the same steps as the training loader (unlabelled data, say)."""
-    optimizer = process.of(layout.OPTIMIZER)["start"]
     beside = set()
     for number in np.unique(waits["name"]):
-        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]["start"]
+        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]
         if process.name(number) != loader and len(mine) > 2:
-            stepped = int((np.diff(np.searchsorted(optimizer, mine)) > 0).sum())
-            if stepped >= 0.5 * (len(mine) - 1):
+            stepped, probed = _count_stepped(process, mine)
+            if probed and stepped >= 0.5 * probed:
                 beside.add(process.name(number))
     return beside
+
+
+def _count_stepped(process: Process, mine: Records) -> tuple[int, int]:
+    """Return how many of a loader's batches an optimizer step followed, and after how many one would show.
+
+    It shows in probed steps.
+    """
+    if len(mine) < 2:
+        return 0, 0
+    is_stepped = np.diff(np.searchsorted(process.of(layout.OPTIMIZER)["start"], mine["start"])) > 0
+    is_probed = (mine["c"][:-1] & layout.PROBED) > 0
+    return int((is_stepped & is_probed).sum()), int(is_probed.sum())
 
 
 def _passes_of_others(process: Process, waits: Records, phase: int) -> list[_Interval]:

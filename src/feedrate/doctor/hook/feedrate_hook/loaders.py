@@ -174,7 +174,7 @@ class Loaders:
         if last is None or last[0] is not batch:
             # The batch came out of an experiment's memory, not out of the loader.
             try:
-                session.begin_step()
+                session.begin_step(id(iterator))
                 device.wait_begins()
                 start = max(start, last[1]) if last is not None else start
                 end = clock.wall_ns()
@@ -191,7 +191,7 @@ class Loaders:
         start = (0, 0, 0)
         is_probed = False
         try:
-            session.begin_step()
+            session.begin_step(id(iterator))
             is_probed = session.probing
             if is_probed:
                 stacks.start()

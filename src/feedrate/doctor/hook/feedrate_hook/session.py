@@ -36,6 +36,8 @@ class Session:
         self.steps = 0
         self.turns = Turns()
         self.optimizer_steps = 0
+        self._optimizer_steps_then = -1  # when the present step began
+        self._asked: set[int] = set()  # the iterators that were asked in it
         self.calls_to_skip = 0  # that wait for the device, in this step: timing them all would slow it
         self.torch: Any = None
         self.loaders: Any = None  # set by loader.py: what is known about loaders and iterators
@@ -180,16 +182,25 @@ class Session:
 
     # -- steps ---------------------------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        """A next() of a loader begins: decide whether it and the step after it are probed."""
-        # Experiments are timed as a whole; their parts would only push the real run's out of the ring.
-        self.probing = self.turns.is_probed(self.steps) and self.ring.phase == layout.REAL
-        self.steps += 1
-        self.calls_to_skip = 0 if self.probing else _ALL_CALLS
+    def begin_step(self, asker: int = 0) -> None:
+        """A next() of a loader's iterator begins: decide whether it and the step after it are probed.
+
+        Some loops ask several loaders in each step: all of that is one step, probed or not.
+        """
         thread = threading.get_ident()
         if self.thread != thread:
             self.thread = thread
             self.native_thread = threading.get_native_id()
+        asked = self._asked
+        if asked and asker not in asked and self._optimizer_steps_then == self.optimizer_steps:
+            asked.add(asker)
+            return
+        self._asked = {asker}
+        self._optimizer_steps_then = self.optimizer_steps
+        # Experiments are timed as a whole; their parts would only push the real run's out of the ring.
+        self.probing = self.turns.is_probed(self.steps) and self.ring.phase == layout.REAL
+        self.steps += 1
+        self.calls_to_skip = 0 if self.probing else _ALL_CALLS
 
     def begin_fetch(self, number: int) -> None:
         """A worker begins a fetch: probed or not, and in the phase that the training process is in."""
