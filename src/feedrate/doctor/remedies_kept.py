@@ -80,7 +80,7 @@ def read_from_memory(m: Measured) -> Remedy | None:
 def preprocess_once(m: Measured) -> Remedy | None:
     """What is the same in every epoch, done once."""
     sample = m.sample
-    if sample is None or m.loop.is_single_pass:
+    if sample is None:
         return None
     share = repeated_share(m)
     if share is None:
@@ -102,17 +102,18 @@ def preprocess_once(m: Measured) -> Remedy | None:
         made = sample.total.cpu_s * (1 - share) + sample.kind("read").cpu_s
         left = min(made * n + m.feeder_cpu_s + m.batch_bytes / _READ_BYTES_PER_S, now.fetch_cpu_s)
     prediction, then = change(m, fetch_cpu_s=left, width=WIDEST)
+    when, again = ("run", "; for data that is gone through again") if m.loop.is_single_pass else ("epoch", "")
     data = m.around.data
     is_images = data is not None and any(suffix in IMAGE_SUFFIXES for suffix in data.suffixes[:1])
     return make_remedy(
-        m, "preprocess-once", "do the part that is the same in every epoch once, and store its result",
-        prediction, then,
+        m, "preprocess-once",
+        f"do the part that is the same in every {when} once, and store its result", prediction, then,
         # What is no folder of images is kept as the dataset returns it.
         command=f"feedrate pack {shlex.quote(data.folder)} PACK --map MODULE:FUNCTION"
         if data is not None and is_images
         else None,
         change=_cached(m, 'disk="FOLDER:SIZE", key="NAME"'),
-        note=f"{share:.0%} of a sample's work comes before its first random number",
+        note=f"{share:.0%} of a sample's work comes before its first random number{again}",
     )  # fmt: skip
 
 

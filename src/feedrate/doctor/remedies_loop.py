@@ -66,10 +66,10 @@ def speed_up_main(m: Measured) -> Remedy | None:
     hot = next((place for place in own if place.is_python), next(iter(own), None))
     if hot is None or hot.share < 0.05 or other < 0.05 * m.step_s:
         return None
-    if hot.is_python:
-        # The looks at the model have their share of the time, too.
-        looks = sum(place.share for place in own if place.is_python) * m.looks_loop.count
-        other = min(other, looks / m.looks_main.count * (m.own_s - m.wait_s))
+    # What is taken out is what the looks fell on, Python's loops together; the looks at the model have their
+    # share of the time, too.
+    gone = sum(place.share for place in own if place.is_python) if hot.is_python else hot.share
+    other = min(other, gone * m.looks_loop.count / m.looks_main.count * (m.own_s - m.wait_s))
     prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     return make_remedy(
         m,
