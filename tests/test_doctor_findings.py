@@ -207,7 +207,7 @@ def test_deterministic_work_in_compiled_code_is_repeated_work(tmp_path: Path) ->
 
 
 def test_data_that_is_gone_through_once_repeats_nothing(tmp_path: Path) -> None:
-    """Inference over one epoch: what it keeps for the next would never be used; another run may use a file."""
+    """Inference over one epoch: nothing is kept for the next one; another run may use what is stored."""
     loop = FakeLoop(workers=2)
     for _ in range(40):
         loop.step(wait=40, backward=0, optimizer=0)
