@@ -58,15 +58,15 @@ class FakeLoop:
 
     def step(
         self, *, wait: float, forward: float = 4, backward: float = 5, optimizer: float = 1, other: float = 0,
-        phase: int = layout.REAL, probed: bool = True, wait_cpu: float = 0.1,
+        before: float = 0, phase: int = layout.REAL, probed: bool = True, wait_cpu: float = 0.1,
     ) -> None:  # fmt: skip
-        """One next() and the computing after it."""
+        """One next() and the computing after it; `before` and `other` are the loop's own code."""
         c = layout.GRAD_ENABLED | (layout.PROBED if probed else 0)
         self.main.record(
             layout.WAIT, "loader-0", self.now, round(wait * MS), phase=phase, cpu=round(wait_cpu * MS),
             a=self.batch, b=self.number, c=c,
         )  # fmt: skip
-        self.now += round(wait * MS)
+        self.now += round((wait + before) * MS)
         for kind, length in (
             (layout.FORWARD, forward),
             (layout.BACKWARD, backward),

@@ -14,7 +14,8 @@ from doctor_runs import MS, FakeLoop, FakeProcess
 from feedrate.cli import make_parser
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import KernelTime
-from feedrate.doctor.stacks import is_library
+from feedrate.doctor.records import read_run
+from feedrate.doctor.stacks import count_looks, is_library
 from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.results.doctor import Diagnosis, Finding, Remedy
 from test_doctor_diagnose import judge
@@ -71,6 +72,86 @@ def test_the_line_that_calls_the_model_is_not_blamed_for_the_model(tmp_path: Pat
     remedy = find(diagnosis, "speed-up-loop")
     assert remedy is not None
     assert "/home/ada/metrics.py:7" in remedy.title
+
+
+def test_what_a_batch_needs_before_its_forward_pass_can_be_done_by_workers(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=1)
+    run_steps(loop, 0.2, before=15)
+    look(loop.main, ["/home/ada/train.py:24@2 encode", SCRIPT], times=60, in_fetch=False)
+    loop.fetches(200, 20, cpu=1).write(tmp_path)
+    loop.main.write(tmp_path)
+    diagnosis = judge(tmp_path, Surroundings(cores=4.0))[1]
+    assert diagnosis.findings[0].code == "main-thread-bound"
+    moved, faster = find(diagnosis, "move-to-workers"), find(diagnosis, "speed-up-loop")
+    assert moved is not None
+    assert moved in diagnosis.findings[0].remedies
+    assert moved.low < 25.2 / 10.2 < moved.high
+    assert "num_workers=2" in (moved.change or "")
+    assert faster is not None
+    assert faster.title == "make encode (/home/ada/train.py:24) array operations"
+
+
+def test_the_one_worker_that_has_no_time_left_takes_no_more_work_for_nothing(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=1)
+    run_steps(loop, 0.2, before=15)
+    loop.fetches(200, 20, cpu=1).write(tmp_path)
+    loop.main.write(tmp_path)
+    # One core for all: it does not matter who prepares the batches.
+    moved = find(judge(tmp_path, Surroundings(cores=1.0))[1], "move-to-workers")
+    assert moved is not None
+    assert moved.predicted_speedup == pytest.approx(1.0, abs=0.1)
+
+
+def test_what_comes_after_the_forward_pass_is_no_work_for_workers(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=1)
+    run_steps(loop, 0.2, other=15)
+    loop.fetches(200, 20, cpu=1).write(tmp_path)
+    loop.main.write(tmp_path)
+    assert find(judge(tmp_path, Surroundings(cores=4.0))[1], "move-to-workers") is None
+
+
+TRAIN = """\
+def iou(a, b):
+    return max(a[0], b[0])
+
+def precision(boxes):
+    for box in boxes:
+        iou(box, box)
+
+def scale(images):
+    return images / 255
+
+for epoch in range(9):
+    for images, boxes in loader:
+        scale(images)
+        precision(boxes)
+"""
+
+
+def hot_places(folder: Path, *stacks: str, asked_at: str = "train.py:12") -> dict[str, bool]:
+    """Say of functions whether the looks, each `line function` innermost first, found Python loops there."""
+    (folder / "train.py").write_text(TRAIN)
+    process = FakeProcess(100, rank=0, role="main")
+    for number, stack in enumerate(stacks):
+        frames = [f"{folder}/train.py:{frame}" for frame in stack.split(";")]
+        frames[0] = frames[0].replace(" ", f"@{number} ")
+        look(process, frames, times=20, in_fetch=False, bits=layout.INTERPRETED)
+    process.write(folder)
+    looks = count_looks(read_run(folder).processes, in_fetch=False, asked_at=f"{folder}/{asked_at}")
+    return {place.function: place.is_python for place in looks.places}
+
+
+def test_a_small_function_that_a_loop_calls_belongs_to_the_loop(tmp_path: Path) -> None:
+    assert hot_places(tmp_path, "2 iou;6 precision;14 <module>") == {"iou": True}
+
+
+def test_the_training_loop_makes_no_hot_loop_of_what_it_calls(tmp_path: Path) -> None:
+    assert hot_places(tmp_path, "9 scale;13 <module>") == {"scale": False}
+    assert hot_places(tmp_path, "13 <module>") == {"<module>": False}
+
+
+def test_a_loop_that_others_ask_batches_for_says_nothing_of_what_lies_inside(tmp_path: Path) -> None:
+    assert hot_places(tmp_path, "9 scale;13 <module>", asked_at="prefetch.py:3") == {"scale": False}
 
 
 @pytest.mark.parametrize(("decode_s", "words"), [(0.001, "packing alone"), (0.02, "packing")])

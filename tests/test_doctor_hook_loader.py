@@ -144,6 +144,7 @@ def test_facts_say_what_was_run(trained: Run) -> None:
     assert (loader["shuffle"], loader["iterable"], loader["class"]) == (True, False, "DataLoader")
     assert loader["made_at"].endswith("script.py:18")
     batch = trained.facts("batch")[0]
+    assert batch["asked_at"].endswith("script.py:24")
     assert (batch["samples"], batch["tensors"][0]["shape"], batch["tensors"][0]["dtype"]) == (
         4,
         [4, 4],

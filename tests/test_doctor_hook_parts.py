@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from feedrate.doctor.hook.feedrate_hook import layout, parts
+from feedrate.doctor.hook.feedrate_hook import layout, parts, stacks
 from feedrate.doctor.hook.feedrate_hook.parts import Fetch
 from hooked import PREAMBLE, Run, names_of, run_script
 from images import save_image
@@ -198,3 +198,21 @@ def test_a_method_that_the_program_replaced_stays_its_own() -> None:
     finally:
         parts.wrap_methods(True)
     assert module.Picture.turn is len
+
+
+def test_every_instruction_of_a_function_has_a_line_to_name_it_by() -> None:
+    """The jump at the end of a loop has none of its own in some versions of Python."""
+
+    def count(rows: list[list[int]]) -> int:
+        total = 0
+        for row in rows:
+            for number in row:
+                if number > 3:
+                    total += number
+        return total
+
+    code = count.__code__
+    first = code.co_firstlineno
+    lines = {stacks._line_before(code, at) for at in range(0, len(code.co_code), 2)}
+    assert lines <= set(range(first, first + 7))
+    assert first + 5 in lines

@@ -188,8 +188,8 @@ CASES = (
     Case(
         "encoding-in-the-loop", "main-thread-bound",
         "texts are encoded by Python in the training loop, not in workers",
-        "train_reviews.py", Run("{reviews}"), Run("{reviews} --encode-in-workers"),
-        remedies=("speed-up-loop",),
+        "train_reviews.py", Run("{reviews}"),
+        Run("{reviews} --encode-in-workers --workers {advised}"), remedies=("move-to-workers",),
     ),
     Case(
         "job-too-small", "memory-pressure",

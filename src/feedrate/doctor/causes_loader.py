@@ -27,6 +27,7 @@ from feedrate.doctor.what_if import (
     repeated_share,
     saved_without,
     transforming,
+    tried_gain,
 )
 from feedrate.model.pipeline import best_workers
 from feedrate.units import format_bytes, format_count, format_seconds
@@ -42,9 +43,8 @@ def find_starved_workers(m: Measured) -> Evidence | None:
     # Several loaders rarely work all at once: what was tried, with no more workers in each than there are
     # cores, tells more than the rule of a core for each.
     most = int(m.around.cores)
-    tried = {n: m.step_s / (t.seconds + m.between_s) for n, t in m.trials.items() if m.workers < n <= most}
+    tried = {n: tried_gain(m, n) for n in m.trials if m.workers < n <= most}
     if tried:
-        # More than `never to wait` is the machine's mood; the share is capped below.
         number = max(tried, key=lambda n: tried[n])
         gain, how = tried[number], "tried in this run"
     else:

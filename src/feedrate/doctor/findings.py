@@ -235,7 +235,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "The training loop's own Python holds it up",
         "Code in the loop runs while the device has nothing to do.",
         causes_loop.find_slow_loop,
-        cures=("speed-up-loop", "larger-batch"),
+        cures=("speed-up-loop", "move-to-workers", "larger-batch"),
     ),
     Entry(
         "epoch-start-pause",

@@ -90,6 +90,7 @@ class Measured:
     ]  # phase -> start, wait, end of each batch, ns
     before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
     forward_device_s: float  # device time of the forward pass, per step
+    computing_device_s: float  # device time from the forward pass to the end of the step
 
     @property
     def workers(self) -> int:
@@ -237,6 +238,7 @@ class Measured:
             workers=self.workers * self.each_worker,
             cores=max(self.around.cores - self.around.cores_others, 0.5),
             between_s=self.between_s,
+            loader_s=min(self.drain.seconds, self.own_s) if self.drain is not None and self.unseen_s else 0.0,
         )
 
 
@@ -283,7 +285,9 @@ def measure(
         is_repeatable=_is_repeatable(main),
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),
-        looks_loop=count_looks([main], in_fetch=False, in_model=False),
+        looks_loop=count_looks(
+            [main], in_fetch=False, in_model=False, asked_at=str(batch.get("asked_at") or "")
+        ),
         around=around,
         kernel=kernel,
         phases=main.facts_of("phase"),
@@ -300,6 +304,7 @@ def measure(
         experiment_waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},
         before_forward_s=_usual_device_s(main, "a"),
         forward_device_s=_usual_device_s(main, "c"),
+        computing_device_s=max(_usual_device_s(main, "wall") - _usual_device_s(main, "a"), 0.0),
     )  # fmt: skip
 
 

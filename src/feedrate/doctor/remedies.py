@@ -25,6 +25,7 @@ ALL: tuple[Callable[[Measured], Remedy | None], ...] = (
     remedies_loop.save_less,
     remedies_loop.write_less,
     remedies_loop.speed_up_main,
+    remedies_loop.move_to_workers,
     remedies_loop.remove_syncs,
     remedies_loop.keep_on_device,
     remedies_loop.pin_memory,

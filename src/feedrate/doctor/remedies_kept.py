@@ -11,7 +11,7 @@ from feedrate.doctor.sample import Cost
 from feedrate.doctor.what_if import change, decoding, make_remedy, read_blocked, repeated_share
 from feedrate.format.keys import IMAGE_SUFFIXES
 from feedrate.format.manifest import FILE_NAME
-from feedrate.model.predict import WIDEST, Prediction
+from feedrate.model.predict import Prediction
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes
 
@@ -101,7 +101,7 @@ def preprocess_once(m: Measured) -> Remedy | None:
         n = m.samples_per_step
         made = sample.total.cpu_s * (1 - share) + sample.kind("read").cpu_s
         left = min(made * n + m.feeder_cpu_s + m.batch_bytes / _READ_BYTES_PER_S, now.fetch_cpu_s)
-    prediction, then = change(m, fetch_cpu_s=left, width=WIDEST)
+    prediction, then = change(m, fetch_cpu_s=left)
     when, again = ("run", "; for data that is gone through again") if m.loop.is_single_pass else ("epoch", "")
     data = m.around.data
     is_images = data is not None and any(suffix in IMAGE_SUFFIXES for suffix in data.suffixes[:1])

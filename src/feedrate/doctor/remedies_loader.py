@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 
-from feedrate.doctor.measured import Measured, Timing
+from feedrate.doctor.measured import Measured
 from feedrate.doctor.stacks import is_in_loop
 from feedrate.doctor.what_if import (
     NOTHING,
@@ -16,17 +16,10 @@ from feedrate.doctor.what_if import (
     make_remedy,
     read_blocked,
     transforming,
+    tried_gain,
 )
 from feedrate.model.pipeline import best_workers
-from feedrate.model.predict import (
-    COUNTED,
-    TRIED,
-    WIDEST,
-    Prediction,
-    around,
-    predict_change,
-    without,
-)
+from feedrate.model.predict import around, predict_change, without
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
 
@@ -37,7 +30,7 @@ _OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensor
 
 def change_workers(m: Measured) -> Remedy | None:
     """More or fewer workers: the best that was tried in the loop itself, else by the model."""
-    tried = {n: _from_trial(m, n, timing) for n, timing in m.trials.items() if n != m.workers}
+    tried = {n: around(tried_gain(m, n)) for n in m.trials if n != m.workers}
     good = {n: p for n, p in tried.items() if p.speedup > NOTHING}
     pinned = m.pipeline
     if good:
@@ -69,22 +62,13 @@ def change_workers(m: Measured) -> Remedy | None:
     )  # fmt: skip
 
 
-def _from_trial(m: Measured, workers: int, timing: Timing) -> Prediction:
-    # A trial holds no validation, no checkpoint and no start of an epoch; they stay as they are.
-    # And more workers give no more than never to wait, fewer no more than all cores for the computing:
-    # what is above that is the machine's mood.
-    least_s = m.step_s - m.exposed_s if workers > m.workers else m.device_s + m.between_s
-    never_waiting = m.step_s / max(least_s, 1e-9)
-    return around(min(m.step_s / (timing.seconds + m.between_s), never_waiting * 1.03), TRIED, "")
-
-
 def persist_workers(m: Measured) -> Remedy | None:
     """Workers that stay for the next epoch."""
     pause = m.loop.per_step("epoch-start") / m.step_s
     is_anew = m.is_loader_made_anew
     if m.workers == 0 or (m.loader.get("persistent_workers") and not is_anew) or pause < 0.02:
         return None
-    prediction = around(without(pause), COUNTED, "")
+    prediction = around(without(pause))
     return make_remedy(
         m, "persistent-workers",
         "make the loader once, and keep its workers" if is_anew else "keep the workers between epochs",
@@ -126,7 +110,7 @@ def lighten_handover(m: Measured) -> Remedy | None:
     else:
         return None
     prediction, then = change(
-        m, fetch_cpu_s=now.fetch_cpu_s - (1 - kept) * cost, handover_s=now.handover_s * kept, width=WIDEST
+        m, fetch_cpu_s=now.fetch_cpu_s - (1 - kept) * cost, handover_s=now.handover_s * kept
     )
     return make_remedy(m, "lighter-handover", title, prediction, then)
 
@@ -179,7 +163,7 @@ def pack_files(m: Measured) -> Remedy | None:
     kept = 0.25 if data.mean_bytes < 1e6 else 0.8
     now = m.pipeline
     saved = blocked.blocked_s * (1 - kept) * m.samples_per_step
-    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved, width=WIDEST)
+    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
     return make_remedy(
         m, "pack", f"pack files of {format_bytes(data.mean_bytes)} into a few big ones", prediction, then,
         command=f"feedrate pack {source} PACK",

@@ -19,8 +19,10 @@ from feedrate.doctor.what_if import (
     sync_s,
     write_s,
 )
-from feedrate.model.predict import COUNTED, TRIED, WIDEST, around, without
+from feedrate.model.pipeline import best_workers
+from feedrate.model.predict import around, without
 from feedrate.results.doctor import Remedy
+from feedrate.units import format_count, format_seconds
 
 RARELY = 0.05  # of what is done too often, what stays
 # Of the time that goes with waiting for values, what counting on the device takes; a few calls at most.
@@ -46,14 +48,14 @@ def _do_rarely(m: Measured, part: str, name: str, title: str, own_s: float | Non
         return None
     between_s = max(m.between_s - (1 - RARELY) * m.loop.per_step(part), 0.0)
     speedup = m.step_s / ((own_s or m.own_s) + between_s)
-    return make_remedy(m, name, title, around(speedup, COUNTED, ""), m.pipeline.with_(between_s=between_s))
+    return make_remedy(m, name, title, around(speedup), m.pipeline.with_(between_s=between_s))
 
 
 def write_less(m: Measured) -> Remedy | None:
     seconds = write_s(m)
     if seconds < 0.02 * m.step_s:
         return None
-    prediction, then = change(m, device_s=shortened(m, (1 - RARELY) * seconds), width=COUNTED)
+    prediction, then = change(m, device_s=shortened(m, (1 - RARELY) * seconds))
     return make_remedy(
         m, "write-less", "write a twentieth as often, or from another thread", prediction, then
     )
@@ -71,13 +73,42 @@ def speed_up_main(m: Measured) -> Remedy | None:
     gone = sum(place.share for place in own if place.is_python) if hot.is_python else hot.share
     other = min(other, gone * m.looks_loop.count / m.looks_main.count * (m.own_s - m.wait_s))
     prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
+    # What the forward pass needs cannot be left out, only be done elsewhere (below).
+    is_needed = m.loop.preparing_s > 0.5 * other
+    where = f"{hot.function} ({hot.place})"
     return make_remedy(
         m,
         "speed-up-loop",
-        f"take {hot.function} ({hot.place}) out of the training loop, or make it array operations",
+        f"make {where} array operations"
+        if is_needed
+        else f"take {where} out of the training loop, or make it array operations",
         prediction,
         then,
     )
+
+
+def move_to_workers(m: Measured) -> Remedy | None:
+    """What the loop does with a batch before it uses it, done where batches are made."""
+    preparing = m.loop.preparing_s - freeing_s(m)
+    if preparing < 0.05 * m.step_s:
+        return None
+    now = m.pipeline
+    # An IterableDataset does not take more workers by itself.
+    most = max(m.workers, 1) if m.loader.get("iterable") else m.most_workers
+    making = now.fetch_cpu_s + preparing
+    # What the present making drags along is no measure for work of another kind: it stays as it is.
+    drag = now.drag * now.fetch_cpu_s / making
+    changes = {"device_s": shortened(m, preparing), "fetch_cpu_s": making, "drag": drag}
+    moved = change(m, **changes, workers=max(now.workers, m.each_worker))[1]
+    n = max(best_workers(moved, most, m.each_worker), m.workers)
+    prediction, then = change(m, **changes, workers=n * m.each_worker)
+    return make_remedy(
+        m, "move-to-workers",
+        f"prepare batches in the dataset or collate_fn, by {format_count(n, 'worker')} beside the training",
+        prediction, then,
+        change=f"DataLoader(..., num_workers={n}, persistent_workers=True, collate_fn=...)",
+        note=f"{format_seconds(preparing)} a step pass between a batch's arrival and its use",
+    )  # fmt: skip
 
 
 def remove_syncs(m: Measured) -> Remedy | None:
@@ -109,8 +140,12 @@ def pin_memory(m: Measured) -> Remedy | None:
     copied, pinned = m.around.copied_bytes, m.copy_rates.get("pinned_bytes_per_s")
     if not copied or not pinned:
         return None
-    # The training process no longer waits for the copy; on one stream, the computing does.
-    prediction, then = change(m, device_s=shortened(m, copying_s(m)) + copied / pinned)
+    # The training process no longer waits for the copy, and works beside the device; on the device's one
+    # stream, the computing follows the copy.
+    beside = shortened(m, m.loop.per_step("copy"))
+    copying = 0.0 if m.around.copies_are_beside else copied / pinned
+    on_device = (m.computing_device_s or beside) + before_forward_s(m) + copying
+    prediction, then = change(m, device_s=max(beside, on_device))
     return make_remedy(
         m, "pinned-memory", "copy from pinned memory, without waiting", prediction, then,
         change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
@@ -133,7 +168,7 @@ def transfer_bytes(m: Measured) -> Remedy | None:
 def halve_precision(m: Measured) -> Remedy | None:
     if m.half_precision is None or m.device is None:
         return None
-    prediction, then = change(m, device_s=m.half_precision.seconds, width=TRIED)
+    prediction, then = change(m, device_s=m.half_precision.seconds)
     kind = m.half_precision_type
     # Gradients in float16 vanish below 6e-8, unless the loss is scaled; bfloat16 reaches as far as float32.
     scaled = " and torch.amp.GradScaler('cuda') around the loss" if kind == "float16" else ""
@@ -148,7 +183,7 @@ def lay_channels_last(m: Measured) -> Remedy | None:
     if m.channels_last is None or m.device is None:
         return None
     ratio = m.channels_last.seconds / m.device.seconds
-    prediction, then = change(m, device_s=ratio * m.device_s, width=TRIED)
+    prediction, then = change(m, device_s=ratio * m.device_s)
     return make_remedy(
         m, "channels-last", "lay out images and weights channels-last", prediction, then, basis="measured",
         change=f"model = model.to({_LAST}) and, for every batch, images = images.to({_LAST})",
@@ -207,5 +242,5 @@ def balance_ranks(m: Measured) -> Remedy | None:
     speedup = without(excess / m.step_s * spread_out)
     if m.around.cores_ours:
         speedup = min(speedup, max(m.around.cores / m.around.cores_ours, 1.0))  # nor do cores come from it
-    prediction = around(speedup, WIDEST, "")
+    prediction = around(speedup)
     return make_remedy(m, "balance-ranks", "give every rank data that comes equally fast", prediction)

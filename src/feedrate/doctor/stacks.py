@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.records import Process
@@ -16,6 +17,7 @@ from feedrate.doctor.records import Process
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LOADER = "torch/utils/data/_utils/"
 _LEAST_WATCHED = 10
+_Span = tuple[int, int]  # first and last line
 # Installed packages, the standard library (in lib64, too, or zipped), code made up at run time, our hook.
 _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/(python|pypy)3[^/]*/|/python3\d+\.zip/"
@@ -63,11 +65,17 @@ class Looks:
 
 
 def count_looks(
-    processes: Sequence[Process], *, in_fetch: bool, in_model: bool = True, phase: int = layout.REAL
+    processes: Sequence[Process],
+    *,
+    in_fetch: bool,
+    in_model: bool = True,
+    asked_at: str = "",
+    phase: int = layout.REAL,
 ) -> Looks:
     """Count the looks by the innermost function that is the user's own.
 
-    Without those `in_model`, a line that calls the model has only the looks at what else it does.
+    Without those `in_model`, a line that calls the model has only the looks at what else it does. Batches are
+    asked for at `asked_at`: a loop around that place is the training loop, and no hot one.
     """
     tallies: dict[str, Tally] = defaultdict(Tally)
     watched = undrawn = 0
@@ -83,10 +91,12 @@ def count_looks(
                 watched += 1
                 undrawn += not bits & layout.RANDOM_DRAWN
                 continue
-            frame, is_innermost = _own_frame(process.name(record["name"]).split(";"))
-            place, _, function = frame.partition(" ")
+            frames, is_innermost = _own_frames(process.name(record["name"]).split(";"))
+            place, _, function = frames[0].partition(" ")
             path = place.partition("@")[0].rpartition(":")[0]
-            tallies[f"{path} {function}"].add(place, is_innermost, bits)
+            # A function without a loop may be what a loop calls.
+            in_loop = any(is_in_loop(line, asked_at) for line in _lines_inside(frames, asked_at))
+            tallies[f"{path} {function}"].add(place, is_innermost, in_loop, bits)
     total = sum(tally.looks for tally in tallies.values())
     ranked = sorted(tallies.items(), key=lambda item: -item[1].looks)[:12]
     return Looks(
@@ -102,13 +112,14 @@ class Tally:
     """The looks that fell on one function."""
 
     def __init__(self) -> None:
-        self.looks = self.on_cpu = self.innermost = self.interpreted = 0
+        self.looks = self.on_cpu = self.innermost = self.interpreted = self.in_loop = 0
         self.lines: Counter[str] = Counter()
         self.spots: Counter[str] = Counter()
 
-    def add(self, place: str, is_innermost: bool, bits: int) -> None:
+    def add(self, place: str, is_innermost: bool, in_loop: bool, bits: int) -> None:
         line, _, spot = place.partition("@")
         self.looks += 1
+        self.in_loop += in_loop
         self.lines[line] += 1
         self.innermost += is_innermost
         # A loop may call into Python of a library, too: random.gauss() is as interpreted as its caller.
@@ -137,22 +148,18 @@ class Tally:
         is_spread = self.innermost > 0.6 * self.looks and top[0][1] < 0.6 * self.innermost
         if not is_spread and self.interpreted < 0.5 * self.looks:
             return False
-        in_loops = [count for line, count in self.lines.items() if is_in_loop(line)]
-        return sum(in_loops) > 0.5 * self.looks
+        return self.in_loop > 0.5 * self.looks
 
 
-def _own_frame(frames: Sequence[str]) -> tuple[str, bool]:
-    """Return the innermost frame of the user's own code, and whether it is the innermost of all.
+def _own_frames(frames: Sequence[str]) -> tuple[Sequence[str], bool]:
+    """Return the frames of the user's own code, innermost first, and whether the first is innermost of all.
 
     A forked worker's stack goes on below the loader into the training script: what is found there is the
-    loader's own (collating, say).
+    loader's own (collating, say). Where none is the user's, the innermost stands alone.
     """
-    for number, frame in enumerate(frames):
-        if _LOADER in frame:
-            break
-        if not is_library(frame):
-            return frame, number == 0
-    return frames[0], False
+    loader = next((number for number, frame in enumerate(frames) if _LOADER in frame), len(frames))
+    own = [frame for frame in frames[:loader] if not is_library(frame)]
+    return (own, own[0] == frames[0]) if own else (frames[:1], False)
 
 
 def is_library(place: str) -> bool:
@@ -160,20 +167,48 @@ def is_library(place: str) -> bool:
     return _LIBRARY.search(place) is not None
 
 
-def is_in_loop(place: str) -> bool:
-    """Whether a line stands in a loop or a comprehension; one that yields goes over samples, and is none."""
+def _lines_inside(frames: Sequence[str], asked_at: str) -> list[str]:
+    """Return the lines of what one batch or sample was used for: up to that of the training loop itself."""
+    lines = [frame.partition(" ")[0].partition("@")[0] for frame in frames]
+    if not asked_at:
+        return lines
+    last = next((n for n, line in enumerate(lines) if _shared_loops(line, asked_at)), 0)
+    return lines[: last + 1]
+
+
+def is_in_loop(line: str, asked_at: str = "") -> bool:
+    """Whether a line stands in a loop or a comprehension, other than one over batches or samples.
+
+    One that yields goes over samples; one around the place where batches are asked for, over batches.
+    """
+    return bool(_loops_around(line) - _shared_loops(line, asked_at))
+
+
+def _shared_loops(line: str, asked_at: str) -> frozenset[_Span]:
+    is_same_file = line.rpartition(":")[0] == asked_at.rpartition(":")[0]
+    return _loops_around(line) & _loops_around(asked_at) if is_same_file else frozenset()
+
+
+@lru_cache(maxsize=4096)
+def _loops_around(place: str) -> frozenset[_Span]:
     path, _, line = place.rpartition(":")
-    text = "".join(linecache.getlines(path))
+    number = int(line) if line.isdigit() else 0
+    spans = _loops_of("".join(linecache.getlines(path)))
+    return frozenset(span for span in spans if span[0] <= number <= span[1])
+
+
+@lru_cache(maxsize=64)
+def _loops_of(text: str) -> tuple[_Span, ...]:
+    """Return the first and last lines of a source's loops, those that yield left out."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return False
-    number = int(line) if line.isdigit() else 0
-    return any(
-        isinstance(node, _LOOPS)
-        and node.lineno <= number <= (node.end_lineno or node.lineno)
-        and not any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in ast.walk(node))
+        return ()
+    return tuple(
+        (node.lineno, node.end_lineno or node.lineno)
         for node in ast.walk(tree)
+        if isinstance(node, _LOOPS)
+        and not any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in ast.walk(node))
     )
 
 

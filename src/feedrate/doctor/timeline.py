@@ -64,6 +64,7 @@ class Loop:
     saves: int
     syncs: float  # calls that wait for the device, per step
     epochs: int  # iterators of the training loader that began in the steps
+    preparing_s: float  # per step, in the loop's own code before a batch is copied or goes forward
     has_optimizer: bool
 
     @property
@@ -143,8 +144,30 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
         saves=_count_inside([(s, e) for s, e, name in parts if name == "save"], window),
         syncs=_sync_calls(process, phase, window) / max(sum(step.is_probed for step in steps), 1),
         epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
+        preparing_s=_preparing_s(process, phase, steps, parts),
         has_optimizer=len(process.of(layout.OPTIMIZER, phase=phase)) > 0,
     )
+
+
+def _preparing_s(
+    process: Process, phase: int, steps: Sequence[Step], parts: Sequence[tuple[int, int, str]]
+) -> float:
+    """Return the mean time from a batch's arrival until something is done with it, named parts left out."""
+    waits = process.of(layout.WAIT, phase=phase)
+    arrivals = np.sort(waits["start"] + waits["wall"])
+    uses = process.of(layout.COPY, layout.FORWARD, phase=phase)["start"]
+    seconds = []
+    for step in steps:
+        end_ns = step.start_ns + round(step.wall_s / _NS)
+        first = int(np.searchsorted(uses, step.start_ns))
+        if not step.is_probed or first == len(uses) or uses[first] >= end_ns:
+            continue
+        used = int(uses[first])
+        # The last loader that was asked before that; it may be a second one of the same step.
+        arrived = int(arrivals[max(int(np.searchsorted(arrivals, used, side="right")) - 1, 0)])
+        named = [(s, e) for s, e, _ in parts[_bisect(parts, arrived) :][:8]]
+        seconds.append(max((used - arrived) * _NS - _overlap(named, arrived, used), 0.0))
+    return sum(seconds) / len(seconds) if seconds else 0.0
 
 
 def count_steps(process: Process) -> int:

@@ -7,10 +7,11 @@ from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
 from feedrate.doctor.stacks import source_of
 from feedrate.model.pipeline import Pipeline
-from feedrate.model.predict import MODELLED, Prediction, predict_change
+from feedrate.model.predict import Prediction, predict_change
 from feedrate.results.doctor import Remedy
 
 NOTHING = 1.03  # below: the remedy gives nothing
+_FRESH = 1.3  # a batch that was just made is copied slower than a buffer that was copied before
 VECTORISED = 0.05  # what stays of a Python loop over elements that was turned into array operations
 _BETWEEN = {"validation": "validation-bound", "save": "checkpoint-bound", "epoch-start": "epoch-start-pause"}
 # What our decoder does on the way; a pack's Loader needs none of these in Python.
@@ -30,6 +31,8 @@ def next_bottleneck(m: Measured, then: Pipeline) -> str:
     slowest = then.slowest
     if slowest == "device":
         return "device-bound" if m.device_s > 0.5 * then.device_s else "main-thread-bound"
+    if slowest == "loader":
+        return "handover-bound"
     if slowest == "between":
         parts = {code: m.loop.per_step(name) for name, code in _BETWEEN.items()}
         return max(parts, key=lambda code: parts[code])
@@ -44,7 +47,7 @@ def next_bottleneck(m: Measured, then: Pipeline) -> str:
     return max(costs, key=lambda code: min(costs[code], then.fetch_s))
 
 
-def change(m: Measured, *, width: float = MODELLED, **changes: float) -> tuple[Prediction, Pipeline]:
+def change(m: Measured, **changes: float) -> tuple[Prediction, Pipeline]:
     """Predict the run with some of its pipeline's times changed (never below zero)."""
     now = m.pipeline
     if "device_s" in changes and now.device_s > 0:
@@ -56,7 +59,17 @@ def change(m: Measured, *, width: float = MODELLED, **changes: float) -> tuple[P
         # An epoch begins with a batch that nobody made in advance.
         pauses = m.loop.epochs / len(m.loop.steps) * min(m.each("epoch-start", m.loop.epochs), now.fetch_s)
         then = then.with_(between_s=max(then.between_s - pauses * (1 - then.fetch_s / now.fetch_s), 0.0))
-    return predict_change(now, then, m.step_s, width), then
+    return predict_change(now, then, m.step_s), then
+
+
+def tried_gain(m: Measured, workers: int) -> float:
+    """Return what another number of workers gave when it was tried."""
+    # A trial holds no validation, no checkpoint and no start of an epoch; they stay as they are.
+    # And more workers give no more than never to wait, fewer no more than all cores for the computing:
+    # what is above that is the machine's mood.
+    least_s = m.step_s - m.exposed_s if workers > m.workers else m.device_s + m.between_s
+    never_waiting = m.step_s / max(least_s, 1e-9)
+    return min(m.step_s / (m.trials[workers].seconds + m.between_s), never_waiting * 1.03)
 
 
 def shortened(m: Measured, seconds: float) -> float:
@@ -225,9 +238,13 @@ def copying_s(m: Measured) -> float:
     if not copied or not rate or around.copies_are_beside:
         return 0.0
     seconds = float(copied / rate)
-    # A copy from pageable memory holds up the thread that asks for it: there it was timed.
     timed = m.loop.per_step("copy")
-    return seconds if around.copies_are_pinned or not timed else min(seconds, timed)
+    if around.copies_are_pinned or not timed:
+        return seconds
+    # A copy from pageable memory holds up the thread that asks for it: there it was timed, together with what
+    # the device had still to compute of the step before. The device's clock leaves that out, but holds what
+    # else comes before the forward pass. Neither is the copy where a fresh one would be much faster.
+    return min(timed, m.before_forward_s or timed, _FRESH * seconds)
 
 
 def before_forward_s(m: Measured) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 # Steps and batches vary, so two nearly equal parts delay each other. A p-norm says by how much: for two equal
 # parts 2 ** (1/8) = 9 %, for 1 to 2 nothing.
 SHARPNESS = 8.0
+_OF_LOADER = {"fetch_cpu_s", "fetch_blocked_s", "handover_s", "workers"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Pipeline:
         drag: what a second of making batches beside it adds to the training process's own step: memory that
             is shared and freed, caches, locks.
         between_s: validation, checkpoints, epoch starts, spread over the steps.
+        loader_s: what the loader was seen to take for a batch when nobody trained, where its parts do not
+            explain that; 0: they do, or the loader is another one now.
     """
 
     device_s: float
@@ -41,6 +44,7 @@ class Pipeline:
     cores: float
     between_s: float = 0.0
     drag: float = 0.0
+    loader_s: float = 0.0
 
     @property
     def fetch_s(self) -> float:
@@ -48,13 +52,14 @@ class Pipeline:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Return what the step would take if each part were alone, by name: device, workers, cores."""
+        """Return what the step would take if each part were alone, by name."""
         if self.workers == 0:
             return {"device": self.device_s, "workers": self.fetch_s, "cores": 0.0}
         return {
             "device": self.device_s + self.handover_s + self.drag * self.fetch_cpu_s,
             "workers": self.fetch_s / self.workers,
             "cores": (self.fetch_cpu_s + self.device_cpu_s + self.handover_s) / self.cores,
+            "loader": self.loader_s,
         }
 
     @property
@@ -66,11 +71,13 @@ class Pipeline:
 
     @property
     def slowest(self) -> str:
-        """Return which part limits: device, workers, cores, or between."""
+        """Return which part limits: device, workers, cores, loader, or between."""
         limits = {**self.limits, "between": self.between_s}
         return max(limits, key=lambda name: limits[name])
 
     def with_(self, **changes: float) -> Pipeline:
+        if not _OF_LOADER.isdisjoint(changes):
+            changes.setdefault("loader_s", 0.0)
         return replace(self, **changes)
 
 

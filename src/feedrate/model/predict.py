@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 from feedrate.model.pipeline import Pipeline
 
-# Relative half-widths of the intervals, as factors: what such predictions were seen to err by (benchmarks/
-# README.md). The widest keeps high / low below 1.5.
-TRIED = 1.18  # the change itself was run, for a few seconds
-COUNTED = 1.224  # time that is simply left out of the run; no surer than the rest, as the corpus shows
-MODELLED = 1.224
-WIDEST = 1.224
+# Half of an interval, as a factor: what predictions were seen to err by (benchmarks/README.md), whether they
+# were modelled, counted, or tried for a few seconds. It keeps high / low below 1.5.
+WIDTH = 1.224
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +23,25 @@ class Prediction:
     next_limit: str
 
 
-def predict_change(now: Pipeline, then: Pipeline, measured_s: float, width: float = MODELLED) -> Prediction:
+def predict_change(now: Pipeline, then: Pipeline, measured_s: float) -> Prediction:
     """Predict what changing `now` into `then` gives, where a step of `now` was measured to take `measured_s`.
 
     The model is wrong by some factor today and by a like factor afterwards, so that their ratio is right; but
     the more the change takes away, the more the step is what was measured by itself: the absolute value
-    then counts up to a third. The distance of the two widens the interval.
+    then counts up to a third.
     """
     if then == now:
         return Prediction(1.0, 1.0, 1.0, then.slowest)
     ratio, error = now.step_s / then.step_s, measured_s / now.step_s
     weight = min(abs(math.log(ratio)) / math.log(2), 1.0) / 3
-    half = min(WIDEST, width * max(error, 1 / error) ** 0.25)
-    return around(ratio * error**weight, half, then.slowest)
+    return around(ratio * error**weight, then.slowest)
 
 
-def around(speedup: float, width: float, next_limit: str) -> Prediction:
+def around(speedup: float, next_limit: str = "") -> Prediction:
     """Return an interval around a speed-up, narrower near 1: where little changes, little can err."""
     # A remedy that takes nothing away cannot lose more than noise does.
     change = abs(math.log(max(speedup, 1e-6)))
-    half = math.exp(min(math.log(width), 0.03 + change))
+    half = math.exp(min(math.log(WIDTH), 0.03 + change))
     return Prediction(speedup, speedup / half, speedup * half, next_limit)
 
 

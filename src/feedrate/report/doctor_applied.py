@@ -30,6 +30,7 @@ _SHORTER_STEP = {
     "write-less": ("writ",),
     "persistent-workers": ("epoch",),
     "speed-up-loop": ("own code", "other"),
+    "move-to-workers": ("own code", "other"),
     "pinned-memory": ("copy to",),
 }
 # ... or the kinds of a sample's parts, on a core (0) or blocked (1).

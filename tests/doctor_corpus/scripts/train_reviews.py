@@ -39,6 +39,7 @@ if __name__ == "__main__":
     arg = argparse.ArgumentParser()
     arg.add_argument("folder")
     arg.add_argument("--encode-in-workers", action="store_true")
+    arg.add_argument("--workers", type=int, default=1)
     arg.add_argument("--accumulate", type=int, default=2)
     arg.add_argument("--steps", type=int, default=600)
     arg = arg.parse_args()
@@ -46,7 +47,7 @@ if __name__ == "__main__":
     with open(os.path.join(arg.folder, "reviews.jsonl")) as f:
         rows = [json.loads(line) for line in f]
     loader = DataLoader(
-        rows, batch_size=16, shuffle=True, num_workers=1,
+        rows, batch_size=16, shuffle=True, num_workers=arg.workers,
         collate_fn=collate_encoded if arg.encode_in_workers else collate_raw,
     )  # fmt: skip
     torch.set_num_threads(1)

@@ -41,7 +41,8 @@ class _Making:
 class _Iterator:
     """What is known about an iterator."""
 
-    def __init__(self, is_indexed: bool) -> None:
+    def __init__(self, number: int, is_indexed: bool) -> None:
+        self.number = number  # no other has it, as an address might
         self.is_indexed = is_indexed  # each batch is made from an index list
         self.loader: _Loader | None = None
         self.keeper: Any = None  # returns the user's loader, or None when it is gone
@@ -61,6 +62,7 @@ class Loaders:
         self._makings = ByIdentity()
         self._by_making: dict[Any, _Loader] = {}
         self._count = 0
+        self._iterators_seen = 0
         self.passes = Passes()
         self._last_batch: Any = None  # what was recorded last: (batch, end of its wait)
 
@@ -112,7 +114,9 @@ class Loaders:
         mine: _Iterator | None = self._iterators.get(iterator)
         if mine is None:
             is_of_map = getattr(iterator, "_dataset_kind", 1) == 0
-            mine = _Iterator(is_of_map and getattr(iterator, "_auto_collation", False))
+            is_indexed = is_of_map and getattr(iterator, "_auto_collation", False)
+            self._iterators_seen += 1
+            mine = _Iterator(self._iterators_seen, is_indexed)
             self._iterators.put(iterator, mine)
         return mine
 
@@ -174,7 +178,7 @@ class Loaders:
         if last is None or last[0] is not batch:
             # The batch came out of an experiment's memory, not out of the loader.
             try:
-                session.begin_step(id(iterator))
+                session.begin_step(self._iterator(iterator).number)
                 device.wait_begins()
                 start = max(start, last[1]) if last is not None else start
                 end = clock.wall_ns()
@@ -191,7 +195,7 @@ class Loaders:
         start = (0, 0, 0)
         is_probed = False
         try:
-            session.begin_step(id(iterator))
+            session.begin_step(self._iterator(iterator).number)
             is_probed = session.probing
             if is_probed:
                 stacks.start()
@@ -239,7 +243,8 @@ class Loaders:
             tensors = describe_batch(batch)
             if tensors not in known.batch_facts:
                 known.batch_facts.append(tensors)
-                session.facts("batch", loader=known.name, tensors=tensors, samples=samples)
+                place = caller()
+                session.facts("batch", loader=known.name, tensors=tensors, samples=samples, asked_at=place)
 
     def _known(self, iterator: Any, start_ns: int) -> tuple[_Iterator, _Loader]:
         mine = self._iterator(iterator)

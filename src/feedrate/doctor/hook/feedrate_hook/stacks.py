@@ -187,9 +187,21 @@ def _describe(found: tuple[Any, ...]) -> str:
     texts = []
     for number, (code, line, instruction) in enumerate(frames[:_MOST_FRAMES]):
         spot = f"@{instruction}" if number == 0 else ""
+        if line is None:
+            line = _line_before(code, instruction)
         name = getattr(code, "co_qualname", code.co_name).replace(" ", "").replace(";", "")
         texts.append(f"{code.co_filename.replace(';', '')}:{line}{spot} {name}")
     return ";".join(texts)
+
+
+def _line_before(code: Any, instruction: int) -> int:
+    """Return the line of the last instruction that has one: the jump at the end of a loop has none."""
+    last: int = code.co_firstlineno
+    for start, _, line in code.co_lines():
+        if start > instruction:
+            break
+        last = line or last
+    return last
 
 
 def _is_interpreted(found: tuple[Any, ...]) -> bool:
