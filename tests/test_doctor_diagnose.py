@@ -10,7 +10,8 @@ import pytest
 from doctor_runs import MS, FakeLoop, FakeProcess
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime, Measured, measure
+from feedrate.doctor.measured import KernelTime, Measured
+from feedrate.doctor.measuring import measure
 from feedrate.doctor.records import read_run
 from feedrate.doctor.sample import measure_sample
 from feedrate.doctor.surroundings import Surroundings

@@ -22,7 +22,7 @@ from bench_results import MACHINE
 from doctor_scripts import PRELUDE, STEPS, Run, run_script
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import measure
+from feedrate.doctor.measuring import measure
 from feedrate.doctor.surroundings import Surroundings
 
 pytest.importorskip("torch")

@@ -17,7 +17,8 @@ from feedrate.doctor.growth import measure_growth
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed, run_command
 from feedrate.doctor.machine import MachineTrace, read_machine
-from feedrate.doctor.measured import KernelTime, Measured, measure
+from feedrate.doctor.measured import KernelTime, Measured
+from feedrate.doctor.measuring import measure
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.records import Process, Recording, read_run
 from feedrate.doctor.stillborn import judge_death
