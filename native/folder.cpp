@@ -99,7 +99,7 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
         for (size_t i = first; i < std::min(first + kTogether, found.size()) && !is_stopped(); ++i) look(i);
     };
     const auto pieces = static_cast<int64_t>((found.size() + kTogether - 1) / kTogether);
-    const size_t threads = std::min<size_t>({std::thread::hardware_concurrency(), static_cast<size_t>(std::max(most_threads, 1)), static_cast<size_t>(pieces)});
+    const auto threads = std::min({static_cast<int64_t>(std::thread::hardware_concurrency()), int64_t{most_threads}, pieces});
     bool is_done = false;
     if (threads > 1) try {
         is_done = Pool(static_cast<int>(threads)).run(pieces, look_at_some);
