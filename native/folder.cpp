@@ -19,7 +19,7 @@ namespace {
 
 // So many names are looked at by one thread; more are shared out. Most of the time goes by inside the file system: on one of this
 // machine's disks a few threads are as many times as fast, on a network more so.
-constexpr size_t kTogether = 512, kMostThreads = 8;
+constexpr size_t kTogether = 512;
 
 }  // namespace
 
@@ -37,7 +37,8 @@ bool has_suffix(const char* name, size_t size, const std::vector<std::string>& s
     return false;
 }
 
-int list_folder(const std::string& path, const std::vector<std::string>& suffixes, FolderList& list) {
+int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads, const uint8_t* stop, FolderList& list) {
+    const auto is_stopped = [stop] { return __atomic_load_n(stop, __ATOMIC_RELAXED) != 0; };
     DIR* const folder = ::opendir(path.c_str());
     if (!folder) return errno;
     std::string names;
@@ -49,7 +50,8 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
             names += entry->d_name;
             names += '\0';
         }
-        errno = 0;
+        errno = is_stopped() ? ECANCELED : 0;
+        if (errno) break;
     }
     if (errno) {
         const int error = errno;
@@ -94,10 +96,10 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
     };
     const auto look_at_some = [&](int64_t piece) {
         const size_t first = static_cast<size_t>(piece) * kTogether;
-        for (size_t i = first; i < std::min(first + kTogether, found.size()); ++i) look(i);
+        for (size_t i = first; i < std::min(first + kTogether, found.size()) && !is_stopped(); ++i) look(i);
     };
     const auto pieces = static_cast<int64_t>((found.size() + kTogether - 1) / kTogether);
-    const size_t threads = std::min<size_t>({std::thread::hardware_concurrency(), kMostThreads, static_cast<size_t>(pieces)});
+    const auto threads = std::min({static_cast<int64_t>(std::thread::hardware_concurrency()), int64_t{most_threads}, pieces});
     bool is_done = false;
     if (threads > 1) try {
         is_done = Pool(static_cast<int>(threads)).run(pieces, look_at_some);
@@ -106,7 +108,7 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
     }
     for (int64_t piece = 0; !is_done && piece < pieces; ++piece) look_at_some(piece);
     ::closedir(folder);
-    return 0;
+    return is_stopped() ? ECANCELED : 0;
 }
 
 }  // namespace feedrate

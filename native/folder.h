@@ -25,8 +25,9 @@ struct FolderList {
     std::vector<FolderEntry> kinds;
 };
 
-// Links are followed; names that begin with a dot are left out. `suffixes` are like ".jpg", in lower case. Returns an errno, 0 for none.
-int list_folder(const std::string& path, const std::vector<std::string>& suffixes, FolderList& list);
+// Links are followed; names that begin with a dot are left out. `suffixes` are like ".jpg", in lower case. Returns an errno, 0 for none;
+// ECANCELED soon after somebody sets `*stop`.
+int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads, const uint8_t* stop, FolderList& list);
 
 // Whether a name ends in one of `suffixes` (given in lower case), and has something before it.
 bool has_suffix(const char* name, size_t size, const std::vector<std::string>& suffixes);

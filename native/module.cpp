@@ -218,15 +218,16 @@ nb::bytes bytes_from(const std::vector<T>& values) {
     return nb::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// (errno, names, starts, sizes, times, kinds); all but the first as bytes of arrays.
-nb::tuple list_folder_door(nb::bytes path, nb::list suffixes) {
+// (errno, names, starts, sizes, times, kinds); all but the first as bytes of arrays. `stop`: one byte, see folder.h.
+nb::tuple list_folder_door(nb::bytes path, nb::list suffixes, int most_threads, Array<const uint8_t> stop) {
+    need(stop.shape(0) == 1, "stop must be one byte");
     const std::string folder(path.c_str(), path.size());
     const std::vector<std::string> wanted = strings_of(suffixes);
     FolderList list;
     int error;
     {
         nb::gil_scoped_release release;
-        error = list_folder(folder, wanted, list);
+        error = list_folder(folder, wanted, most_threads, stop.data(), list);
     }
     return nb::make_tuple(error, nb::bytes(list.names.data(), list.names.size()), bytes_from(list.starts), bytes_from(list.sizes),
                           bytes_from(list.times_ns), bytes_from(list.kinds));

@@ -20,7 +20,7 @@ from elsewhere import read_keys
 from feedrate.errors import AlreadyExists, NotFound, SourceError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.pack import PackOptions, describe, pack, unpack, verify
-from feedrate.pack.plan import order_samples
+from feedrate.pack.listing import order_samples
 from feedrate.results.progress import Tick
 from images import read_tree, save_image
 

@@ -19,7 +19,7 @@ from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
 from feedrate.format.texts import Texts
-from feedrate.pack import PackOptions, bulk, engine, pack, plan, quality, shard, verify, workers
+from feedrate.pack import PackOptions, bulk, engine, listing, pack, plan, quality, shard, verify, workers
 from feedrate.pack.exif import find_orientation
 from feedrate.pack.plan import ShardTask
 from feedrate.pack.values import inspect_image
@@ -130,7 +130,7 @@ def test_shards_are_made_by_threads_when_next_to_all_samples_go_in_bulk(
 def find_seed(progressive: int) -> int:
     """Return a seed that puts the first samples of twelve into a first shard of eleven."""
     return next(
-        seed for seed in range(100) if set(range(progressive)) <= set(plan.order_samples(0, 11, 12, seed))
+        seed for seed in range(100) if set(range(progressive)) <= set(listing.order_samples(0, 11, 12, seed))
     )
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from feedrate.errors import StorageError
 from feedrate.format.fields import Field, Kind
 from feedrate.pack import listing
-from feedrate.pack.listing import Listing, ListingWriter, Sample
+from feedrate.pack.listing import Listing, ListingWriter, Sample, order_samples
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import Stretch, split_into_shards
 from feedrate.source.record import Held, Record, Stored, Value
@@ -132,6 +132,19 @@ def test_listing_that_is_cut_short_is_named(tmp_path: Path) -> None:
         Listing(tmp_path / "l")
 
 
+@pytest.mark.parametrize("held_bytes", [0, 1 << 20])
+def test_rows_in_the_order_of_the_pack_are_those_of_its_samples(
+    held_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_HELD_BYTES", held_bytes)
+    write(tmp_path / "l", files([b"%d" % n for n in range(50)]))
+    opened = Listing(tmp_path / "l")
+    for seed in (0, 7, 0):
+        rows = opened.rows_in_order(10, 30, seed)
+        assert rows["number"].tolist() == order_samples(10, 30, 50, seed).tolist()
+    opened.close()
+
+
 def plan(path: Path, sizes: Sequence[int], shard_bytes: int) -> list[Stretch]:
     write(path, [Record(b"%d" % n, {"raw": Stored(b"x", size, b"x")}) for n, size in enumerate(sizes)])
     return list(split_into_shards(Listing(path), PackOptions(shard_bytes=shard_bytes)))
@@ -149,7 +162,7 @@ def test_shards_hold_all_samples_once_and_are_as_full_as_they_may_be(
         patch.setattr(planning, "BLOCK", block)
         shards = plan(path, sizes, shard_bytes)
     stored = [512 + size + -size % 512 for size in sizes]
-    in_order = [stored[i] for i in planning.order_samples(0, len(sizes), len(sizes), 0)]
+    in_order = [stored[i] for i in order_samples(0, len(sizes), len(sizes), 0)]
     assert [s.first for s in shards] == [0, *(s.last for s in shards[:-1])]
     assert shards[-1].last == len(sizes)
     assert sum(s.source_bytes for s in shards) == sum(sizes)

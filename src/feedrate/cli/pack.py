@@ -32,6 +32,8 @@ from feedrate.cli.output import (
     write_json,
     write_text,
 )
+from feedrate.early import listing_early
+from feedrate.format.suffixes import IMAGE_SUFFIXES
 from feedrate.units import parse_bytes
 
 
@@ -107,6 +109,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.map is None:
         # Packing multiplies no matrices, and numpy would start a thread per core that waits for some.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    with listing_early(arguments.source, sorted(IMAGE_SUFFIXES)):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
     from feedrate.pack import FieldSpec, PackOptions, Recode, find_map, pack
     from feedrate.report.progress import ProgressBar

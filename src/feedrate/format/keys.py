@@ -8,10 +8,7 @@ import hashlib
 from urllib.parse import quote
 
 from feedrate.format.fields import Coding, Field, Kind
-
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
-)
+from feedrate.format.suffixes import IMAGE_SUFFIXES as IMAGE_SUFFIXES
 
 # Most file systems take names of 255 bytes; a member's name is a key's last part, a field and a suffix.
 _LONGEST_PART = 180

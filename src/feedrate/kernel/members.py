@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.early import take_listed
 from feedrate.kernel.door import I64, U8, U32, Pool, as_bytes, native
 
 TAR_BLOCK_BYTES = 512
 _MEMBER_FACTS = ("left", "crc32c", "width", "height", "kind", "has_exif", "key_bytes", "entries_bytes")
+
+_MANY, _NEVER = (
+    8,
+    bytes(1),
+)  # how a folder is listed: by so many threads, if there are cores; stopped by nobody
 
 
 class Entry(enum.IntEnum):
@@ -45,7 +51,8 @@ def list_folder(path: bytes, suffixes: Sequence[str]) -> FolderList:
     Raises:
         OSError: it cannot be listed.
     """
-    error, names, *arrays = native.list_folder(path, [suffix.encode() for suffix in suffixes])
+    wanted = [suffix.encode() for suffix in suffixes]
+    error, names, *arrays = take_listed(path, wanted) or native.list_folder(path, wanted, _MANY, _NEVER)
     if error:
         raise OSError(error, os.strerror(error), os.fsdecode(path))
     starts, sizes, times_ns = (np.frombuffer(array, np.int64) for array in arrays[:3])

@@ -22,7 +22,7 @@ from feedrate.format.texts import Texts
 from feedrate.kernel import I64, U8, U32, Members
 from feedrate.pack.exif import find_orientation
 from feedrate.pack.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
-from feedrate.pack.plan import BLOCK, ShardTask, order_samples
+from feedrate.pack.plan import BLOCK, ShardTask
 from feedrate.pack.quality import QualityTally
 from feedrate.store.place import is_url
 
@@ -59,7 +59,7 @@ def goes_in_bulk(task: ShardTask) -> bool:
     is_bulk = is_plain(task, fields)
     if is_bulk:
         last = min(task.first + _TRIED, task.last)
-        rows = listing.rows(order_samples(task.first, last, len(listing), task.seed))
+        rows = listing.rows_in_order(task.first, last, task.seed)
         trial = Bulk(replace(task, scan=False), listing, fields, Output(io.BytesIO()), threads=1)
         batch = trial.make(rows, None, np.empty(0, np.uint8))
         is_bulk = len(batch.chosen) - int(batch.members.facts["left"].sum()) >= len(rows) - 1
@@ -148,8 +148,7 @@ class Bulk:
     def _pieces(self) -> Iterator[Rows]:
         task, listing = self._task, self._listing
         for first in range(task.first, task.last, BLOCK):
-            indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
-            rows = listing.rows(indices)
+            rows = listing.rows_in_order(first, min(first + BLOCK, task.last), task.seed)
             ends, at = np.cumsum(rows["tar_bytes"]), 0
             while at < len(rows):
                 before = int(ends[at - 1]) if at else 0

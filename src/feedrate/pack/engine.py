@@ -19,6 +19,7 @@ from feedrate.errors import FeedrateError, StorageError
 from feedrate.format.containers import find_container
 from feedrate.pack.bulk import goes_in_bulk
 from feedrate.pack.files import is_temporary
+from feedrate.pack.listing import Listing
 from feedrate.pack.options import Engine
 from feedrate.pack.plan import ShardTask
 from feedrate.pack.shard import MapCost, begin_shard, find_done, write_shard
@@ -53,7 +54,9 @@ class Cluster(Protocol):
         ...
 
 
-def run_shards(tasks: Sequence[ShardTask], engine: Engine, *, workers: int | None, watch: Watch) -> MapCost:
+def run_shards(
+    tasks: Sequence[ShardTask], engine: Engine, *, workers: int | None, watch: Watch, listing: Listing
+) -> MapCost:
     """Make all shards, wherever `engine` says; return over how many samples a map ran, and for how long.
 
     Raises:
@@ -67,7 +70,7 @@ def run_shards(tasks: Sequence[ShardTask], engine: Engine, *, workers: int | Non
             workers=workers,
             size_bytes=size_bytes,
             watch=watch,
-            begin=begin_shard,
+            begin=lambda task: begin_shard(task, listing),
             have_threads=lambda: goes_in_bulk(tasks[0]),
         )
         return _add_up(done)

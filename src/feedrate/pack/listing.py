@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from feedrate import kernel
+from feedrate.draws import Purpose, make_key, permute
 from feedrate.errors import StorageError
 from feedrate.format.containers.tar import BLOCK_BYTES, member_bytes
 from feedrate.format.fields import Field
@@ -62,6 +63,11 @@ class Sample:
     @property
     def source_bytes(self) -> int:
         return sum(value_bytes(value) for value in self.values)
+
+
+def order_samples(first: int, last: int, count: int, seed: int) -> I64:
+    """Return which samples stand at places `first` to `last` of the pack: computed, never stored."""
+    return permute(np.arange(first, last, dtype=np.int64), count, make_key(seed, Purpose.PACK))
 
 
 def value_bytes(value: Value | None) -> int:
@@ -229,6 +235,7 @@ class Listing:
             if field.classes is not None
         }
         self._count: int = end["samples"]
+        self._in_order: tuple[int, Rows] | None = None
         self._path = path
         self._files = kernel.Files([path])
 
@@ -243,14 +250,25 @@ class Listing:
         starts = self._chunks[chunks] + (indices - self._firsts[chunks]) * _ROW.itemsize
         return np.frombuffer(self._read(starts, np.full(len(indices), _ROW.itemsize, np.int64)), _ROW)
 
+    def rows_in_order(self, first: int, last: int, seed: int) -> Rows:
+        """Return the rows at places `first` to `last` of the pack. Of a listing that is held, all are made at
+        once and kept: they are asked for twice, to plan shards and to write them."""
+        if self._held is None:
+            return self.rows(order_samples(first, last, len(self), seed))
+        if self._in_order is None or self._in_order[0] != seed:
+            self._in_order = seed, self.rows(order_samples(0, len(self), len(self), seed))
+        return self._in_order[1][first:last]
+
     def texts(self, rows: Rows) -> Texts:
         """Return what rows point at: the path of a file, or JSON."""
         lengths = rows["length"].astype(np.int64)
         return Texts.by_lengths(self._read(rows["offset"], lengths), lengths)
 
-    def samples(self, indices: I64, rows: Rows | None = None) -> Iterator[Sample]:
+    def samples(self, indices: I64) -> Iterator[Sample]:
         """Yield samples in the order that is asked for."""
-        rows = self.rows(indices) if rows is None else rows
+        return self.samples_of(self.rows(indices))
+
+    def samples_of(self, rows: Rows) -> Iterator[Sample]:
         for row, text in zip(rows, self.texts(rows), strict=True):
             yield self.sample(row, text)
 

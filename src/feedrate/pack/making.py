@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,14 @@ def make_shards(
         )
         for number, stretch in enumerate(split_into_shards(listed, options, scale=source.scale))
     ]
-    listed.close()
     joined = read_joined(folder, source.plan) if options.container == "hdf5" else None
     missing = [task for task in tasks if joined is None and find_done(task) is None]
     _check_room(folder, missing)
     if source.reader.table is not None:
         with appear(folder / _table_name(source.settings)) as out:
             out.writelines(source.reader.table.pieces())
-    cost = _run(tasks, missing, options, watch)
+    with closing(listed):
+        cost = _run(listed, tasks, missing, options, watch)
     complete = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
     if len(complete) < len(tasks):
         raise StorageError(
@@ -97,7 +98,11 @@ def make_shards(
 
 
 def _run(
-    tasks: list[ShardTask], missing: list[ShardTask], options: PackOptions, watch: Callable[[Tick], None]
+    listing: Listing,
+    tasks: list[ShardTask],
+    missing: list[ShardTask],
+    options: PackOptions,
+    watch: Callable[[Tick], None],
 ) -> tuple[int, float]:
     """Write the missing shards; return over how many samples a map ran, and for how long."""
     total, total_bytes = sum(task.samples for task in tasks), sum(task.source_bytes for task in tasks)
@@ -108,7 +113,7 @@ def _run(
         watch(Tick("packing", done, total, done_bytes, total_bytes))
 
     report(0, 0)
-    return run_shards(missing, options.engine, workers=options.workers, watch=report)
+    return run_shards(missing, options.engine, workers=options.workers, watch=report, listing=listing)
 
 
 def _make_manifest(

@@ -12,7 +12,7 @@ from urllib.parse import quote_from_bytes
 
 import numpy as np
 
-from feedrate.draws import I64, Purpose, make_key, permute
+from feedrate.draws import I64
 from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import dump_field
@@ -80,11 +80,6 @@ class Stretch:
     expected_bytes: int
 
 
-def order_samples(first: int, last: int, count: int, seed: int) -> I64:
-    """Return which samples stand at places `first` to `last` of the pack: computed, never stored."""
-    return permute(np.arange(first, last, dtype=np.int64), count, make_key(seed, Purpose.PACK))
-
-
 def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 1.0) -> Iterator[Stretch]:
     """Fill shards one after the other, in permuted order; a sample above the shard size has one to itself.
 
@@ -94,9 +89,8 @@ def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 
     first = filled = source_bytes = 0
     for start in range(0, len(listing), BLOCK):
         stop = min(start + BLOCK, len(listing))
-        indices = order_samples(start, stop, len(listing), options.seed)
-        rows = listing.rows(indices)
-        sums = np.cumsum((_estimate(listing, indices, rows, options.recode) * scale).astype(np.int64))
+        rows = listing.rows_in_order(start, stop, options.seed)
+        sums = np.cumsum((_estimate(listing, rows, options.recode) * scale).astype(np.int64))
         source_sums = np.cumsum(rows["source_bytes"])
         done = done_source = at = 0
         while True:
@@ -118,11 +112,11 @@ def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 
         yield Stretch(first, len(listing), source_bytes, filled + len(END_OF_ARCHIVE))
 
 
-def _estimate(listing: Listing, indices: I64, rows: Rows, recode: Recode) -> I64:
+def _estimate(listing: Listing, rows: Rows, recode: Recode) -> I64:
     if not recode.settings():
         sizes: I64 = rows["tar_bytes"]
         return sizes
-    samples = listing.samples(indices, rows)
+    samples = listing.samples_of(rows)
     return np.array([estimate_tar_bytes(sample, listing.fields, recode) for sample in samples], np.int64)
 
 

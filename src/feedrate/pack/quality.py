@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,6 @@ _TOGETHER = 4096  # images that are counted at a time, where many come
 BINS_PER_OCTAVE = 4
 SIDES = (32, 64, 128, 224, 256, 384, 512, 768, 1024, 2048, 4096)
 
-_BIN_OF_SIDE = tuple(sum(side >= edge for edge in SIDES) for side in range(SIDES[-1]))
 _FORMAT_OF_SUFFIX = {
     b"jpg": "JPEG", b"jpeg": "JPEG", b"png": "PNG", b"webp": "WEBP", b"bmp": "BMP", b"tif": "TIFF",
     b"tiff": "TIFF", b"gif": "GIF", b"ppm": "PPM", b"pgm": "PPM", b"avif": "AVIF",
@@ -274,7 +274,7 @@ def _count(numbers: I64) -> dict[int, int]:
 
 
 def _bin(side: int) -> int:
-    return _BIN_OF_SIDE[side] if side < SIDES[-1] else len(SIDES)
+    return bisect_right(SIDES, side)
 
 
 # Of images of one size the first by name, in whichever order they come.

@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from feedrate.pack.files import appear
 from feedrate.pack.listing import Listing, Rows, Sample
 from feedrate.pack.loading import Loaded, Rejected, SampleLoader
 from feedrate.pack.mapped import Mapper
-from feedrate.pack.plan import BLOCK, ShardTask, order_samples
+from feedrate.pack.plan import BLOCK, ShardTask
 from feedrate.pack.recode import Tally
 from feedrate.pack.workers import advance, count_threads
 from feedrate.results.progress import Rejection
@@ -60,14 +60,15 @@ def write_shard(task: ShardTask) -> MapCost:
     Raises:
         StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
     """
-    return begin_shard(task)()
+    with closing(Listing(task.listing)) as listing:
+        return begin_shard(task, listing)()
 
 
-def begin_shard(task: ShardTask) -> Callable[[], MapCost]:
+def begin_shard(task: ShardTask, listing: Listing) -> Callable[[], MapCost]:
     """Write a shard but for its last step, and return that, to be called: it mostly waits for the disk."""
     container = find_container(task.container)
     shard_path = Path(task.target) / container.shard_name(task.number)
-    listing, source = Listing(task.listing), Bytes(task.source, task.target)
+    source = Bytes(task.source, task.target)
     mapper = None if task.map is None else Mapper(task.map, listing.fields)
     fields = task.stored_fields(listing.fields)
     loader = SampleLoader(source, listing.fields, fields, task.recode, mapper, scan=task.scan)
@@ -83,7 +84,6 @@ def begin_shard(task: ShardTask) -> Callable[[], MapCost]:
                 advance(1, one.source_bytes)
         notes = writer.shard.end()
         whole = stack.pop_all()
-    listing.close()
     source.close()
     metadata = {
         "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
@@ -107,8 +107,8 @@ def _samples(
         yield from Bulk(task, listing, fields, output, count_threads()).run(loader.quality)
         return
     for first in range(task.first, task.last, BLOCK):
-        indices = order_samples(first, min(first + BLOCK, task.last), len(listing), task.seed)
-        yield from listing.samples(indices)
+        rows = listing.rows_in_order(first, min(first + BLOCK, task.last), task.seed)
+        yield from listing.samples_of(rows)
 
 
 def find_done(task: ShardTask) -> ShardDone | None:
