@@ -18,10 +18,8 @@ from feedrate.kernel.door import I64, U8, U32, Pool, as_bytes, native
 TAR_BLOCK_BYTES = 512
 _MEMBER_FACTS = ("left", "crc32c", "width", "height", "kind", "has_exif", "key_bytes", "entries_bytes")
 
-_MANY, _NEVER = (
-    8,
-    bytes(1),
-)  # how a folder is listed: by so many threads, if there are cores; stopped by nobody
+# How a folder is listed: by so many threads, if there are cores; stopped by nobody.
+_MANY, _NEVER = 8, bytes(1)
 
 
 class Entry(enum.IntEnum):
