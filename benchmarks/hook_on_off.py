@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from short_steps import make_dataset, make_step
+from short_steps import make_dataset, make_model
 from torch.utils.data import DataLoader, _utils, dataloader
 
 from feedrate.probe.machine import describe_machine
@@ -115,14 +115,18 @@ def train(pictures: str | None, count: int) -> list[tuple[list[float], list[floa
     """Return pairs of blocks, without the hook and with it: milliseconds and CPU milliseconds of a step."""
     block = BLOCK_OF_PICTURES if pictures else BLOCK
     loader = DataLoader(make_dataset(pictures), batch_size=16, shuffle=True)
-    train_step, chance, step = make_step(), random.Random(0), 0
+    model, optimizer = make_model()
+    chance, step = random.Random(0), 0
     hook, is_in = None, True
     blocks: dict[bool, list[list[float]]] = {False: [], True: []}
     times: list[tuple[int, int]] = []
     while min(map(len, blocks.values())) < count:
         start = None  # an epoch's first step is not counted
         for x, y in loader:
-            train_step(x, y)
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             now = time.perf_counter_ns(), time.thread_time_ns()
             if start is not None:
                 times.append((now[0] - start[0], now[1] - start[1]))

@@ -79,3 +79,13 @@ def test_the_figures_in_the_readme_are_those_of_the_committed_results() -> None:
     figures = load_script("figures")
     text = (ROOT / "README.md").read_text()
     assert figures.render(text) == text
+
+
+def test_the_training_loops_of_the_overhead_scripts_are_found_by_what_edits_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    overhead = load_script("doctor_overhead")
+    for case in overhead.OWN_CASES.values():
+        edited = overhead.add_profiler(overhead.script_of(case).read_text(), case.model, "wait=1", "trace")
+        assert "for x, y in loader:\n                prof.step()" in edited
