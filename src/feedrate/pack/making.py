@@ -39,34 +39,14 @@ _INDEX_SHARE, _INDEX_ROW_BYTES = 0.01, 200
 def make_shards(
     source: Listed, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
 ) -> PackResult:
-    listed, root = Listing(source.listing), source.reader.root
-    tasks = [
-        ShardTask(
-            source=root if is_url(root) else os.path.abspath(root),
-            target=os.path.abspath(folder),
-            listing=os.path.abspath(source.listing),
-            number=number,
-            first=stretch.first,
-            last=stretch.last,
-            plan=source.plan,
-            seed=options.seed,
-            recode=options.recode,
-            source_bytes=stretch.source_bytes,
-            expected_bytes=stretch.expected_bytes,
-            scan=options.scan,
-            container=options.container,
-            map=options.map,
-            made=tuple(dataclasses.replace(field, classes=None) for field in source.made),
-        )
-        for number, stretch in enumerate(split_into_shards(listed, options, scale=source.scale))
-    ]
-    joined = read_joined(folder, source.plan) if options.container == "hdf5" else None
-    missing = [task for task in tasks if joined is None and find_done(task) is None]
-    _check_room(folder, missing)
-    if source.reader.table is not None:
-        with appear(folder / _table_name(source.settings)) as out:
-            out.writelines(source.reader.table.pieces())
-    with closing(listed):
+    with closing(Listing(source.listing)) as listed:
+        tasks = _plan_tasks(source, listed, folder, options)
+        joined = read_joined(folder, source.plan) if options.container == "hdf5" else None
+        missing = [task for task in tasks if joined is None and find_done(task) is None]
+        _check_room(folder, missing)
+        if source.reader.table is not None:
+            with appear(folder / _table_name(source.settings)) as out:
+                out.writelines(source.reader.table.pieces())
         cost = _run(listed, tasks, missing, options, watch)
     complete = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
     if len(complete) < len(tasks):
@@ -95,6 +75,30 @@ def make_shards(
     if options.map is not None:
         mapped = Mapped(options.map.name, *cost, packed=manifest.samples, left_out=quality.left_out)
     return dataclasses.replace(result, mapped=mapped, quality=quality)
+
+
+def _plan_tasks(source: Listed, listed: Listing, folder: Path, options: PackOptions) -> list[ShardTask]:
+    root = source.reader.root
+    return [
+        ShardTask(
+            source=root if is_url(root) else os.path.abspath(root),
+            target=os.path.abspath(folder),
+            listing=os.path.abspath(source.listing),
+            number=number,
+            first=stretch.first,
+            last=stretch.last,
+            plan=source.plan,
+            seed=options.seed,
+            recode=options.recode,
+            source_bytes=stretch.source_bytes,
+            expected_bytes=stretch.expected_bytes,
+            scan=options.scan,
+            container=options.container,
+            map=options.map,
+            made=tuple(dataclasses.replace(field, classes=None) for field in source.made),
+        )
+        for number, stretch in enumerate(split_into_shards(listed, options, scale=source.scale))
+    ]
 
 
 def _run(
