@@ -88,7 +88,7 @@ def test_what_a_batch_needs_before_its_forward_pass_can_be_done_by_workers(tmp_p
     assert moved.low < 25.2 / 10.2 < moved.high
     assert "num_workers=2" in (moved.change or "")
     assert faster is not None
-    assert faster.title == "make encode (/home/ada/train.py:24) array operations"
+    assert faster.title == "use array operations in encode (/home/ada/train.py:24)"
 
 
 def test_the_one_worker_that_has_no_time_left_takes_no_more_work_for_nothing(tmp_path: Path) -> None:

@@ -79,9 +79,10 @@ def speed_up_main(m: Measured) -> Remedy | None:
     return make_remedy(
         m,
         "speed-up-loop",
-        f"make {where} array operations"
+        # The place comes last: paths are long, and a terminal shows the beginning.
+        f"use array operations in {where}"
         if is_needed
-        else f"take {where} out of the training loop, or make it array operations",
+        else f"leave out of the training loop, or make array operations: {where}",
         prediction,
         then,
     )
