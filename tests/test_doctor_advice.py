@@ -60,6 +60,19 @@ def test_nobody_is_told_to_rewrite_a_library(tmp_path: Path) -> None:
     assert not [line for line in said if "site-packages" in line or "weakref" in line]
 
 
+def test_what_a_line_does_in_order_to_write_goes_with_the_writing(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        # 20 ms of a step are drawing, and 60 saving, on one line.
+        loop.step(wait=0.2, other=80)
+        loop.main.record(layout.WRITE, "PIL.save /home/ada/train.py:30", loop.now - 60 * MS, 60 * MS)
+    look(loop.main, ["/home/ada/train.py:30@9 preview"], times=80, in_fetch=False)
+    loop.main.write(tmp_path)
+    remedy = find(judge(tmp_path, Surroundings(cores=2.0))[1], "write-less")
+    assert remedy is not None
+    assert remedy.predicted_speedup == pytest.approx(90 / 14, rel=0.05)
+
+
 def test_the_line_that_calls_the_model_is_not_blamed_for_the_model(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     run_steps(loop, 0.2, other=20)

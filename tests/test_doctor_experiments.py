@@ -15,7 +15,9 @@ pytest.importorskip("torch")
 ALL = [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
 
 
-def test_a_loop_with_workers_is_drained_replayed_and_tried_with_another_number(tmp_path: Path) -> None:
+def test_a_loop_with_workers_is_drained_replayed_and_tried_with_other_numbers_around_its_own(
+    tmp_path: Path,
+) -> None:
     run = run_script(
         tmp_path,
         """
@@ -25,13 +27,14 @@ def test_a_loop_with_workers_is_drained_replayed_and_tried_with_another_number(t
         print("after the loop")
         """,
         # Workers have half a second, on a busy machine too, for the batches that are discarded.
-        settings={"try_workers": [2, 1], "experiment_seconds": 0.5},
+        settings={"try_workers": [2, 1, 3], "experiment_seconds": 0.5},
     )
     assert run.code == 0
     assert run.output.splitlines() == ["step"] * STEPS
     assert run.errors == ""
-    assert run.phases() == [*ALL[:3], layout.TRIAL, layout.REPLAY_HALF_BATCH]
-    assert run.detail(layout.TRIAL)["workers"] == 1
+    assert run.phases() == [*ALL[:3], *[layout.TRIAL] * 3, layout.REPLAY_HALF_BATCH]
+    trials = [fact["detail"] for fact in run.of("phase") if fact["phase"] == layout.TRIAL]
+    assert [trial["workers"] for trial in trials] == [1, 2, 3]
     assert run.detail(layout.DRAIN)["discarded"] == 4
     assert run.detail(layout.AGAIN)["same"] is True
     assert run.of("end")[-1]["how"] == "experiments"

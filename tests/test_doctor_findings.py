@@ -108,6 +108,24 @@ def test_fewer_workers_that_were_tried_and_gave_more_show_oversubscription(tmp_p
     assert diagnosis.findings[0].remedies[0].basis == "measured"
 
 
+def test_a_trial_counts_against_the_present_number_of_workers_at_that_time(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=1)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=50, parts={"decode:PIL": (45, 0)}).write(tmp_path)
+    # The machine has slowed down since the steps that were watched, which took half as long.
+    for workers, step in ((2, 70), (1, 100)):
+        loop.main.fact(
+            "phase", phase=layout.TRIAL, start_ns=0, end_ns=20 * step * MS, batches=20,
+            detail={"workers": workers},
+        )  # fmt: skip
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    more = next(remedy for remedy in diagnosis.remedies if remedy.name == "more-workers")
+    assert (more.basis, more.predicted_speedup) == ("measured", pytest.approx(100 / 70, rel=0.01))
+    titles = {rate.name: rate.title for rate in diagnosis.rates}
+    assert titles["trial-1-workers"] == "the run as it is, once more"
+
+
 def test_a_loop_that_spends_its_time_in_its_own_code_is_main_thread_bound(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     run_steps(loop, 0.2, other=20)

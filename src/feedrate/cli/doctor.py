@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a training command and say why it is slow, and what each remedy would give.
 
-Watches the command for about 110 steps, then makes experiments inside it for some 20 s: the loader
+Watches the command for about 110 steps, then makes experiments inside it for some 25 s: the loader
 without training, training on batches that are already there. From then on the run's weights are
 spoilt: nothing more of it is written, and it is ended. With --passive it only watches, to the end.
 
@@ -126,6 +126,6 @@ def announce(options: DoctorOptions) -> str:
     if options.passive:
         return "watching the whole run, changing nothing"
     return (
-        f"watching about {options.steps} steps, then experiments of about 20 s; "
+        f"watching about {options.steps} steps, then experiments of about 25 s; "
         "the run's weights are then spoilt and nothing more of it is written"
     )

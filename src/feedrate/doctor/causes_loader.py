@@ -216,7 +216,7 @@ def find_slow_handover(m: Measured) -> Evidence | None:
 def find_too_many_workers(m: Measured) -> Evidence | None:
     if m.sample is None or m.workers <= m.around.cores:
         return None
-    fewer = {n: m.step_s / (t.seconds + m.between_s) for n, t in m.trials.items() if n < m.workers}
+    fewer = {n: tried_gain(m, n) for n in m.trials if n < m.workers}
     best = max(fewer, key=lambda n: fewer[n], default=None)
     if best is None or fewer[best] < OVERSUBSCRIBED_GAIN:
         return None

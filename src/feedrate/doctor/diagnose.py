@@ -161,6 +161,7 @@ def _experiments(m: Measured) -> list[str]:
         if text is not None:
             workers = (fact.get("detail") or {}).get("workers")
             named = "other workers" if workers is None else format_count(int(workers), "worker")
+            named += ", as before, to compare with" if workers == m.workers else ""
             said.append(text.format(n=fact.get("batches", 0), workers=named))
     if m.blocked:
         said.append(
@@ -226,7 +227,13 @@ def _rates(m: Measured) -> tuple[Rate, ...]:
         ("loader", "the loader, without training", m.drain),
         ("loader-again", "the loader, the same samples again", m.again),
         *(
-            (f"trial-{k}-workers", f"the run with {format_count(k, 'worker')}", t)
+            (
+                f"trial-{k}-workers",
+                "the run as it is, once more"
+                if k == m.workers
+                else f"the run with {format_count(k, 'worker')}",
+                t,
+            )
             for k, t in sorted(m.trials.items())
         ),
         ("half-precision", "the device in half precision", m.half_precision),

@@ -69,7 +69,9 @@ def tried_gain(m: Measured, workers: int) -> float:
     # what is above that is the machine's mood.
     least_s = m.step_s - m.exposed_s if workers > m.workers else m.device_s + m.between_s
     never_waiting = m.step_s / max(least_s, 1e-9)
-    return min(m.step_s / (m.trials[workers].seconds + m.between_s), never_waiting * 1.03)
+    own = m.trials.get(m.workers)
+    present_s = m.step_s if own is None else own.seconds + m.between_s
+    return min(present_s / (m.trials[workers].seconds + m.between_s), never_waiting * 1.03)
 
 
 def shortened(m: Measured, seconds: float) -> float:
@@ -185,7 +187,8 @@ def write_s(m: Measured) -> float:
         if line not in waiting and _writes(source_of(line))
     )
     outside = m.own_s - m.wait_s
-    return max(timed, min(lines * outside, outside))
+    # What is on the line of a timed call goes with it: a picture is drawn in order to be saved.
+    return max(timed + _beside_s(m, "write") if timed else 0.0, min(lines * outside, outside))
 
 
 def _writes(source: str) -> bool:

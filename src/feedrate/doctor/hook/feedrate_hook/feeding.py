@@ -43,8 +43,12 @@ class Feeding:
         if why_no_trial is not None:
             book.skipped(layout.TRIAL, why_no_trial)
         else:
-            numbers = [n for n in book.settings.get("try_workers", []) if n != loader.num_workers]
-            self._feeds += [replay.Trial(book, self._scope, loader, n) for n in numbers[:2]]
+            own = loader.num_workers
+            others = [n for n in book.settings.get("try_workers", []) if n != own][:2]
+            # The present number once more, next to each of the others: machines change their speed within
+            # seconds, and what a trial is compared with has to be measured when it is.
+            numbers = [*others[:1], own, *others[1:]] if others else []
+            self._feeds += [replay.Trial(book, self._scope, loader, n) for n in numbers]
         self._feeds.append(replay.HalfPrecision(book, kept, counts.get("half")))
         if self._companions:
             book.skipped(layout.REPLAY_HALF_BATCH, "a step takes batches of several loaders")
