@@ -98,7 +98,7 @@ def test_it_says_what_it_will_do_and_that_the_run_is_spoilt(
 ) -> None:
     run("--", "true")
     assert capsys.readouterr().err == (
-        "feedrate doctor: watching about 110 steps, then experiments of about 20 s; "
+        "feedrate doctor: watching about 110 steps, then experiments of about 25 s; "
         "the run's weights are then spoilt and nothing more of it is written\n"
         "feedrate doctor: the command ended\n"
     )
