@@ -76,7 +76,7 @@ def test_intervals_shrink_towards_one(speedup: float) -> None:
     assert near.high / near.low <= far.high / far.low + 1e-9
 
 
-def test_a_loader_that_was_seen_to_be_slow_for_no_known_reason_holds_up_a_faster_device() -> None:
+def test_a_loader_that_was_seen_to_be_slower_than_its_parts_holds_up_a_faster_device() -> None:
     loop = LOOP.with_(workers=16, device_s=0.2).with_(loader_s=0.05)
     assert loop.with_(device_s=0.001).step_s == pytest.approx(0.05, rel=0.02)
     assert loop.with_(device_s=0.001).slowest == "loader"
@@ -85,7 +85,20 @@ def test_a_loader_that_was_seen_to_be_slow_for_no_known_reason_holds_up_a_faster
 def test_a_loader_that_is_changed_is_no_longer_the_one_that_was_seen() -> None:
     loop = LOOP.with_(workers=16).with_(loader_s=0.5)
     assert loop.with_(fetch_cpu_s=0.01).loader_s == 0.0
+    assert loop.with_(cores=64.0).loader_s == 0.0
     assert loop.with_(between_s=0.01).loader_s == 0.5
+
+
+def test_a_changed_loader_is_compared_with_the_present_one_by_its_parts() -> None:
+    loop = LOOP.with_(workers=16)
+    seen = loop.with_(loader_s=0.5)
+    assert seen.gain_of(seen.with_(fetch_cpu_s=0.01)) == loop.gain_of(loop.with_(fetch_cpu_s=0.01))
+    assert seen.gain_of(seen.with_(device_s=0.001)) == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_loader_seen_and_its_parts_count_once() -> None:
+    loop = LOOP.with_(device_s=0.0, device_cpu_s=0.0, handover_s=0.0, cores=1000.0)
+    assert loop.with_(loader_s=loop.limits["workers"]).step_s == pytest.approx(loop.step_s)
 
 
 def test_leaving_out_half_of_the_time_doubles_the_speed() -> None:

@@ -52,7 +52,7 @@ def find_starved_workers(m: Measured) -> Evidence | None:
         number = best_workers(now, m.most_workers, m.each_worker)
         if number <= m.workers:
             return None
-        gain, how = now.step_s / now.with_(workers=number * m.each_worker).step_s, "by the cost model"
+        gain, how = now.gain_of(now.with_(workers=number * m.each_worker)), "by the cost model"
     if gain < STARVED_GAIN:
         return None
     workers = format_count(m.workers, "worker") if m.workers else "no worker"
@@ -189,7 +189,7 @@ def find_slow_handover(m: Measured) -> Evidence | None:
         fetch_blocked_s=max(now.fetch_blocked_s - collate.blocked_s * n, 0.0),
         handover_s=0.0,
     )
-    in_loader = capped(m, saved_by(now.step_s / then.step_s))
+    in_loader = capped(m, saved_by(now.gain_of(then)))
     share = min(in_loader + freed / m.step_s, 1.0)
     if share < WORTH_TELLING:
         return None

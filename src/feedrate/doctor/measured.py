@@ -196,9 +196,17 @@ class Measured:
         return overhead.seconds_per_step * probed / (probed + bare)
 
     @property
+    def drained_s(self) -> float:
+        """Return what the loader took for a batch when nobody trained; 0: unknown, or one of several."""
+        if self.drain is None or self.workers == 0 or len(self.loop.loaders) > 1:
+            return 0.0
+        # A loader that is slower alone than in the loop was disturbed.
+        return min(self.drain.seconds, self.own_s)
+
+    @property
     def unseen_s(self) -> float:
         """Return what a drained batch takes beyond its making: pipes, locks, pinning."""
-        if self.drain is None or self.sample is None or self.workers == 0 or len(self.loop.loaders) > 1:
+        if self.sample is None or self.workers == 0:
             return 0.0
         n, beside = self.samples_per_step, self.feeder_cpu_s + self.helpers_cpu_s
         cpu = self.sample.total.cpu_s * n + beside
@@ -208,9 +216,8 @@ class Measured:
             cpu / max(self.around.cores - self.around.cores_others, 0.5),
             self.receive_cpu_s,
         )
-        # A loader that is slower alone than in the loop was disturbed; and less is how batches vary.
-        drained = min(self.drain.seconds, self.own_s)
-        return drained - made if drained > 1.5 * made else 0.0
+        # Less is how batches vary.
+        return self.drained_s - made if self.drained_s > 1.5 * made else 0.0
 
     @property
     def pipeline(self) -> Pipeline:
@@ -237,5 +244,5 @@ class Measured:
             workers=self.workers * self.each_worker,
             cores=max(self.around.cores - self.around.cores_others, 0.5),
             between_s=self.between_s,
-            loader_s=min(self.drain.seconds, self.own_s) if self.drain is not None and self.unseen_s else 0.0,
+            loader_s=self.drained_s,
         )

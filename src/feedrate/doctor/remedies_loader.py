@@ -84,7 +84,7 @@ def unpin_workers(m: Measured) -> Remedy | None:
     if not sets or allowed >= min(m.workers, int(m.around.cores)):
         return None
     now = m.pipeline.with_(cores=float(allowed))
-    then = m.pipeline
+    then = now.with_(cores=m.pipeline.cores)
     return make_remedy(
         m, "unpin-workers", f"let the workers run on all {m.around.cores:.0f} cores instead of {allowed}",
         predict_change(now, then, m.step_s), then,

@@ -31,7 +31,7 @@ def next_bottleneck(m: Measured, then: Pipeline) -> str:
     slowest = then.slowest
     if slowest == "device":
         return "device-bound" if m.device_s > 0.5 * then.device_s else "main-thread-bound"
-    if slowest == "loader":
+    if slowest == "loader" and m.unseen_s:
         return "handover-bound"
     if slowest == "between":
         parts = {code: m.loop.per_step(name) for name, code in _BETWEEN.items()}
@@ -89,7 +89,7 @@ def saved_without(m: Measured, cost: Cost) -> float:
         fetch_cpu_s=max(now.fetch_cpu_s - cost.cpu_s * n, 0.0),
         fetch_blocked_s=max(now.fetch_blocked_s - cost.blocked_s * n, 0.0),
     )
-    return max(1.0 - then.step_s / now.step_s, 0.0)
+    return max(1.0 - 1.0 / now.gain_of(then), 0.0)
 
 
 def decoding(m: Measured) -> Cost:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 # Steps and batches vary, so two nearly equal parts delay each other. A p-norm says by how much: for two equal
 # parts 2 ** (1/8) = 9 %, for 1 to 2 nothing.
 SHARPNESS = 8.0
-_OF_LOADER = {"fetch_cpu_s", "fetch_blocked_s", "handover_s", "workers"}
+_OF_LOADER = {"fetch_cpu_s", "fetch_blocked_s", "handover_s", "workers", "cores"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Pipeline:
         drag: what a second of making batches beside it adds to the training process's own step: memory that
             is shared and freed, caches, locks.
         between_s: validation, checkpoints, epoch starts, spread over the steps.
-        loader_s: what the loader was seen to take for a batch when nobody trained, where its parts do not
-            explain that; 0: they do, or the loader is another one now.
+        loader_s: what the loader was seen to take for a batch when nobody trained; 0: it was not seen, or is
+            another one now.
     """
 
     device_s: float
@@ -67,13 +67,23 @@ class Pipeline:
         limits = self.limits
         if self.workers == 0:
             return sum(limits.values()) + self.between_s
-        return soft_max(*limits.values()) + self.between_s
+        # The loader as it was seen and its workers by their parts are one thing, known in two ways.
+        making = max(limits["workers"], limits["loader"])
+        return soft_max(limits["device"], making, limits["cores"]) + self.between_s
 
     @property
     def slowest(self) -> str:
         """Return which part limits: device, workers, cores, loader, or between."""
         limits = {**self.limits, "between": self.between_s}
         return max(limits, key=lambda name: limits[name])
+
+    def gain_of(self, then: Pipeline) -> float:
+        """Return how many times as fast as this pipeline `then` is, which was made of it."""
+        return self.like(then).step_s / then.step_s
+
+    def like(self, then: Pipeline) -> Pipeline:
+        """Return this pipeline as far as `then` is known: of a changed loader only its parts are."""
+        return self if then.loader_s else replace(self, loader_s=0.0)
 
     def with_(self, **changes: float) -> Pipeline:
         if not _OF_LOADER.isdisjoint(changes):

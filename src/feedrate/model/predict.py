@@ -32,7 +32,7 @@ def predict_change(now: Pipeline, then: Pipeline, measured_s: float) -> Predicti
     """
     if then == now:
         return Prediction(1.0, 1.0, 1.0, then.slowest)
-    ratio, error = now.step_s / then.step_s, measured_s / now.step_s
+    ratio, error = now.gain_of(then), measured_s / now.like(then).step_s
     weight = min(abs(math.log(ratio)) / math.log(2), 1.0) / 3
     return around(ratio * error**weight, then.slowest)
 
