@@ -96,6 +96,8 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    pytest.importorskip("cv2", reason="OpenCV is not installed: pip install opencv-python-headless")
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
     folder = tmp_path_factory.mktemp("parts")
     for name, text in TORCHVISION.items():
         (folder / "torchvision" / name).parent.mkdir(parents=True, exist_ok=True)
