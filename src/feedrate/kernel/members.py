@@ -64,6 +64,11 @@ def hash_stems(paths: bytes, starts: I64) -> npt.NDArray[np.uint64]:
     return out
 
 
+def find_first(texts: bytes, starts: I64) -> int:
+    """Return the number of the text that is first by alphabet; of equal ones the first."""
+    return native.find_first(as_bytes(texts), np.ascontiguousarray(starts, np.int64))
+
+
 def join_pieces(data: bytes | U8, starts: I64, lengths: I64, before: bytes = b"") -> bytes:
     """Return pieces of `data` one behind the other, each with `before` in front of it."""
     out = np.empty(int(lengths.sum()) + len(before) * len(lengths), np.uint8)
