@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
@@ -19,50 +20,36 @@ def one_ahead(calls: Iterable[Callable[[], Result]]) -> Iterator[Result]:
     They never overlap each other, and none is made after one that failed. However this ends, the one that was
     begun is waited for.
     """
-    latest: _Call[Result] | None = None
+    asked: SimpleQueue[Callable[[], Result] | None] = SimpleQueue()  # None: that was all
+    answers: SimpleQueue[tuple[Result] | BaseException] = SimpleQueue()
+    is_wanted = True
+
+    def answer() -> None:
+        while (call := asked.get()) is not None and is_wanted:
+            try:
+                answers.put((call(),))
+            except BaseException as error:
+                answers.put(error)
+                return
+
+    def take() -> Result:
+        answer = answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer[0]
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    is_waiting = False
     try:
         for call in calls:
-            before, latest = latest, _Call(call, latest)
-            if before is not None:
-                yield before.result()
-        if latest is not None:
-            yield latest.result()
+            asked.put(call)
+            if is_waiting:
+                yield take()
+            is_waiting = True
+        if is_waiting:
+            yield take()
     finally:
-        if latest is not None:
-            latest.end()
-
-
-class _Call(Generic[Result]):
-    """A call in a thread of its own, made when the one before it has ended."""
-
-    def __init__(self, call: Callable[[], Result], before: _Call[Result] | None) -> None:
-        self._call, self._before = call, before
-        self._returned: list[Result] = []
-        self._error: BaseException | None = None
-        self._is_wanted = True
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def result(self) -> Result:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._returned.pop()
-
-    def end(self) -> None:
-        """Let nothing begin any more, and wait for what has."""
-        self._is_wanted = False
-        self._thread.join()
-
-    def _run(self) -> None:
-        before, self._before = self._before, None
-        if before is not None:
-            before._thread.join()
-            if before._error is not None:
-                return
-        if not self._is_wanted:
-            return
-        try:
-            self._returned.append(self._call())
-        except BaseException as error:
-            self._error = error
+        is_wanted = False
+        asked.put(None)
+        thread.join()
