@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 def as_lists(folder: bytes) -> list[object]:
     return [
-        part if isinstance(part, bytes) else part.tolist() for part in astuple(list_folder(folder, SUFFIXES))
+        part if isinstance(part, bytes) else part.tolist() for part in list_folder(folder, SUFFIXES)
     ]
 
 

@@ -49,21 +49,22 @@ def test_the_next_call_is_made_while_a_result_is_used_and_no_further_one() -> No
     assert list(results) == [1, 2, 3]
 
 
-def test_an_error_comes_through_in_its_place_and_no_call_is_made_after_it() -> None:
+def test_an_error_comes_through_in_its_place_and_ends_it_after_what_was_asked_for() -> None:
     calls = Calls(4, failing=1)
     results = one_ahead(calls)
     assert next(results) == 0
     with pytest.raises(ValueError, match="call 1"):
         next(results)
-    assert calls.made == [0, 1]
+    assert calls.made == [0, 1, 2]
 
 
 def test_who_stops_early_leaves_no_thread_behind() -> None:
-    before = threading.active_count()
-    results = one_ahead(Calls(4))
+    before, calls = threading.active_count(), Calls(4)
+    results = one_ahead(calls)
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
+    assert calls.made == [0, 1]
 
 
 def test_calls_that_cannot_be_named_end_it() -> None:

@@ -17,20 +17,17 @@ Result = TypeVar("Result")
 def one_ahead(calls: Iterable[Callable[[], Result]]) -> Iterator[Result]:
     """Yield what calls return, in their order, each made in a thread while the one before it is used.
 
-    They never overlap each other, and none is made after one that failed. However this ends, the one that was
-    begun is waited for.
+    They never overlap each other. However this ends, those that were asked for are made, and waited for.
     """
     asked: SimpleQueue[Callable[[], Result] | None] = SimpleQueue()  # None: that was all
     answers: SimpleQueue[tuple[Result] | BaseException] = SimpleQueue()
-    is_wanted = True
 
     def answer() -> None:
-        while (call := asked.get()) is not None and is_wanted:
+        while (call := asked.get()) is not None:
             try:
                 answers.put((call(),))
             except BaseException as error:
                 answers.put(error)
-                return
 
     def take() -> Result:
         answer = answers.get()
@@ -50,6 +47,5 @@ def one_ahead(calls: Iterable[Callable[[], Result]]) -> Iterator[Result]:
         if is_waiting:
             yield take()
     finally:
-        is_wanted = False
         asked.put(None)
         thread.join()
