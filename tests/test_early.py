@@ -26,9 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def as_lists(folder: bytes) -> list[object]:
-    return [
-        part if isinstance(part, bytes) else part.tolist() for part in list_folder(folder, SUFFIXES)
-    ]
+    return [part if isinstance(part, bytes) else part.tolist() for part in list_folder(folder, SUFFIXES)]
 
 
 def test_what_was_listed_early_is_what_would_be_listed_later(folder: Path) -> None:
