@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <string_view>
 #include <vector>
 
 #include "batch.h"
@@ -245,6 +246,19 @@ void hash_stems_door(Array<const uint8_t> paths, Array<const int64_t> starts, Ar
         out.data()[i] = hash_stem(paths.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]));
 }
 
+size_t find_first_door(Array<const uint8_t> texts, Array<const int64_t> starts) {
+    need(starts.shape(0) > 1, "there is no text");
+    const size_t count = starts.shape(0) - 1;
+    check_starts(starts, count, texts.shape(0));
+    const auto text = [&](size_t i) {
+        return std::string_view(reinterpret_cast<const char*>(texts.data()) + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]));
+    };
+    size_t first = 0;
+    for (size_t i = 1; i < count; ++i)
+        if (text(i) < text(first)) first = i;
+    return first;
+}
+
 // Pieces of `data` one behind the other, `before` in front of each; `out` has room for just that.
 void join_pieces_door(Array<const uint8_t> data, Array<const int64_t> starts, Array<const int64_t> lengths, nb::bytes before, Array<uint8_t> out) {
     const size_t count = starts.shape(0);
@@ -358,6 +372,7 @@ NB_MODULE(_native, m) {
     m.def("gather_rows", &gather_rows_door);
     m.def("list_folder", &list_folder_door);
     m.def("hash_stems", &hash_stems_door);
+    m.def("find_first", &find_first_door);
     m.def("join_pieces", &join_pieces_door);
     m.def("crc32c_rows", &crc32c_rows_door);
     m.def("make_members", &make_members_door, nb::arg("root"), nb::arg("paths"), nb::arg("path_starts"), nb::arg("sizes"), nb::arg("labels").none(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def as_lists(folder: bytes) -> list[object]:
-    return [
-        part if isinstance(part, bytes) else part.tolist() for part in astuple(list_folder(folder, SUFFIXES))
-    ]
+    return [part if isinstance(part, bytes) else part.tolist() for part in list_folder(folder, SUFFIXES)]
 
 
 def test_what_was_listed_early_is_what_would_be_listed_later(folder: Path) -> None:

@@ -59,3 +59,9 @@ def test_texts_that_come_one_by_one_and_many_at_a_time_keep_their_order(
 def test_a_piece_that_is_not_there_is_refused(start: int, length: int) -> None:
     with pytest.raises(ValueError, match="piece"):
         kernel.join_pieces(b"abc", np.array([start, 0]), np.array([length, 3 - length]))
+
+
+@pytest.mark.parametrize("starts", [[], [0], [0, 4], [1, 3], [0, 2, 1, 3]])
+def test_the_first_of_texts_that_are_not_there_is_refused(starts: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"text|starts"):
+        kernel.find_first(b"abc", np.array(starts, np.int64))

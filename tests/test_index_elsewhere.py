@@ -29,7 +29,7 @@ from feedrate.errors import (
 from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
 from feedrate.pack import add_column, describe, index, merge, surveying, unpack, verify
 from feedrate.pack.warming import warm
-from feedrate.results.pack import IndexResult
+from feedrate.results.index import IndexResult
 from feedrate.results.progress import Tick
 from feedrate.store.eviction import SourceUnseen
 from range_server import RangeServer, serve

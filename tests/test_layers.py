@@ -24,7 +24,7 @@ LAYERS = [
     {"format"},
     {"model"},
     {"kernel", "probe", "stats", "draws"},
-    {"pillow", "early"},
+    {"pillow", "early", "overlap"},
     {"results"},
     {"units"},
     {"errors"},

@@ -367,8 +367,53 @@ def test_senseless_options_are_refused(options: dict[str, int], words: str) -> N
         PackOptions(**options)
 
 
-def test_listing_begins_before_all_is_loaded_that_makes_shards() -> None:
-    later = {"feedrate.pack.making", "feedrate.pack.shard", "feedrate.results.pack", "pyarrow", "PIL"}
-    code = f"import sys, feedrate.pack.packing; print(sorted({later} & set(sys.modules)))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout == "[]\n"
+def run_python(code: str, *words: str) -> str:
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+ENDING = ("feedrate.pack.concluding", "feedrate.results.pack", "feedrate.results.quality")
+MAKING = ("feedrate.pack.making", "feedrate.pack.shard", "pyarrow")
+
+
+@pytest.mark.parametrize(
+    ("module", "later"), [("packing", {*MAKING, *ENDING, "PIL"}), ("making", {*ENDING, "pyarrow", "PIL"})]
+)
+def test_listing_begins_before_what_makes_shards_is_loaded_and_these_before_what_ends_a_pack(
+    module: str, later: set[str]
+) -> None:
+    code = f"import sys, feedrate.pack.{module}; print(sorted({later} & set(sys.modules)))"
+    assert run_python(code) == "[]\n"
+
+
+def test_packing_class_folders_loads_nothing_that_other_sources_formats_and_commands_need(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    others = {
+        "concurrent.futures", "csv", "h5py", "multiprocessing", "PIL", "rich", "zipfile",
+        "feedrate.format.containers.hdf5", "feedrate.format.containers.tfrecord", "feedrate.pack.joining",
+        "feedrate.results.description", "feedrate.results.index", "feedrate.results.unpack",
+        "feedrate.results.verify", "feedrate.source.table",
+    }  # fmt: skip
+    code = (
+        "import sys; from feedrate.cli import main; main(['pack', *sys.argv[1:]]);"
+        f"print(sorted({others} & set(sys.modules)))"
+    )
+    (jpeg_folder / "cat" / "progressive.jpg").unlink()  # that is for Pillow
+    assert run_python(code, str(jpeg_folder), str(tmp_path / "p")).endswith("\n[]\n")
+
+
+def test_few_dataclasses_are_made_before_the_first_shard() -> None:
+    """Python takes as long for one as packing a hundred small files does: records inside are named tuples."""
+    code = (
+        "import dataclasses, sys, feedrate.pack.making;"
+        "loaded = [vars(m).values() for n, m in sys.modules.items() if n.startswith('feedrate.')];"
+        "print(*sorted({c.__name__ for v in loaded for c in v"
+        " if isinstance(c, type) and dataclasses.is_dataclass(c)}))"
+    )
+    # Options that check themselves, what stands in pack.json, what is returned, what has a length or changes.
+    expected = {
+        "ColumnPart", "Engine", "Field", "FieldSpec", "ImageFiles", "IndexPart", "Job", "Loaded", "Manifest",
+        "PackOptions", "Ranges", "Recode", "Rejection", "Shard", "SourceOptions", "Tick",
+    }  # fmt: skip
+    assert set(run_python(code).split()) == expected

@@ -17,8 +17,9 @@ from feedrate.pack.workers import run_tasks
 from feedrate.report.document import dump_document
 from feedrate.report.progress import ProgressBar
 from feedrate.report.terminal import draw_description, draw_pack, draw_verify
-from feedrate.results.pack import PackResult, VerifyResult
+from feedrate.results.pack import PackResult
 from feedrate.results.progress import Rejection, Tick
+from feedrate.results.verify import VerifyResult
 from images import save_image
 
 

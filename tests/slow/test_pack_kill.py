@@ -28,7 +28,8 @@ pytestmark = pytest.mark.slow
 FORKER = """
 import json, os, signal, sys, tempfile
 from feedrate.cli import main
-import feedrate.pack, feedrate.pack.packing, feedrate.pack.making, feedrate.report.progress, pyarrow
+import feedrate.pack, feedrate.pack.packing, feedrate.pack.making, feedrate.pack.concluding
+import feedrate.report.progress, pyarrow
 
 def run(words, die_at):
     events = 0

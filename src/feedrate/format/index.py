@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 METADATA_KEY = b"feedrate"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One index part in memory. `rows` has the type `row_dtype(fields)`; `variable` maps column to values."""
 
     rows: np.ndarray[Any, np.dtype[Any]]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -427,8 +427,7 @@ def refuse_change(shard: Shard, address: str, size_bytes: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenPart:
+class _OpenPart(NamedTuple):
     """A part with added columns. `data`: where the bytes of each of its texts begin."""
 
     file: int

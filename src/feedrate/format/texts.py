@@ -70,8 +70,7 @@ class Texts(Sequence[bytes]):
 
     def find_first(self) -> int:
         """Return the number of the first by alphabet; of equal ones the first."""
-        texts = list(self)
-        return texts.index(min(texts))
+        return kernel.find_first(*self.pack())
 
     def pack(self) -> tuple[bytes, I64]:
         """Return data that holds these and no others, and where each starts in it."""

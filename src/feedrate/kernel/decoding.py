@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +19,7 @@ DAMAGED_BUT_DECODED = "damaged, decoded by Pillow"  # one of `DecodeReport.pillo
 STAGES = ("checksum", "headers", "huffman", "idct", "colour", "resize")
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeReport:
+class DecodeReport(NamedTuple):
     """How a batch ended: a status per sample, words for each bad one, and how many went through Pillow."""
 
     statuses: I32

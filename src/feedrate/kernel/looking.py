@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from feedrate import pillow
 from feedrate.kernel.door import Status, as_bytes, native
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(NamedTuple):
     """What one pass over an image file found."""
 
     width: int

@@ -6,8 +6,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +31,7 @@ class Entry(enum.IntEnum):
     UNKNOWN = 4  # it cannot be looked at: its size is the errno
 
 
-@dataclass(frozen=True, slots=True)
-class FolderList:
+class FolderList(NamedTuple):
     """What lies in a folder, sorted by name; name `i` is `names[starts[i]:starts[i + 1]]`."""
 
     names: bytes
@@ -62,6 +60,11 @@ def hash_stems(paths: bytes, starts: I64) -> npt.NDArray[np.uint64]:
     out = np.zeros(len(starts) - 1, np.uint64)
     native.hash_stems(np.frombuffer(paths, np.uint8), np.ascontiguousarray(starts, np.int64), out)
     return out
+
+
+def find_first(texts: bytes, starts: I64) -> int:
+    """Return the number of the text that is first by alphabet; of equal ones the first."""
+    return native.find_first(as_bytes(texts), np.ascontiguousarray(starts, np.int64))
 
 
 def join_pieces(data: bytes | U8, starts: I64, lengths: I64, before: bytes = b"") -> bytes:
@@ -93,8 +96,7 @@ class ImageKind(enum.IntEnum):
     PNG_BITS = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
+class Members(NamedTuple):
     """Image files as members of a tar. `facts` has a column per name and a row per sample.
 
     The members of sample `i` are `buffer[starts[i]:starts[i + 1]]`, unless `left` says that it is for the

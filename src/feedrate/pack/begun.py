@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field
@@ -17,8 +17,7 @@ class NothingToPack(SourceError):
     """A source without a single sample that can be packed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(NamedTuple):
     """A source whose listing is on disk; `settings` and `plan` say what becomes of it."""
 
     reader: Reader
@@ -37,3 +36,8 @@ def all_rejected(rejected: tuple[Rejection, ...]) -> NothingToPack:
     return NothingToPack(
         f"not one sample can be packed, all {len(rejected):,} were rejected: '{first.path}': {first.reason}"
     )
+
+
+def table_name(settings: Mapping[str, Any]) -> str:
+    """Return what the table of labels is called beside the shards."""
+    return str(settings["labels"]["name"])

@@ -13,7 +13,7 @@ from feedrate.format.index import Part
 from feedrate.format.manifest import Shard
 from feedrate.pack.check_values import check_in_place
 from feedrate.pack.workers import advance
-from feedrate.results.pack import Problem
+from feedrate.results.verify import Problem
 from feedrate.store.bringing import fetch, find_patiently
 from feedrate.store.index_folder import origin
 from feedrate.store.place import Place, split_source

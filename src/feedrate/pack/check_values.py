@@ -17,7 +17,7 @@ from feedrate.format.manifest import Shard
 from feedrate.format.raw import parse_stored, table_fits
 from feedrate.pack.values import inspect_image
 from feedrate.pack.workers import advance
-from feedrate.results.pack import Problem
+from feedrate.results.verify import Problem
 from feedrate.source.values import UnusableValue
 
 

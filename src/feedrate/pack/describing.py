@@ -15,7 +15,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import Status
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.warming import measure_pack_residency
-from feedrate.results.pack import FieldSummary, PackDescription, SampleLine
+from feedrate.results.description import FieldSummary, PackDescription, SampleLine
 from feedrate.units import typed
 
 

@@ -44,7 +44,7 @@ from feedrate.pack.unfinished import (
     write_file,
 )
 from feedrate.pack.workers import run_tasks
-from feedrate.results.pack import IndexResult
+from feedrate.results.index import IndexResult
 from feedrate.results.progress import Rejection, Tick
 from feedrate.source.in_place import InPlace
 from feedrate.source.opening import open_reader

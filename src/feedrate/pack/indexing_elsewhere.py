@@ -26,7 +26,7 @@ from feedrate.pack.settling import SettleTask, read_settled, settle, unite_field
 from feedrate.pack.surveying import Survey, SurveyTask, describe_shards, find_survey, survey
 from feedrate.pack.unfinished import SURVEYS_NAME, begin, finish, own_folder, refuse_foreign
 from feedrate.pack.workers import run_tasks
-from feedrate.results.pack import IndexResult
+from feedrate.results.index import IndexResult
 from feedrate.results.progress import Tick
 from feedrate.source.options import SourceOptions
 from feedrate.source.shards import Shards, find_shards

@@ -136,7 +136,7 @@ def find_indexed(task: IndexTask) -> ShardDone | None:
     shard = dataclasses.replace(
         done.shard, name=name, folder=_relative(folder, task.target), mtime_ns=task.mtime_ns
     )
-    return dataclasses.replace(done, shard=shard)
+    return done._replace(shard=shard)
 
 
 def _relative(folder: str, target: str) -> str:

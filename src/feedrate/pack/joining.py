@@ -54,8 +54,8 @@ def join_parts(
             moved.append(_move_part(folder, fields, one, join, index_name(number), size_bytes))
         crc32c = _checksum(out.name, size_bytes)
     shards = [
-        dataclasses.replace(
-            one, shard=dataclasses.replace(
+        one._replace(
+            shard=dataclasses.replace(
                 one.shard, name=FILE_NAME, size_bytes=size_bytes, crc32c=crc32c, index=index
             ),
         )
@@ -76,7 +76,7 @@ def read_joined(folder: Path, plan: str) -> list[ShardDone] | None:
         read_done(folder, shard.index.name, shard.name, plan, shard.container) for shard in manifest.shards
     ]
     whole = [
-        dataclasses.replace(one, shard=shard)
+        one._replace(shard=shard)
         for one, shard in zip(found, manifest.shards, strict=True)
         if one is not None
     ]

@@ -17,8 +17,7 @@ import os
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -52,8 +51,7 @@ _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 Rows = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One sample to pack; `values` has one per field, None where it has none."""
 
     number: int

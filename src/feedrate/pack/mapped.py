@@ -9,8 +9,8 @@ import os
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ class LeftOut(Exception):
     """The map returned None: the user does not want this sample."""
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """One field of a mapped sample. `is_new`: the map returned it; else it is what the source has."""
 
     plain: Plain

@@ -13,9 +13,8 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from feedrate.errors import UsageError
 
@@ -27,8 +26,7 @@ _found: dict[tuple[str, str], Function] = {}
 _digests: dict[str, tuple[ModuleType, str]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Map:
+class Map(NamedTuple):
     """A function that any process can find.
 
     Attributes:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from feedrate.errors import UsageError
 from feedrate.format import containers
-from feedrate.format.containers.hdf5 import import_h5py
 from feedrate.pack.mapping import Map, refuse_unfindable
 from feedrate.pack.recode import Recode
 from feedrate.source.options import FieldSpec, SourceOptions
@@ -80,6 +79,8 @@ class PackOptions:
         if self.container not in containers.NAMES:
             raise UsageError(f"format must be one of {', '.join(containers.NAMES)}, got {self.container!r}")
         if self.container == "hdf5":
+            from feedrate.format.containers.hdf5 import import_h5py
+
             import_h5py()  # before hours of work, not after them
         if self.map is not None:
             refuse_unfindable(self.map, workers=self.workers)

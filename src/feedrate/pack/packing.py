@@ -140,4 +140,4 @@ def _try_map(source: Listed, folder: Path, options: PackOptions) -> Listed:
             take_back(folder)
         raise
     plan = digest_plan(f"{source.plan} {scale}", made, source.settings)
-    return dataclasses.replace(source, made=made, scale=scale, plan=plan)
+    return source._replace(made=made, scale=scale, plan=plan)

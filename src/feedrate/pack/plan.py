@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
 import numpy as np
@@ -28,8 +29,7 @@ MOST_SAMPLES = 16_384
 BLOCK = 16384
 
 
-@dataclass(frozen=True, slots=True)
-class ShardTask:
+class ShardTask(NamedTuple):
     """Everything needed to write one shard: small, picklable, and harmless to run twice.
 
     Attributes:
@@ -70,8 +70,7 @@ class ShardTask:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """The places of one shard in the pack's order, and what its samples take."""
 
     first: int

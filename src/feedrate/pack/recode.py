@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -130,8 +130,7 @@ class Recode:
         return int(min(_BYTES_PER_JPEG_PIXEL * pixels, size_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class NewImage:
+class NewImage(NamedTuple):
     """An image as it will be stored.
 
     Attributes:

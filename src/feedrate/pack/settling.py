@@ -107,4 +107,4 @@ def read_settled(task: SettleTask) -> ShardDone:
             f"{task.survey.target} changed while it was written", hint="run the same command again"
         )
     shard = dataclasses.replace(done.shard, folder=folder, mtime_ns=file.mtime_ns)
-    return dataclasses.replace(done, shard=shard)
+    return done._replace(shard=shard)

@@ -8,9 +8,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ INDEX_SUFFIX = ".arrow"
 MapCost = tuple[int, float]  # samples and seconds
 
 
-@dataclass(frozen=True, slots=True)
-class ShardDone:
+class ShardDone(NamedTuple):
     """A finished shard, and what its packing found."""
 
     shard: Shard

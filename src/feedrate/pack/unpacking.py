@@ -25,8 +25,8 @@ from feedrate.pack.recode import say_pixels
 from feedrate.pack.tables import find_tables
 from feedrate.pack.tree import Tree, check_path
 from feedrate.pack.workers import advance, run_tasks
-from feedrate.results.pack import UnpackResult
 from feedrate.results.progress import Tick
+from feedrate.results.unpack import UnpackResult
 from feedrate.units import typed
 
 

@@ -28,8 +28,8 @@ from feedrate.pack.quality_report import REJECTED_NAME
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.tables import find_tables
 from feedrate.pack.workers import advance, run_tasks
-from feedrate.results.pack import Problem, VerifyResult
 from feedrate.results.progress import Tick
+from feedrate.results.verify import Problem, VerifyResult
 
 _CHUNK_BYTES = 2**20
 # A shard that is rotten through and through need not be listed sample by sample.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedrate.errors import FeedrateError
+from feedrate.overlap import one_ahead
 from feedrate.probe.cpu import count_usable_cores
 
 if TYPE_CHECKING:
@@ -128,18 +129,8 @@ def _run_here(done: Iterator[Done], threads: int, watch: Watch) -> Iterator[Done
 
 
 def _overlap(begin: Callable[[Task], Callable[[], Done]], tasks: Sequence[Task]) -> Iterator[Done]:
-    from concurrent.futures import ThreadPoolExecutor
-
-    # However this ends, steps that were handed over are waited for: no file changes after that.
-    with ThreadPoolExecutor(1) as behind:
-        waiting: Future[Done] | None = None
-        for task in tasks:
-            following = behind.submit(begin(task))
-            if waiting is not None:
-                yield waiting.result()
-            waiting = following
-        if waiting is not None:
-            yield waiting.result()
+    # However this ends, a last step that was begun is waited for: no file changes after that.
+    return one_ahead(begin(task) for task in tasks)
 
 
 def _run_pool(

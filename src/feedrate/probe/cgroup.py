@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc/self/cgroup")
 ROOT = Path("/sys/fs/cgroup")
@@ -39,8 +39,7 @@ def _upwards(root: Path, path: str) -> list[Path]:
     return [f for f in (folder, *folder.parents) if f == root or root in f.parents]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
+class MemoryUse(NamedTuple):
     """Of one group: what is used (page cache included), the limit, the page cache that can be given back."""
 
     used_bytes: int
@@ -48,8 +47,7 @@ class MemoryUse:
     cache_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryGroup:
+class MemoryGroup(NamedTuple):
     """The group with the tightest limit; its files are read again and again."""
 
     version: int
@@ -125,8 +123,7 @@ def _read_limit(path: Path) -> int:
     return int(text) if text.isdigit() else NO_LIMIT_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class CpuThrottling:
+class CpuThrottling(NamedTuple):
     """How often, and for how long in all, the CPU quota stopped a group."""
 
     times: int

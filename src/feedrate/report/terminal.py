@@ -6,21 +6,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from feedrate.report.quality import summarise_quality
-from feedrate.results.pack import (
-    FieldSummary,
-    IndexResult,
-    Mapped,
-    PackDescription,
-    PackResult,
-    Problem,
-    Recoded,
-    UnpackResult,
-    VerifyResult,
-)
-from feedrate.results.progress import Rejection
 from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds, typed
+
+if TYPE_CHECKING:  # a command that draws what it found need not load what others find
+    from feedrate.results.description import FieldSummary, PackDescription
+    from feedrate.results.index import IndexResult
+    from feedrate.results.pack import Mapped, PackResult, Recoded
+    from feedrate.results.progress import Rejection
+    from feedrate.results.unpack import UnpackResult
+    from feedrate.results.verify import Problem, VerifyResult
 
 _FEW = 5
 

@@ -58,7 +58,7 @@ def _open(source: str, options: SourceOptions, spool: Spool) -> Reader:
     if file is None:
         return _open_folder(place, options, spool)
     root, name = split_source(source)
-    place, file = Place(root), dataclasses.replace(file, path=name)
+    place, file = Place(root), file._replace(path=name)
     form = look_at(place, file)
     if form is Form.TABLE:
         if options.labels is not None:

@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from feedrate.format.fields import Field
 from feedrate.format.texts import Texts
 from feedrate.kernel import I64
 from feedrate.results.progress import Rejection
-from feedrate.source.table import Table
+
+if TYPE_CHECKING:
+    from feedrate.source.table import Table
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """Bytes that lie as they are in a file of the source.
 
     Attributes:
@@ -33,8 +34,7 @@ class Stored:
     mtime_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """A value that its container has to give out: a deflated member, a cell, a row of a chunked dataset.
 
     Attributes:
@@ -55,8 +55,7 @@ class Held:
 Value = Stored | Held | bytes | str | int | float
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One sample: what it is called (its key is made from that), and a value per name of a field."""
 
     name: bytes

@@ -8,11 +8,11 @@ class), never all files.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,14 +20,14 @@ from feedrate.errors import NotFound, StorageError
 from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
 from feedrate.format.texts import Texts
 from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
+from feedrate.overlap import one_ahead
 from feedrate.probe.paths import suggest_path
 
 Above = frozenset[tuple[int, int]]  # the folders that one lies in, by device and inode
 Folder = tuple[bytes, Above]  # its path
 
 
-@dataclass(slots=True)
-class Found:
+class Found(NamedTuple):
     """A file, also behind a symbolic link; `odd` says why it cannot be read, if it cannot."""
 
     path: bytes  # relative to the top
@@ -36,8 +36,7 @@ class Found:
     odd: str | None = None
 
 
-@dataclass(slots=True)
-class Inside:
+class Inside(NamedTuple):
     """What a folder holds, by name. `kinds` are of `kernel.Entry`; folders are not among the files."""
 
     names: Texts
@@ -112,17 +111,9 @@ class Walk:
 
     def _look_ahead(self, folders: Sequence[Folder]) -> Iterator[tuple[bytes, Inside]]:
         """Look into folders one after the other; into the next one while somebody uses what was found."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        if not folders:
-            return
-        with ThreadPoolExecutor(1) as ahead:
-            coming = ahead.submit(self._look, *folders[0])
-            for (folder, _), following in itertools.zip_longest(folders, folders[1:]):
-                inside = coming.result()
-                if following is not None:
-                    coming = ahead.submit(self._look, *following)
-                yield folder, inside
+        found = one_ahead(partial(self._look, *folder) for folder in folders)
+        for (path, _), inside in zip(folders, found, strict=True):
+            yield path, inside
 
     def _look(self, folder: bytes, above: Above) -> Inside:
         try:

@@ -7,8 +7,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from feedrate.errors import FeedrateError, MissingExtra, NotFound, SourceError, StorageError
 from feedrate.format.keys import printable
@@ -20,8 +19,7 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "
              "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko"}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedFile:
+class PlacedFile(NamedTuple):
     path: bytes  # relative to the place
     size_bytes: int
     mtime_ns: int = 0

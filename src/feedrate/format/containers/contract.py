@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from feedrate import kernel
 from feedrate.format.fields import Field
@@ -16,8 +15,7 @@ from feedrate.format.fields import Field
 _WRITTEN_TOGETHER = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """Bytes inside a shard: what the container calls them, where they begin, and how many they are."""
 
     name: str
@@ -25,8 +23,7 @@ class Member:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """One field of one sample, to be stored.
 
     Attributes:

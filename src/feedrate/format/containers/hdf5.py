@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -83,8 +82,7 @@ class PartWriter:
         return {"hdf5": {"size_bytes": self.size_bytes, "bare": self.bare, "key_bytes": self.key_bytes}}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A dataset to be made: its name, its type and its shape."""
 
     name: str
