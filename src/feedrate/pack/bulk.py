@@ -28,7 +28,7 @@ from feedrate.pack.quality import QualityTally
 from feedrate.store.place import is_url
 
 # What is in flight at a time; two of them are. A shard of tiny files is four batches: between two of them the
-# kernel waits for Python, and of half the size they took 4 % longer.
+# kernel waits for Python.
 _BATCH_BYTES, _BATCH_FILES = 2**23, 4096
 # So many samples are tried to know whether nearly all of a shard go this way.
 _TRIED = 64
