@@ -176,6 +176,7 @@ def test_workers_of_every_kind_are_gone_at_the_end(tmp_path: Path, context: str)
         layout.AGAIN,
         layout.REPLAY,
         layout.TRIAL,
+        layout.TRIAL,
         layout.REPLAY_HALF_BATCH,
     ]
     assert (run.output, run.errors) == ("", "")
