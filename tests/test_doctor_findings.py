@@ -126,6 +126,23 @@ def test_a_trial_counts_against_the_present_number_of_workers_at_that_time(tmp_p
     assert titles["trial-1-workers"] == "the run as it is, once more"
 
 
+@pytest.mark.parametrize(("blocked", "expected"), [(0, 12.0), (60, 10.0)], ids=["computing", "reading"])
+def test_a_replay_on_a_machine_that_has_become_faster_counts_as_on_the_slower_one(
+    tmp_path: Path, blocked: int, expected: float
+) -> None:
+    # Steps of 60 ms, of which 50 are waiting, take 50 when tried again; samples that were read from a disk in
+    # the real steps may come from memory by then.
+    loop = FakeLoop(workers=1)
+    run_steps(loop, 48, other=2)
+    run_steps(loop, 0.01, phase=layout.REPLAY)
+    loop.fetches(200, 20, cpu=60 - blocked / 2, blocked=blocked / 2).write(tmp_path)
+    detail = {"workers": 1}
+    loop.main.fact("phase", phase=layout.TRIAL, start_ns=0, end_ns=20 * 50 * MS, batches=20, detail=detail)
+    loop.main.write(tmp_path)
+    measured, _ = judge(tmp_path, Surroundings(cores=2.0))
+    assert measured.device_s * 1e3 == pytest.approx(expected, rel=0.02)
+
+
 def test_a_loop_that_spends_its_time_in_its_own_code_is_main_thread_bound(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     run_steps(loop, 0.2, other=20)

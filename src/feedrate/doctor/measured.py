@@ -16,6 +16,8 @@ from feedrate.doctor.timeline import Loop
 from feedrate.model.pipeline import Pipeline
 from feedrate.stats import spread
 
+_MOST_SLOWDOWN = 1.3  # what is more is not the machine's
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -161,7 +163,21 @@ class Measured:
         if self.device is None:
             return besides_waiting
         # A replay that took longer than the real steps was disturbed.
-        return min(self.device.seconds, besides_waiting)
+        return min(self.device.seconds * self.slowdown, besides_waiting)
+
+    @property
+    def slowdown(self) -> float:
+        """Return how many times as slow as in the experiments the machine was in the real steps.
+
+        By the run as it is, tried once more. On a GPU, or with much between the steps, or where samples wait
+        for storage that may have come into memory since, that tells something else.
+        """
+        again = self.trials.get(self.workers)
+        if again is None or self.is_on_gpu or self.between_s > 0.05 * self.step_s:
+            return 1.0
+        if self.sample is not None and self.sample.total.blocked_s > 0.1 * self.sample.total.wall_s:
+            return 1.0
+        return min(max(self.own_s / again.seconds, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -201,7 +217,7 @@ class Measured:
         if self.drain is None or self.workers == 0 or len(self.loop.loaders) > 1:
             return 0.0
         # A loader that is slower alone than in the loop was disturbed.
-        return min(self.drain.seconds, self.own_s)
+        return min(self.drain.seconds * self.slowdown, self.own_s)
 
     @property
     def unseen_s(self) -> float:

@@ -208,7 +208,8 @@ def enlarge_batch(m: Measured) -> Remedy | None:
         return None
     fixed = max(2 * m.half_batch.seconds - m.device.seconds, 0.0)
     per_old_batch = (2 * m.device.seconds - fixed) / 2
-    prediction, then = change(m, device_s=max(per_old_batch, 0.5 * m.device.seconds))
+    kept = max(per_old_batch / m.device.seconds, 0.5)
+    prediction, then = change(m, device_s=kept * m.device_s)
     return make_remedy(
         m,
         "larger-batch",
