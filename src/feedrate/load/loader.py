@@ -187,7 +187,8 @@ class Loader:
         self._meter = Meter()
         self._rings = {
             w.name: Ring(
-                (self._options.batch_size, *w.out_size, 3 if w.field.kind == "image" else 1),
+                # Two: the last batch of some ranks when the others hold one.
+                (max(2, self._options.batch_size), *w.out_size, 3 if w.field.kind == "image" else 1),
                 self._prefetch + 2,
             )
             for w in self._wanted
@@ -233,6 +234,8 @@ class Loader:
         self._cursor = cursor = self._upcoming()
         order = self._order.at(cursor.epoch)
         shares = self._shares(order, cursor.samples)
+        if not cursor.samples:
+            shares.check_not_empty()
         if self._resources.cached is not None:
             self._resources.cached.begin_epoch()
         feed = self._make_feed(order, shares, cursor.epoch)

@@ -16,10 +16,13 @@ from feedrate.errors import UsageError
 class Shares:
     """One rank's batches of one epoch.
 
-    A global batch is `world * batch_size` consecutive slots. The last one may be incomplete: it is split as
-    evenly as possible; with fewer slots than ranks it is dropped. `pad` fills it up to a multiple of `world`
-    with slots from the epoch's beginning, `drop_last` drops it. `start` is the first slot, when an epoch is
-    resumed.
+    A global batch is `world * batch_size` consecutive slots, split over the ranks as evenly as possible. What
+    remains at the end is one more; with fewer slots than ranks it and the full one before it are made two of
+    about half the size (with `batch_size=1`: one, in which some ranks get two samples). How many slots remain
+    decides everything, so an epoch that is resumed on as many ranks has the batches that were due.
+
+    `pad` fills the last global batch up to a multiple of `world` with slots from the epoch's beginning,
+    `drop_last` drops it when it is not full. `start` is the first slot, when an epoch is resumed.
     """
 
     length: int
@@ -34,10 +37,30 @@ class Shares:
     def global_batch(self) -> int:
         return self.batch_size * self.world
 
+    @property
+    def remaining(self) -> int:
+        return max(0, self.length - self.start)
+
+    def _plan(self) -> tuple[int, tuple[int, ...]]:
+        """Return how many global batches are full, and the sizes of those that follow."""
+        full, rest = divmod(self.remaining, self.global_batch)
+        if self.drop_last or not rest:
+            return full, ()
+        if self.pad or rest >= self.world:
+            return full, (rest,)
+        if not full:
+            return 0, ()
+        both = self.global_batch + rest
+        return full - 1, (both,) if self.batch_size == 1 else (both - both // 2, both // 2)
+
     def __len__(self) -> int:
-        full, rest = divmod(max(0, self.length - self.start), self.global_batch)
-        has_last = rest > 0 and not self.drop_last and (self.pad or rest >= self.world)
-        return full + has_last
+        full, last = self._plan()
+        return full + len(last)
+
+    @property
+    def left_out(self) -> int:
+        """How many slots no rank gets although nobody asked to drop them: fewer remain than ranks."""
+        return 0 if self.drop_last or len(self) else self.remaining
 
     def check_not_empty(self) -> None:
         """Raise a UsageError when all samples are dropped: an epoch of nothing would pass unnoticed."""
@@ -58,8 +81,9 @@ class Shares:
 
     def slots(self, step: int) -> I64:
         """Return the slots of this rank's batch number `step`, counted from `start`."""
-        first = self.start + step * self.global_batch
-        count = min(self.global_batch, self.length - first)
+        first = self.after(step - 1)
+        full, last = self._plan()
+        count = self.global_batch if step < full else last[step - full]
         if self.pad:
             count = -(-count // self.world) * self.world
         each, extra = divmod(count, self.world)
@@ -69,7 +93,8 @@ class Shares:
 
     def after(self, step: int) -> int:
         """Return how many slots of the epoch all ranks together have used once batch `step` is given."""
-        return min(self.length, self.start + (step + 1) * self.global_batch)
+        full, last = self._plan()
+        return self.start + min(step + 1, full) * self.global_batch + sum(last[: max(0, step + 1 - full)])
 
 
 def find_rank() -> tuple[int, int]:
