@@ -212,6 +212,46 @@ def test_the_epoch_after_a_resumed_one_is_whole(pack: Path):
         assert numbers_of(loader) == following
 
 
+def test_set_epoch_of_the_epoch_that_was_resumed_keeps_the_position(pack: Path):
+    with open_loader(pack) as loader:
+        loader.set_epoch(2)
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        rest = numbers_of(iterator)
+        following = numbers_of(loader)
+    with open_loader(pack) as loader:
+        loader.load_state_dict(state)
+        epochs = []
+        for epoch in range(2, 4):  # the loop everybody has
+            loader.set_epoch(epoch)
+            epochs.append(numbers_of(loader))
+        assert epochs == [rest, following]
+        loader.set_epoch(2)  # the position was used: the epoch begins anew
+        assert len(numbers_of(loader)) == N
+
+
+def test_a_resumed_position_is_kept_until_a_batch_was_given(pack: Path):
+    with open_loader(pack) as loader:
+        state = {**loader.state_dict(), "epoch": 1, "samples": 90}
+        loader.load_state_dict(state)
+        loader.set_epoch(1)
+        iter(loader)
+        loader.set_epoch(1)  # a framework and its user may both call it
+        assert len(next(iter(loader))[0]) == 7
+        loader.set_epoch(1)
+        assert len(loader) == 10
+
+
+def test_set_epoch_of_another_epoch_drops_the_resumed_position(pack: Path):
+    with open_loader(pack) as loader:
+        loader.load_state_dict({**loader.state_dict(), "samples": 90})
+        loader.set_epoch(1)
+        assert len(loader) == 10
+        loader.set_epoch(0)
+        assert len(loader) == 10
+
+
 def test_state_counts_what_was_given_and_not_what_was_prefetched(pack: Path):
     with open_loader(pack, prefetch=5) as loader:
         iterator = iter(loader)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Cursor:
-    """Where an epoch stands. `is_used`: a batch was given, so the next `iter()` goes to another epoch."""
+    """Where an epoch stands. `is_used`: a batch was given, so the next `iter()` goes to another epoch.
+
+    A cursor with samples that is not used yet came from `load_state_dict`.
+    """
 
     epoch: int = 0
     samples: int = 0

@@ -294,9 +294,13 @@ class Loader:
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next `iter()` give epoch `epoch` from its beginning."""
+        """Let the next `iter()` give epoch `epoch` from its beginning.
+
+        A position in that epoch which came from `load_state_dict` is kept until a batch was given from it.
+        """
         check_whole("epoch", epoch, least=0)
-        self._cursor = Cursor(int(epoch))
+        is_kept = self._cursor.epoch == epoch and not self._cursor.is_used
+        self._cursor = Cursor(int(epoch), self._cursor.samples if is_kept else 0)
 
     @property
     def output(self) -> str:
