@@ -333,15 +333,3 @@ def test_what_is_no_state_is_refused(pack: Path):
         pytest.raises(UsageError, match="not the state of a feedrate Loader: it lacks"),
     ):
         loader.load_state_dict({"epoch": 1})
-
-
-def test_ranks_come_from_torch_distributed_once_it_is_there(pack: Path, monkeypatch: pytest.MonkeyPatch):
-    import torch.distributed
-
-    with open_loader(pack, batch_size=5) as loader:
-        assert len(loader) == 20
-        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-        assert len(loader) == 5
-        assert len(numbers_of(loader)) in (24, 25)

@@ -40,7 +40,7 @@ from feedrate.load.options import (
 )
 from feedrate.load.order import EpochOrder, Staged
 from feedrate.load.pipeline import Feed
-from feedrate.load.ranks import Shares, find_rank
+from feedrate.load.ranks import Rank, Ranks, Shares
 from feedrate.load.ring import Ring
 from feedrate.load.sampling import choose_order
 from feedrate.load.splits import find_split, members
@@ -101,7 +101,7 @@ class Loader:
         drop_last: drop the last global batch when it is not full.
         pad: fill the last global batch up with samples from the epoch's beginning, so that ranks get equal
             numbers.
-        rank, world_size: this process among all; None: as torch.distributed says, once it is initialised.
+        rank, world_size: this process among all; None: as torch.distributed says, else RANK and WORLD_SIZE.
         transform: called with a dict of one sample's fields, in threads.
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
         scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
@@ -177,7 +177,8 @@ class Loader:
         self._prefetch = options.prefetch or self._choose_prefetch()
         self._cursor = Cursor()
         self._closed = False
-        self._shares(self._order.at(0), 0).check_not_empty()
+        self.ranks = Ranks(options.given_rank)
+        self._shares(self._order.at(0), 0, self.ranks.look()).check_not_empty()
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
@@ -209,18 +210,14 @@ class Loader:
         batch_bytes = max(1, pixels * self._options.batch_size)
         return max(2, min(wish, PREFETCH_BYTES // batch_bytes))
 
-    def _shares(self, order: EpochOrder, start: int) -> Shares:
+    def _shares(self, order: EpochOrder, start: int, rank: Rank) -> Shares:
         options = self._options
-        if options.rank is not None and options.world_size is not None:
-            rank, world = options.rank, options.world_size
-        else:
-            rank, world = find_rank()
-        return Shares(order.length, options.batch_size, rank, world, options.drop_last, options.pad, start)
+        return Shares(order.length, options.batch_size, *rank, options.drop_last, options.pad, start)
 
     def __len__(self) -> int:
         """Return how many batches the next `iter()` gives; after `load_state_dict`: those that remain."""
         cursor = self._upcoming()
-        return len(self._shares(self._order.at(cursor.epoch), cursor.samples))
+        return len(self._shares(self._order.at(cursor.epoch), cursor.samples, self.ranks.use()))
 
     def _upcoming(self) -> Cursor:
         if self._cursor.is_used:
@@ -233,7 +230,7 @@ class Loader:
         self._end_live()
         self._cursor = cursor = self._upcoming()
         order = self._order.at(cursor.epoch)
-        shares = self._shares(order, cursor.samples)
+        shares = self._shares(order, cursor.samples, self.ranks.use())
         if not cursor.samples:
             shares.check_not_empty()
         if self._resources.cached is not None:

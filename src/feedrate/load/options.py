@@ -66,6 +66,10 @@ class Options:
         if self.output not in (None, "torch", "numpy"):
             raise UsageError(f'output must be "torch", "numpy" or None, got {self.output!r}')
 
+    @property
+    def given_rank(self) -> tuple[int, int] | None:
+        return None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
+
     def _check_ranks(self) -> None:
         if (self.rank is None) != (self.world_size is None):
             raise UsageError(

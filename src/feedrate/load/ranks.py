@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 import sys
 from dataclasses import dataclass
 
@@ -10,6 +13,11 @@ import numpy as np
 
 from feedrate.draws import I64
 from feedrate.errors import UsageError
+
+Rank = tuple[int, int]  # this process, and how many there are
+ALONE: Rank = (0, 1)
+
+log = logging.getLogger("feedrate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +105,90 @@ class Shares:
         return self.start + min(step + 1, full) * self.global_batch + sum(last[: max(0, step + 1 - full)])
 
 
-def find_rank() -> tuple[int, int]:
-    """Return (rank, world size) of torch.distributed when it is initialised, else (0, 1)."""
+@dataclass(slots=True)
+class Ranks:
+    """Which rank this process is, and of how many.
+
+    What arguments, a process group or RANK and WORLD_SIZE say holds for good. Where nobody says anything, the
+    process is alone from its first use on; until then a process group may still appear.
+    """
+
+    given: Rank | None
+    _taken: Rank | None = None
+
+    def look(self) -> Rank:
+        """Return (rank, world size), without deciding that this process is alone."""
+        if self.given is not None:
+            return self.given
+        if self._taken is None:
+            self._taken = _ask_torch() or _ask_environment()
+        elif (group := _ask_torch()) is not None:
+            self._check(group, "torch.distributed")
+        return self._taken or ALONE
+
+    def use(self) -> Rank:
+        """Return (rank, world size), from now on for good.
+
+        Raises:
+            UsageError: a process group appeared, and contradicts what was used before.
+        """
+        rank = self.look()
+        self._taken = rank
+        return rank
+
+    def adopt(self, found: Rank | None, who: str) -> None:
+        """Take the numbers of a framework, unless arguments said them; None: it knows nothing of others."""
+        if found is not None and self.given is None:
+            self._check(found, who)
+            self._taken = found
+
+    def _check(self, found: Rank, who: str) -> None:
+        if self._taken not in (None, found):
+            rank, world = self._taken or ALONE
+            raise UsageError(
+                f"this loader took itself for rank {rank} of {world}, and {who} says rank {found[0]} of "
+                f"{found[1]}: make the loader after that is known, or give it rank= and world_size="
+            )
+
+
+def _ask_torch() -> Rank | None:
     # A process group can only be there if torch was imported; importing it here would cost a second.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return 0, 1
+        return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def _ask_environment() -> Rank | None:
+    said = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if said[0] is not None and said[1] is not None:
+        try:
+            rank, world = int(said[0]), int(said[1])
+        except ValueError:
+            rank, world = 0, 0
+        if not 0 <= rank < world:
+            raise UsageError(
+                f"this process has RANK={said[0]!r} and WORLD_SIZE={said[1]!r}, which name no rank: correct "
+                "them, or give the loader rank= and world_size="
+            )
+        _tell_environment(rank, world)
+        return rank, world
+    # Only srun sets it, for the tasks of a step; a batch script has no more than SLURM_NTASKS, and is alone.
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks.isdecimal() and int(tasks) > 1:
+        raise UsageError(
+            f"this is task {os.environ.get('SLURM_PROCID')} of {tasks} of a Slurm step, and nothing says "
+            "whether they train together. Initialise torch.distributed before the loader is made, or add to "
+            "Loader(...)\n"
+            '  one training on all tasks:  rank=int(os.environ["SLURM_PROCID"]), '
+            'world_size=int(os.environ["SLURM_STEP_NUM_TASKS"])\n'
+            "  each task on its own:       rank=0, world_size=1"
+        )
+    return None
+
+
+@functools.cache
+def _tell_environment(rank: int, world: int) -> None:
+    if world > 1:
+        words = "this process loads as rank %d of %d, as RANK and WORLD_SIZE say (there is no process group)"
+        log.warning(words, rank, world)
