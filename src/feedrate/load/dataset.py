@@ -23,7 +23,7 @@ from feedrate.load.options import (
     check_image,
     check_split,
     check_whole,
-    find_field,
+    find_label,
     find_reference,
     flip_probability,
     resolve_fields,
@@ -46,8 +46,8 @@ class Dataset:
     Args:
         pack: the pack's folder, or its address ("s3://...").
         transform: called with the image, as ImageFolder does.
-        target_transform: called with the label.
-        fields: what a sample is made of, in this order; None: image and label.
+        target_transform: called with the label, or the labels.
+        fields: what a sample is made of, in this order; None: image and label (or labels).
         image: an image operation: then only the part that is needed gets decoded. None: whole images.
         flip: mirror left to right; True: half of the samples; a number: that share.
         seed: fixes the draw of each sample per epoch (see `set_epoch`). None: every access draws anew from
@@ -135,7 +135,7 @@ class Dataset:
             pictures = [self._convert(pixels, wanted.field) for pixels in column]
             is_image = wanted.field.kind is Kind.IMAGE
             return [self.transform(p) for p in pictures] if self.transform and is_image else pictures
-        if wanted.name == "label" and self.target_transform is not None:
+        if wanted.name == self._open().label_name and self.target_transform is not None:
             return [self.target_transform(value) for value in column]
         return list(column)
 
@@ -161,7 +161,7 @@ class Dataset:
     @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return list(find_field(self._open().pack, "label").classes or ())
+        return list(find_label(self._open().pack).classes or ())
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -169,11 +169,9 @@ class Dataset:
 
     @property
     def targets(self) -> list[Any]:
-        """Labels of all samples, by position; read from the index at each call."""
-        find_field(self._open().pack, "label")
+        """Labels of all samples, by position: numbers from the index, or arrays; read at each call."""
         opened = self._open()
-        labels: list[Any] = opened.pack.column("label")[members(opened.subset)].tolist()
-        return labels
+        return opened.read_labels(members(opened.subset))
 
     def __repr__(self) -> str:
         return f"Dataset({self.path!r}, {len(self)} samples)"
@@ -199,6 +197,7 @@ class _Opened:
         self.wanted = self._resolve(fields, image)
         reference = find_reference(self.pack, image, flip)
         self.reference = reference
+        self.label_name = "label" if self.pack.manifest.field("label") else "labels"
         self.image, self.flip = image, flip_probability(flip)
 
     def _resolve(self, fields: Sequence[str] | None, image: ImageOp | None) -> tuple[Wanted, ...]:
@@ -210,13 +209,24 @@ class _Opened:
 
     def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
         """Return one column per field."""
-        rows, statuses = self.pack.rows(positions, [w.name for w in self.wanted])
-        for i in np.flatnonzero(statuses):
-            reason = f"its row of the index cannot be used: {explain_status(statuses[i])}"
-            raise self.pack.describe_bad(int(positions[i]), self.wanted[0].name, None, reason)
-        places = Places(self.pack, rows, positions)
+        places = self._find(positions, self.wanted)
         geometry = self._draw(places, seed, epoch)
         return [self._read_column(wanted, places, geometry) for wanted in self.wanted]
+
+    def read_labels(self, positions: I64) -> list[Any]:
+        label = find_label(self.pack)
+        if label.kind is Kind.NUMBER:
+            numbers: list[Any] = self.pack.column(label.name)[positions].tolist()
+            return numbers
+        wanted = Wanted(label.name, label)
+        return list(self._read_column(wanted, self._find(positions, (wanted,)), None))
+
+    def _find(self, positions: I64, wanted: tuple[Wanted, ...]) -> Places:
+        rows, statuses = self.pack.rows(positions, [w.name for w in wanted])
+        for i in np.flatnonzero(statuses):
+            reason = f"its row of the index cannot be used: {explain_status(statuses[i])}"
+            raise self.pack.describe_bad(int(positions[i]), wanted[0].name, None, reason)
+        return Places(self.pack, rows, positions)
 
     def _draw(self, places: Places, seed: int | None, epoch: int) -> Geometry | None:
         if self.reference is None:

@@ -33,7 +33,7 @@ from feedrate.load.options import (
     Output,
     Wanted,
     check_whole,
-    find_field,
+    find_label,
     find_reference,
     flip_probability,
     resolve_fields,
@@ -90,7 +90,7 @@ class Loader:
         shuffle: a fresh permutation of all samples in every epoch; else the stored order.
         seed: every random choice follows from it, the epoch and the sample's number.
         fields: what a batch holds, in this order: names of the pack's fields, "key", "number", `View`s. None:
-            image and label, where the pack has them.
+            image and label (or labels), where the pack has them.
         image: where to cut and how large; None: whole images, which must then share one size.
         flip: mirror left to right; True: half of the samples; a number: that share.
         order: "windowed" (large sequential reads), "staged" (so in the first epoch alone: the default with
@@ -322,7 +322,7 @@ class Loader:
     @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return list(find_field(self._resources.pack, "label").classes or ())
+        return list(find_label(self._resources.pack).classes or ())
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: plain numbers and words that JSON can hold.

@@ -120,7 +120,8 @@ def resolve_fields(
     """
     if names is None:
         have = [f.name for f in pack.fields]
-        names = [name for name in ("image", "label") if name in have] or have
+        label = "label" if "label" in have else "labels"
+        names = [name for name in ("image", label) if name in have] or have
     if isinstance(names, (str, View)) or not len(names):
         raise UsageError(f'fields must be a tuple of names such as ("image", "label"), got {names!r}')
     wanted = tuple(_resolve(pack, name, image) for name in names)
@@ -162,6 +163,11 @@ def find_field(pack: Pack, name: object) -> Field:
             hint=f"did you mean '{near[0]}'?" if near else None,
         )
     return field
+
+
+def find_label(pack: Pack) -> Field:
+    """Return the field of labels: `label`, or `labels` where samples may have several classes."""
+    return pack.manifest.field("label") or pack.manifest.field("labels") or find_field(pack, "label")
 
 
 def find_reference(pack: Pack, image: ImageOp | None, flip: bool | float) -> Field | None:
