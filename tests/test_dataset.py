@@ -197,3 +197,15 @@ def test_targets_of_a_multi_label_pack_are_its_arrays(tmp_path: Path):
     targets = np.stack(dataset.targets)
     np.testing.assert_array_equal(targets, np.stack([labels for _, labels in dataset]))
     assert targets.shape == (4, 3)
+
+
+def test_mode_l_gives_gray_images(tmp_path: Path):
+    pack = write_images(tmp_path / "pack")
+    colour, _ = Dataset(pack)[3]
+    gray, _ = Dataset(pack, mode="L")[3]
+    assert gray.mode == "L"
+    np.testing.assert_array_equal(gray, colour.convert("L"))
+    assert Dataset(pack, mode="L", output="numpy")[3][0].shape == (16, 16, 1)
+    assert Dataset(pack, mode="L", output="torch")[3][0].shape == (1, 16, 16)
+    with pytest.raises(UsageError, match="mode must be"):
+        Dataset(pack, mode="gray")

@@ -89,7 +89,7 @@ def _column(tf: Any, wanted: Wanted) -> tuple[Any, Callable[[Any], Any]]:
         return tf.TensorSpec((None,), tf.string), _encode
     if field.has_pixels:
         assert wanted.out_size is not None
-        channels = (3,) if field.kind is Kind.IMAGE else ()
+        channels = (wanted.channels,) if field.kind is Kind.IMAGE else ()
         return tf.TensorSpec((None, *wanted.out_size, *channels), tf.uint8), np.asarray
     if field.kind is Kind.NUMBER:
         return tf.TensorSpec((None,), tf.as_dtype(field.dtype)), np.asarray

@@ -19,6 +19,7 @@ from feedrate.kernel import I64, U8
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import ImageOp, Resize, View
 from feedrate.load.options import (
+    Mode,
     Wanted,
     check_image,
     check_split,
@@ -54,6 +55,7 @@ class Dataset:
             Python's `random`, which a DataLoader seeds in each of its workers.
         split: a part of the samples, as `Loader` takes it: positions then count its samples alone.
         output: images as "pil" (what torchvision's transforms expect), "numpy" (H,W,C) or "torch" (C,H,W).
+        mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
     """
 
     def __init__(
@@ -67,10 +69,11 @@ class Dataset:
         seed: int | None = None,
         output: Output = "pil",
         split: str | tuple[float, float] | None = None,
+        mode: Mode = "RGB",
     ) -> None:
         if isinstance(pack, Pack):
             pack = pack.name
-        check_image(image, flip)
+        check_image(image, flip, mode)
         check_whole("seed", seed, least=0, optional=True)
         for name, function in (("transform", transform), ("target_transform", target_transform)):
             if function is not None and not callable(function):
@@ -84,7 +87,7 @@ class Dataset:
         self._fields, self._image, self._flip, self._seed, self._output = fields, image, flip, seed, output
         if split is not None and not isinstance(split, str):
             check_split(split)
-        self._split = split
+        self._split, self._mode = split, mode
         self._members: object = None  # what tells the split from one that has its name later
         self._epoch = 0
         self._opened: _Opened | None = None
@@ -92,7 +95,7 @@ class Dataset:
 
     def _open(self) -> _Opened:
         if self._opened is None or self._opened.process != os.getpid():
-            opened = _Opened(self.path, self._fields, self._image, self._flip, self._split)
+            opened = _Opened(self.path, self._fields, self._image, self._flip, self._split, self._mode)
             if self._members is not None and opened.subset.identity() != self._members:
                 raise UsageError(
                     f"the split {self._split!r} of {self.path} was made anew since this dataset was opened",
@@ -145,7 +148,7 @@ class Dataset:
         if self._output == "pil":
             from PIL import Image
 
-            return Image.fromarray(pixels)
+            return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
         if self._output == "torch":
             import torch
 
@@ -187,6 +190,7 @@ class _Opened:
         image: ImageOp | None,
         flip: bool | float,
         split: str | tuple[float, float] | None,
+        mode: Mode,
     ) -> None:
         self.process = os.getpid()
         self.pack = open_pack(path)
@@ -194,18 +198,12 @@ class _Opened:
         for name in fields or ():
             if isinstance(name, View):
                 raise UsageError("Dataset has no views; use Loader, or resize in the transform")
-        self.wanted = self._resolve(fields, image)
+        # Unlike in a batch, whole images may differ in size here: any operation stands in for "some size".
+        self.wanted = resolve_fields(self.pack, fields, Resize(1) if image is None else image, mode)
         reference = find_reference(self.pack, image, flip)
         self.reference = reference
         self.label_name = "label" if self.pack.manifest.field("label") else "labels"
         self.image, self.flip = image, flip_probability(flip)
-
-    def _resolve(self, fields: Sequence[str] | None, image: ImageOp | None) -> tuple[Wanted, ...]:
-        """Unlike in a batch, whole images may differ in size here."""
-        if image is not None:
-            return resolve_fields(self.pack, fields, image)
-        # Any operation stands in for "some size"; sizes are not used without one.
-        return resolve_fields(self.pack, fields, Resize(1))
 
     def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
         """Return one column per field."""
@@ -273,7 +271,7 @@ class _Opened:
         if self.image is None:
             box = geometry.boxes_on(wanted.field, place.rows)[0]
             height, width = int(box[3] - box[1]), int(box[2] - box[0])
-        out = np.empty((1, height, width, 3 if wanted.field.kind is Kind.IMAGE else 1), np.uint8)
+        out = np.empty((1, height, width, wanted.channels), np.uint8)
         # No pool: a DataLoader's workers are the parallelism here.
         report = decode_pixels(place, wanted.field, geometry, out, None)
         if report.statuses[0] != kernel.Status.OK:

@@ -29,6 +29,7 @@ from feedrate.load.iteration import Cursor, LoaderIterator
 from feedrate.load.meter import Meter
 from feedrate.load.options import (
     BadSamplePolicy,
+    Mode,
     Options,
     Output,
     Wanted,
@@ -41,7 +42,7 @@ from feedrate.load.options import (
 from feedrate.load.order import EpochOrder, Staged
 from feedrate.load.pipeline import Feed
 from feedrate.load.ranks import Rank, Ranks, Shares
-from feedrate.load.ring import Ring
+from feedrate.load.ring import Ring, choose_prefetch
 from feedrate.load.sampling import choose_order
 from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
@@ -53,10 +54,6 @@ from feedrate.store.through import ThroughPack, open_pack
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
-
-# One batch in the kernel, one queued there; with the one that the loop holds, three buffers are in use.
-DEFAULT_PREFETCH = 2
-PREFETCH_BYTES = 2**30
 
 
 @dataclass(slots=True)
@@ -111,6 +108,7 @@ class Loader:
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
         output: "torch" or "numpy"; None: torch where it is installed.
+        mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
     """
 
     def __init__(
@@ -137,13 +135,14 @@ class Loader:
         on_bad_sample: BadSamplePolicy = "raise",
         output: Output | None = None,
         scratch: str | os.PathLike[str] | None = None,
+        mode: Mode = "RGB",
     ) -> None:
         options = Options(
             batch_size=batch_size, shuffle=shuffle, seed=seed, fields=fields, image=image, flip=flip,
             order=order, weights=weights, split=split, drop_last=drop_last, pad=pad, rank=rank,
             world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
             on_bad_sample=on_bad_sample, output=output,
-            scratch=None if scratch is None else os.fspath(scratch),
+            scratch=None if scratch is None else os.fspath(scratch), mode=mode,
         )  # fmt: skip
         if cache is not None and not isinstance(cache, Cache):
             raise UsageError(
@@ -166,7 +165,7 @@ class Loader:
         """Check what was asked for against the pack."""
         options = self._options
         fields, image, flip, seed = options.fields, options.image, options.flip, options.seed
-        self._wanted = resolve_fields(opened, fields, image)
+        self._wanted = resolve_fields(opened, fields, image, options.mode)
         reference = find_reference(opened, image, flip)
         self._artist = Artist(reference, image, flip_probability(flip), seed) if reference else None
         self._subset = find_split(opened, options.split)
@@ -174,7 +173,10 @@ class Loader:
         self._fingerprint = fingerprint(opened.manifest)
         self._output = choose_output(options.output)
         self._threads = options.threads or count_usable_cores()
-        self._prefetch = options.prefetch or self._choose_prefetch()
+        pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
+        # A transform runs in the makers, so there should be as many as threads.
+        makers = self._threads if options.transform else 1
+        self._prefetch = options.prefetch or choose_prefetch(pixels * options.batch_size, makers)
         self._cursor = Cursor()
         self._closed = False
         self.ranks = Ranks(options.given_rank)
@@ -189,7 +191,7 @@ class Loader:
         self._rings = {
             w.name: Ring(
                 # Two: the last batch of some ranks when the others hold one.
-                (max(2, self._options.batch_size), *w.out_size, 3 if w.field.kind == "image" else 1),
+                (max(2, self._options.batch_size), *w.out_size, w.channels),
                 self._prefetch + 2,
             )
             for w in self._wanted
@@ -202,13 +204,6 @@ class Loader:
         from feedrate.load.cached_pixels import CachedPixels
 
         return CachedPixels(pack, self._cache, self._wanted, self._artist)
-
-    def _choose_prefetch(self) -> int:
-        # A transform runs in the makers, so there should be as many as threads.
-        wish = max(DEFAULT_PREFETCH, self._threads) if self._options.transform else DEFAULT_PREFETCH
-        pixels = sum(3 * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
-        batch_bytes = max(1, pixels * self._options.batch_size)
-        return max(2, min(wish, PREFETCH_BYTES // batch_bytes))
 
     def _shares(self, order: EpochOrder, start: int, rank: Rank) -> Shares:
         options = self._options
