@@ -29,6 +29,7 @@ from feedrate.load.options import (
     flip_probability,
     resolve_fields,
 )
+from feedrate.load.padding import decode_crops
 from feedrate.load.splits import find_split, members
 from feedrate.load.tensors import choose_output
 from feedrate.load.values import explain_status, move_boxes, read_field
@@ -273,7 +274,7 @@ class _Opened:
             height, width = int(box[3] - box[1]), int(box[2] - box[0])
         out = np.empty((1, height, width, wanted.channels), np.uint8)
         # No pool: a DataLoader's workers are the parallelism here.
-        report = decode_pixels(place, wanted.field, geometry, out, None)
+        report = decode_crops(decode_pixels, self.image, place, wanted.field, geometry, out, None)
         if report.statuses[0] != kernel.Status.OK:
             reason = report.reasons.get(0) or explain_status(report.statuses[0])
             raise self.pack.describe_bad(int(place.positions[0]), wanted.field.name, place.rows[0], reason)
