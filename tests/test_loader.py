@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from contracts import Load, LoaderContract, plain
-from feedrate import CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View
+from feedrate import CenterCrop, Dataset, Loader, RandomCrop, RandomResizedCrop, Resize, View
 from feedrate.errors import NotFound, UsageError
 from feedrate.format.pack import Pack
 from packs import (
@@ -453,3 +453,37 @@ def test_a_multi_label_pack_gives_images_and_labels(tmp_path: Path):
     assert labels.tolist() == [[i & 1, i >> 1 & 1, i >> 2 & 1] for i in range(8)]
     with pytest.raises(UsageError, match="needs a label of whole numbers; this pack's labels is array"):
         Loader(pack, weights="balanced")
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ({"num_workers": 8}, "threads="),
+        ({"pin_memory": True}, "pin_memory()"),
+        ({"persistent_workers": True}, "leave it out"),
+        ({"prefetch_factor": 2}, "prefetch="),
+        ({"sampler": [1, 2]}, "order="),
+        ({"batch_sampler": [[1, 2]]}, "order="),
+        ({"collate_fn": list}, "collate="),
+        ({"generator": None}, "seed="),
+        ({"worker_init_fn": print}, "leave it out"),
+        ({"timeout": 3}, "leave it out"),
+        ({"multiprocessing_context": "spawn"}, "leave it out"),
+        ({"shufle": True}, "did you mean shuffle="),
+        ({"banana": 1}, "Loader has no option banana"),
+        ({"scratch": True}, 'scratch="auto"'),
+        ({"scratch": False}, "leave it out"),
+    ],
+)
+def test_words_of_the_dataloader_end_in_what_to_write_instead(tmp_path: Path, option: dict, instead: str):
+    with pytest.raises(UsageError) as caught:
+        Loader(write_numbers(tmp_path / "pack", 3), 2, **option)
+    assert instead in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [Loader, Dataset])
+@pytest.mark.parametrize("pack", [None, 3, [1, 2], b"pack"])
+def test_what_is_no_pack_is_named(make: type, pack: object):
+    with pytest.raises(UsageError, match="must be the folder or the address of a pack, got") as caught:
+        make(pack)
+    assert "feedrate pack" in str(caught.value)

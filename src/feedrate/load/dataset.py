@@ -22,6 +22,7 @@ from feedrate.load.options import (
     Mode,
     Wanted,
     check_image,
+    check_pack,
     check_split,
     check_whole,
     find_label,
@@ -72,6 +73,7 @@ class Dataset:
         split: str | tuple[float, float] | None = None,
         mode: Mode = "RGB",
     ) -> None:
+        check_pack(pack)
         if isinstance(pack, Pack):
             pack = pack.name
         check_image(image, flip, mode)

@@ -33,6 +33,9 @@ from feedrate.load.options import (
     Options,
     Output,
     Wanted,
+    check_no_others,
+    check_pack,
+    check_scratch,
     check_whole,
     find_label,
     find_reference,
@@ -136,7 +139,11 @@ class Loader:
         output: Output | None = None,
         scratch: str | os.PathLike[str] | None = None,
         mode: Mode = "RGB",
+        **others: Any,
     ) -> None:
+        check_no_others(others, [*Options.__slots__, "cache"])
+        check_pack(pack)
+        check_scratch(scratch)
         options = Options(
             batch_size=batch_size, shuffle=shuffle, seed=seed, fields=fields, image=image, flip=flip,
             order=order, weights=weights, split=split, drop_last=drop_last, pad=pad, rank=rank,

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +21,22 @@ Output = Literal["torch", "numpy"]
 Mode = Literal["RGB", "L"]
 BadSamplePolicy = Literal["raise", "skip"] | Callable[[BadSample], None]
 INDEX_FIELDS = ("key", "number")
+# What a DataLoader is told by, and what a Loader does instead.
+_NO_PROCESSES = "leave it out: threads load here, and there are no worker processes"
+_OTHER_WORDS = {
+    "num_workers": "threads load here, as many as there are usable cores; threads=4 sets their number",
+    "pin_memory": "leave it out; batch.pin_memory() gives a pinned copy where you need one",
+    "persistent_workers": _NO_PROCESSES,
+    "worker_init_fn": _NO_PROCESSES,
+    "multiprocessing_context": _NO_PROCESSES,
+    "timeout": _NO_PROCESSES,
+    "prefetch_factor": "prefetch=4 makes so many batches ahead",
+    "sampler": "order=[...] takes positions or a function of the epoch, weights=[...] draws with "
+    "replacement, and ranks get their parts without one",
+    "batch_sampler": "order=[...] takes positions or a function of the epoch, and batch_size= cuts them",
+    "collate_fn": "it is collate=... here",
+    "generator": "seed=1 fixes every random choice",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +208,33 @@ def find_reference(pack: Pack, image: ImageOp | None, flip: bool | float) -> Fie
             f"image and flip need a field of images; this pack has {', '.join(f.name for f in pack.fields)}"
         )
     return None
+
+
+def check_pack(pack: object) -> None:
+    if isinstance(pack, (str, os.PathLike, Pack)):
+        return
+    shown = repr(pack) if pack is None or isinstance(pack, (int, bytes)) else type(pack).__name__
+    raise UsageError(
+        f"the first argument must be the folder or the address of a pack, got {shown}: "
+        "'feedrate pack FOLDER PACK' makes one of a dataset"
+    )
+
+
+def check_scratch(scratch: object) -> None:
+    if isinstance(scratch, (str, os.PathLike)) or scratch is None:
+        return
+    instead = "leave it out" if scratch is False else 'write scratch="auto" to let one be found'
+    raise UsageError(f'scratch must be a folder on a local disk, or "auto", got {scratch!r}: {instead}')
+
+
+def check_no_others(others: Mapping[str, object], known: Iterable[str]) -> None:
+    """Raise a UsageError for the first option that a loader does not have: what to write instead."""
+    for name in others:
+        instead = _OTHER_WORDS.get(name)
+        if instead is None:
+            near = difflib.get_close_matches(name, known, n=1)
+            instead = f"did you mean {near[0]}=?" if near else f"there are {', '.join(known)}"
+        raise UsageError(f"Loader has no option {name}: {instead}")
 
 
 def check_whole(name: str, value: object, *, least: int, optional: bool = False) -> None:
