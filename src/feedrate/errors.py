@@ -15,6 +15,9 @@ FeedrateError
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 
 class FeedrateError(Exception):
     """What the user should read: `str(error)` says what happened, `hint` what to type next."""
@@ -55,6 +58,23 @@ class StorageError(FeedrateError, OSError):
 
 class MissingExtra(FeedrateError, ImportError):
     """An optional package is needed and not installed."""
+
+
+def need(module: str) -> Any:
+    """Import `module` of a package that is installed with feedrate, unless somebody left dependencies out.
+
+    Raises:
+        MissingExtra: it is not there: loading needs numpy and Pillow alone, so others may be missing.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name != package:
+            raise
+        raise MissingExtra(
+            f"this needs {package}, which is not installed", hint=f"pip install {package}"
+        ) from error
 
 
 class DoctorError(FeedrateError, RuntimeError):

@@ -16,6 +16,7 @@ import argparse
 from feedrate.cli.arguments import positive
 from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
+from feedrate.errors import need
 
 SETS = ("photographs", "camera", "png")
 
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    Console = need("rich.console").Console
 
     from feedrate.bench.kernel import KernelOptions, bench_made, bench_source
     from feedrate.errors import UsageError

@@ -19,7 +19,7 @@ from pathlib import Path
 from feedrate.cli.arguments import positive
 from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
-from feedrate.errors import NotFound
+from feedrate.errors import NotFound, need
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    Console = need("rich.console").Console
 
     from feedrate.bench.feeds import require_torch
     from feedrate.bench.loader import BenchOptions, bench_loader

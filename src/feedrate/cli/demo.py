@@ -16,6 +16,7 @@ from pathlib import Path
 from feedrate.cli.arguments import positive
 from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
+from feedrate.errors import need
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    Console = need("rich.console").Console
 
     from feedrate.demo.run import DemoOptions, run_demo
     from feedrate.report.bench import draw_demo

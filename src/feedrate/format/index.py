@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import PackError
+from feedrate.errors import PackError, need
 from feedrate.format.fields import Field, row_dtype
 from feedrate.format.texts import Texts
 from feedrate.kernel import U32
@@ -45,7 +45,7 @@ def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
 
 def dump_part(fields: Sequence[Field], part: Part) -> bytes:
     """Return an Arrow file with one record batch: uncompressed, no nulls, equal input -> equal bytes."""
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     # From buffers: `cast`, and arrays of numpy's, would load parts of both libraries that are not needed here
     # and take as long as packing 10,000 small files.
@@ -59,7 +59,7 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
         for name in field.variable_columns():
             columns[name] = _make_column(pa.large_binary(), part.variable[name])
     metadata = {METADATA_KEY: json.dumps(part.metadata, sort_keys=True).encode()}
-    batch = pa.record_batch(columns).replace_schema_metadata(metadata)
+    batch = pa.record_batch(list(columns.values()), names=list(columns)).replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -68,7 +68,7 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
 
 
 def _make_column(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     data, starts = Texts.of(values).pack()
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(starts), pa.py_buffer(data)])
@@ -79,7 +79,7 @@ def locate_columns(data: bytes) -> dict[str, tuple[int, ...]]:
 
     The bytes must be those of a good part: `parse_part` says whether they are.
     """
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     whole = pa.py_buffer(data)
     batch = only_batch(whole)
@@ -92,7 +92,7 @@ def locate_columns(data: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def parse_part(data: bytes, fields: Sequence[Field], *, name: str) -> Part:
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     try:
         batch = only_batch(pa.py_buffer(data))
@@ -117,7 +117,7 @@ def parse_part(data: bytes, fields: Sequence[Field], *, name: str) -> Part:
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read only what a part says about itself."""
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     try:
         with pa.OSFile(os.fspath(path)) as source:
@@ -131,7 +131,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def only_batch(whole: pa.Buffer) -> pa.RecordBatch:
     """Return the one record batch of an Arrow file; raises what pyarrow raises, and ValueError."""
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     reader = pa.ipc.open_file(pa.BufferReader(whole))
     if reader.num_record_batches != 1:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, NotFound, SourceError
+from feedrate.errors import FeedrateError, NotFound, SourceError, need
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _PIECE_BYTES = 2**20
@@ -200,13 +200,13 @@ def _json_rows(path: Path, names: Sequence[str]) -> Iterator[Row]:
 
 
 def _parquet_columns(path: Path) -> list[str]:
-    from pyarrow import parquet
+    parquet = need("pyarrow.parquet")
 
     return list(parquet.read_schema(path).names)
 
 
 def _parquet_rows(path: Path, names: Sequence[str]) -> Iterator[Row]:
-    from pyarrow import parquet
+    parquet = need("pyarrow.parquet")
 
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(names))):
