@@ -19,7 +19,8 @@ LOADING = """
 import sys
 import feedrate
 pack = sys.argv[1]
-loader = feedrate.Loader(pack, batch_size=4, image=feedrate.RandomResizedCrop(16), cache=feedrate.Cache(ram="8MB"))
+crop, cache = feedrate.RandomResizedCrop(16), feedrate.Cache(ram="8MB")
+loader = feedrate.Loader(pack, batch_size=4, image=crop, cache=cache)
 print(sum(len(batch[0]) for batch in loader), sum(len(batch[0]) for batch in loader))
 staged = feedrate.Loader(pack, batch_size=4, image=feedrate.Resize((16, 16)), scratch=sys.argv[2])
 print(sum(len(batch[0]) for batch in staged))

@@ -8,6 +8,7 @@ process, and threads must not swap them.
 from __future__ import annotations
 
 import io
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "GIF", "PPM")
 
 
 _ORIENTATION = 0x0112  # EXIF
+_LOADING_TRUNCATED = threading.Lock()
 _PNG_EXIF = (b"eXIf", b"rofile type exif", b"rientation")  # a chunk, ImageMagick's, XMP's
 
 
@@ -129,6 +131,23 @@ def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
     except Exception as error:
         raise Undecodable(f"mode {image.mode} does not go into PNG: {_words(error)}") from error
     return buffer.getvalue()
+
+
+def fill_up(data: bytes) -> bytes:
+    """Return an image that ends too early as PNG, filled up as Pillow's LOAD_TRUNCATED_IMAGES does.
+
+    Raises:
+        Undecodable: not even that helps.
+    """
+    from PIL import ImageFile
+
+    with _LOADING_TRUNCATED:  # a switch of the whole process
+        before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
+        try:
+            with _open(data) as image:
+                return encode_png(image, is_mask=False)
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def is_gray(data: bytes) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people install: a source archive and wheels; the oldest versions that are claimed, and a new Python."""
+"""What people install: a source archive and wheels; the oldest versions claimed, and a new Python."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from feedrate.cli.arguments import add_workers
 from feedrate.cli.engine import add_engine, read_engine
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import add_json_arguments, add_strict, check_json_target, exit_code, say, write_json
 from feedrate.errors import UsageError
 
 
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_workers(parser)
     add_engine(parser)
+    add_strict(parser)
     add_json_arguments(parser)
 
 
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json != "-":
         sys.stdout.write(draw_append(result))
     write_json(arguments, dump_document("append", result))
-    return 0
+    return exit_code(arguments, len(result.rejected), f"{arguments.pack}/rejected.jsonl")
 
 
 def _parse_defaults(texts: list[str]) -> dict[str, str]:

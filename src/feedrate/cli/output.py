@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from feedrate.errors import AlreadyExists, NotFound, StorageError
+from feedrate.units import format_count
 
 
 def add_json_arguments(parser: argparse.ArgumentParser, *, overwritten: str = "the JSON file") -> None:
@@ -69,6 +70,20 @@ def write_json(arguments: argparse.Namespace, text: str) -> None:
         sys.stdout.write(text)
     elif arguments.json is not None:
         write_text(Path(arguments.json), text)
+
+
+def add_strict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a sample was left out")
+
+
+def exit_code(arguments: argparse.Namespace, rejected: int, where: str) -> int:
+    """Return what the shell should see of a command that may leave samples out."""
+    if not rejected or not arguments.strict:
+        return 0
+    from feedrate.cli import EXIT_FAILED, say_error
+
+    say_error(f"{format_count(rejected, 'sample')} left out, and --strict allows none", f"see {where}")
+    return EXIT_FAILED
 
 
 def write_text(target: Path, text: str) -> None:

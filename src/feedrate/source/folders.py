@@ -16,7 +16,7 @@ from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.kernel import I64, Entry
 from feedrate.results.progress import Rejection
 from feedrate.source.names import SPLIT_NAMES
-from feedrate.source.record import ImageFiles, Reader, Record, Stored, describe_others
+from feedrate.source.record import ImageFiles, Reader, Record, Stored, Value, describe_others
 from feedrate.source.remote import walk
 from feedrate.source.walk import Inside
 from feedrate.units import format_count, typed
@@ -143,7 +143,8 @@ class SplitFolders(Reader):
         self.root = root
         self.ignored: dict[str, int] = {}
         self._parts = parts
-        self._classes = sorted({name for classes in parts.values() for name in classes})
+        names = sorted({name for classes in parts.values() for name in classes})
+        self._classes = {name: number for number, name in enumerate(names)}
 
     def __iter__(self) -> Iterator[Record | Rejection]:
         ignored: Counter[str] = Counter()
@@ -169,9 +170,9 @@ class SplitFolders(Reader):
         image, label = sample.values["image"], sample.values["label"]
         assert isinstance(image, Stored)
         assert isinstance(label, int)
-        values = {
+        values: dict[str, Value] = {
             "image": image._replace(path=start + image.path, file=start + image.file),
-            "label": self._classes.index(reader.class_name(label)),
+            "label": self._classes[reader.class_name(label)],
             "split": number,
         }
         return Record(start + sample.name, values)
