@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import math
 import shlex
@@ -47,9 +48,11 @@ class Table:
             lower = {name.lower(): name for name in reversed(self.columns)}
             return next((lower[g] for g in guesses if g in lower), None)
         if wanted not in self.columns:
+            near = difflib.get_close_matches(wanted, self.columns, n=1)
+            guess = f"did you mean '{near[0]}'? " if near else ""
             raise SourceError(
                 f"{self.path} has no column '{wanted}' for the {what}",
-                hint=f"it has: {', '.join(self.columns)}",
+                hint=f"{guess}it has: {', '.join(self.columns)}",
             )
         return wanted
 
