@@ -133,7 +133,7 @@ class Assembler:
     def _read_other(self, wanted: Wanted, draft: Draft) -> Any:
         places = draft.places
         if wanted.name == "number":
-            return np.ascontiguousarray(places.rows["number"])
+            return places.rows["number"].copy()
         if wanted.field is None:
             return [key.decode("ascii") for key in self.pack.texts("key", places.positions)]
         read = read_field(self.pack, wanted.field, places.rows, places.positions, self.pool)

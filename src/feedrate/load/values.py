@@ -44,7 +44,8 @@ class Values:
 def read_field(pack: Pack, wanted: Field, rows: Rows, positions: I64, pool: kernel.Pool | None) -> Values:
     """Read a field that is not pixels."""
     if wanted.kind is Kind.NUMBER:
-        return Values(np.ascontiguousarray(rows[wanted.name]))
+        # Not `ascontiguousarray`: to numpy, one value is contiguous whatever its stride; torch refuses it.
+        return Values(rows[wanted.name].copy())
     while True:
         files, ranges, _ = pack.find_values(wanted.name, rows, positions)
         buffer, starts, statuses = kernel.read_ranges(files, ranges, pool)
@@ -106,7 +107,8 @@ def _stack_arrays(wanted: Field, buffer: U8, starts: I64) -> npt.NDArray[Any] | 
         return None
     if first.dtype != dtype or first.shape != wanted.shape or not first.flags.c_contiguous:
         return None
-    return np.ascontiguousarray(table[:, header:]).view(dtype).reshape(len(lengths), *wanted.shape)
+    values: npt.NDArray[Any] = table[:, header:].copy().view(dtype)
+    return values.reshape(len(lengths), *wanted.shape)
 
 
 def _parse_array(data: bytes) -> npt.NDArray[Any]:
