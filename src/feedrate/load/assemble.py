@@ -68,6 +68,7 @@ class Assembler:
 
         Raises:
             BadSample: a sample cannot be used, and the policy is to raise.
+            StorageError: the storage cannot be read, whatever the policy.
         """
         lost: list[BadSample] = []
         with self.meter.stage("index"):
@@ -76,7 +77,9 @@ class Assembler:
         if draft.bad:
             values = self._leave_out_bad(draft, values, lost)
         samples = len(draft.places.positions) - len(draft.bad)
-        self.meter.count(batches=1, samples=samples, bad_samples=len(lost))
+        self.meter.count(
+            batches=1, samples=samples, bad_samples=len(lost), empty_batches=int(bool(lost) and not samples)
+        )
         if not samples:
             return Batch(None, 0, tuple(lost))
         return Batch(self._finish(draft, values, samples), samples, tuple(lost))

@@ -110,6 +110,7 @@ class Loader:
         threads: for reading and decoding; None: the cores that this process may use.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
+            Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
         output: "torch" or "numpy"; None: torch where it is installed.
     """
 

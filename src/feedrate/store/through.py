@@ -317,7 +317,11 @@ class ThroughPack(FarIndexPack):
         return files, replace(values, file=file, offset=offset), entries
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
-        """After a read: whether to read again, since what failed can come from the source instead."""
+        """After a read: whether to read again, since what failed can come from the source instead.
+
+        Raises:
+            StorageError: what failed is the storage of this machine, not a sample.
+        """
         if not np.isin(statuses, SPOILT).any():
             self._local.asked_again = set()
             return False
@@ -334,6 +338,8 @@ class ThroughPack(FarIndexPack):
         fresh = set(positions[bad].tolist()) - asked
         self._local.asked_again = asked | fresh if fresh else set()
         self._local.held = None
+        if not fresh:
+            super().turn_to_source(field, rows[near], positions[near], statuses[near])
         return bool(fresh)
 
     def _count(self, **counts: int) -> None:
