@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from contracts import spoil
 from damage import rewrite_index
@@ -252,6 +255,17 @@ def test_values_that_do_not_parse_are_bad_samples(tmp_path: Path):
     assert [b.field for b in told] == ["meta", "points", "caption"]
 
 
+def test_an_array_that_claims_more_than_it_holds_is_a_bad_sample(tmp_path: Path):
+    from packs import encode_array
+
+    good = {"points": encode_array(np.zeros(2))}
+    lie = {"points": good["points"].replace(b"(2,)", b"(%d,)" % 10**15)[: len(good["points"])]}
+    pack = write_pack(tmp_path / "pack", (Field("points", Kind.ARRAY),), [lie, *[good] * 19], shards=1)
+    with Loader(pack, on_bad_sample="skip", output="numpy") as loader:
+        ((points,),) = list(loader)
+    assert len(points) == 19
+
+
 def test_samples_too_small_for_the_crop_can_be_skipped(tmp_path: Path):
     sizes = [(20, 20), (10, 30), (30, 10), *[(16, 16)] * 17]
     samples = [{"image": encode_image(make_image(i, *size)), "label": i % 3} for i, size in enumerate(sizes)]
@@ -280,3 +294,53 @@ def test_with_a_transform_a_bad_sample_is_left_out_before_it(tmp_path: Path):
     with Loader(pack, fields=fields, transform=lambda s: s["key"], on_bad_sample="skip") as loader:
         (keys,) = list(loader)
     assert sorted(keys) == [f"sample-{i:05d}" for i in range(1, 11)]
+
+
+# Loads small images, then a large one with a few MB to spare.
+SHORT_OF_MEMORY = """
+import resource, sys
+from feedrate import Dataset, Loader, Resize
+from PIL import Image, JpegImagePlugin, PngImagePlugin
+
+pack, (spare, small, large) = sys.argv[1], map(int, sys.argv[2:])
+options = {"image": Resize(8), "output": "numpy"}
+loader = Loader(pack, 1, order=[small] * 9 + [large], prefetch=1, threads=1, on_bad_sample="skip", **options)
+batches = iter(loader)
+next(batches)
+used_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (spare << 20), resource.RLIM_INFINITY))
+try:
+    print(len(list(batches)), "more batches and", loader.stats().bad_samples, "bad")
+except BaseException as error:
+    print(type(error).__name__, error)
+try:
+    Dataset(pack, **options)[large]
+except BaseException as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux keeps to a limit on memory")
+@pytest.mark.parametrize(
+    ("kind", "spare"),
+    [("raw", 12), ("png", 12), ("progressive", 12), ("progressive", 40)],
+    ids=["kernel", "Pillow", "Pillow's progressive", "libjpeg, which calls it broken data"],
+)
+def test_too_little_memory_is_neither_damage_nor_skipped(tmp_path: Path, kind: str, spare: int):
+    from feedrate.pack import PackOptions, Recode, pack
+
+    options: dict[str, Any] = {"progressive": True, "subsampling": 0} if kind == "progressive" else {}
+    suffix = "jpg" if kind == "progressive" else "png"
+    for name, side in (("a", 64), ("b", 2400)):
+        (tmp_path / "s").mkdir(exist_ok=True)
+        Image.new("RGB", (side, side), "teal").save(tmp_path / "s" / f"{name}.{suffix}", **options)
+    pack(tmp_path / "s", tmp_path / "p", PackOptions(workers=1, recode=Recode(raw=kind == "raw")))
+    order = [str(position) for position in np.argsort(Pack(tmp_path / "p").column("number"))]
+    words = [sys.executable, "-c", SHORT_OF_MEMORY, str(tmp_path / "p"), str(spare), *order]
+    # One arena: each thread's own would come with 64 MB that count already.
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["MemoryError"] * 2, (
+        ran.stdout + ran.stderr
+    )
+    assert "out of memory" in ran.stdout

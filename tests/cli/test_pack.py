@@ -216,3 +216,19 @@ def test_a_pack_with_a_map_ends_when_it_is_told_to(tmp_path: Path) -> None:
             (tmp_path / "reached").open().close()  # until the map is called
             process.send_signal(number)
             assert process.wait() == code
+
+
+def test_too_little_memory_is_a_sentence_and_rejects_no_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_image(tmp_path / "s" / "a.jpg", 1, progressive=True)
+
+    def fail(_image: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", fail)
+    code = main(["pack", str(tmp_path / "s"), str(tmp_path / "p"), "--workers", "1"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (1, "")
+    assert "error: out of memory" in err
+    assert not (tmp_path / "p" / "pack.json").exists()
