@@ -18,6 +18,7 @@ from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import Size
 from feedrate.load.meter import Meter
 from feedrate.load.options import Output, Wanted
+from feedrate.load.pipeline import FeedStopped
 from feedrate.load.ring import Ring
 from feedrate.load.tensors import to_torch
 from feedrate.load.values import Values, explain_status, move_boxes, read_field
@@ -59,6 +60,7 @@ class Assembler:
     meter: Meter
     pool: kernel.Pool | None = None
     cached: CachedPixels | None = None
+    is_stopping: Callable[[], bool] = lambda: False  # asked before each sample that goes through a transform
 
     def make(self, epoch: int, positions: I64, slots: I64 | None) -> Batch:
         """Make the batch of these samples.
@@ -177,6 +179,8 @@ class Assembler:
         if self.transform is not None:
             with self.meter.stage("transform"):
                 for i, sample in enumerate(made):
+                    if self.is_stopping():
+                        raise FeedStopped
                     try:
                         made[i] = self.transform(sample)
                     except Exception as error:
