@@ -53,8 +53,16 @@ RangeArrays arrays_of(nb::tuple ranges) {
             nb::cast<Array<const int64_t>>(ranges[2]), nb::cast<Array<const uint32_t>>(ranges[3])};
 }
 
+// Too little memory is no fault of a sample: nobody may take it for damage and skip it.
+void need_memory(const Outcome& outcome) {
+    if (outcome.why != Why::out_of_memory) return;
+    PyErr_SetString(PyExc_MemoryError, "out of memory while samples were read and decoded; fewer threads and smaller batches need less");
+    throw nb::python_error();
+}
+
 void write_details(const std::vector<Outcome>& outcomes, const Details& details) {
     for (size_t i = 0; i < outcomes.size(); ++i) {
+        need_memory(outcomes[i]);
         int64_t* to = details.data() + 4 * i;
         to[0] = static_cast<int64_t>(outcomes[i].status);
         to[1] = static_cast<int64_t>(outcomes[i].why);
@@ -64,6 +72,7 @@ void write_details(const std::vector<Outcome>& outcomes, const Details& details)
 }
 
 nb::tuple as_tuple(const Outcome& o) {
+    need_memory(o);
     return nb::make_tuple(static_cast<int>(o.status), o.ok() ? std::string() : words(o));
 }
 
@@ -189,6 +198,7 @@ nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, 
         nb::gil_scoped_release release;
         outcome = profile_one(bytes_of(data), bytes_of(entries), b, target, repeats, times);
     }
+    need_memory(outcome);
     nb::list seconds;
     for (const double value : times.seconds) seconds.append(value);
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), seconds);
@@ -350,6 +360,7 @@ NB_MODULE(_native, m) {
         .def("close", &Files::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Pool>(m, "Pool")
         .def(nb::init<int>())
+        .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
     m.def("simd_level", [] { return level().name; });
     m.def("simd_levels", [] {

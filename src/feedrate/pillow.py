@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way through Pillow, for what the kernel leaves to it. Every failure is an `Undecodable`, in words.
 
+But for want of memory, which is no fault of an image: that is a `MemoryError`.
+
 Pillow's warnings (large images, odd metadata) are not silenced here: Python's filters belong to the whole
 process, and threads must not swap them.
 """
@@ -8,6 +10,7 @@ process, and threads must not swap them.
 from __future__ import annotations
 
 import io
+import mmap
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +131,8 @@ def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
     buffer = io.BytesIO()
     try:
         image.save(buffer, "PNG", compress_level=1 if is_brief else 6)
+    except MemoryError:
+        raise
     except Exception as error:
         raise Undecodable(f"mode {image.mode} does not go into PNG: {_words(error)}") from error
     return buffer.getvalue()
@@ -179,6 +184,8 @@ def read_orientation(data: bytes) -> int:
     try:
         with _open(data) as image:
             value = image.getexif().get(_ORIENTATION, 1)
+    except MemoryError:
+        raise
     except Exception:  # broken EXIF is no reason to refuse good pixels
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
@@ -194,6 +201,8 @@ def resize_mask(data: bytes, size: tuple[int, int]) -> bytes:
     buffer = io.BytesIO()
     try:
         resized.save(buffer, "PNG")
+    except MemoryError:
+        raise
     except Exception as error:
         raise Undecodable(f"mask of mode {image.mode} does not go into PNG: {_words(error)}") from error
     return buffer.getvalue()
@@ -215,6 +224,8 @@ def _open(data: bytes) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=[f for f in FORMATS if f in Image.OPEN])
     except UnidentifiedImageError:
         raise Undecodable("not an image that feedrate knows") from None
+    except MemoryError:
+        raise
     except Exception as error:
         raise Undecodable(_words(error)) from error
 
@@ -223,8 +234,19 @@ def _load(image: Image.Image) -> None:
     # Pillow's readers raise whatever damage leads them into: OSError, SyntaxError, struct.error ...
     try:
         image.load()
+    except MemoryError:
+        raise
     except Exception as error:
+        _check_memory(*image.size)
         raise Undecodable(_words(error)) from error
+
+
+def _check_memory(width: int, height: int) -> None:
+    """Raise MemoryError where there is none for an image: its decoders may have called that a broken file."""
+    try:
+        mmap.mmap(-1, max(1, 12 * width * height)).close()  # pixels, and coefficients of a progressive JPEG
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"no memory for an image of {width} x {height} pixels") from error
 
 
 def _words(error: Exception) -> str:

@@ -262,3 +262,19 @@ def test_strict_packing_fails_when_a_sample_was_left_out(
 def test_strict_packing_of_a_whole_dataset_succeeds(tmp_path: Path) -> None:
     source, table = write_table(tmp_path, missing=0)
     assert main(["pack", source, str(tmp_path / "p"), "--labels", table, "--workers", "1", "--strict"]) == 0
+
+
+def test_too_little_memory_is_a_sentence_and_rejects_no_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_image(tmp_path / "s" / "a.jpg", 1, progressive=True)
+
+    def fail(_image: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", fail)
+    code = main(["pack", str(tmp_path / "s"), str(tmp_path / "p"), "--workers", "1"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (1, "")
+    assert "error: out of memory" in err
+    assert not (tmp_path / "p" / "pack.json").exists()

@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FeedrateError as error:
         say_error(error.message, error.hint)
         return EXIT_FAILED
+    except MemoryError as error:
+        say_error(str(error) or "out of memory", "fewer --workers need less, where the command has them")
+        return EXIT_FAILED
     except KeyboardInterrupt:
         say_error("interrupted")
         return EXIT_INTERRUPTED

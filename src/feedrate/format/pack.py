@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import BadSample, PackError
+from feedrate.errors import BadSample, PackError, StorageError
 from feedrate.format.added import part_dtype
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype
@@ -30,6 +30,7 @@ from feedrate.format.manifest import (
     file_path,
     read_manifest,
 )
+from feedrate.format.storage_check import check_index, check_rows, check_values
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.units import typed
 
@@ -151,8 +152,12 @@ class Pack:
         return Pack(self.path)
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
-        """After a read: whether to read again, since what failed can come from elsewhere; see `store`."""
-        del field, rows, positions, statuses
+        """After a read: whether to read again, since what failed can come from elsewhere; see `store`.
+
+        Raises:
+            StorageError: what failed is the storage, not a sample.
+        """
+        check_values(self, field, rows, positions, statuses)
         return False
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
@@ -164,7 +169,16 @@ class Pack:
         """Return the index rows of some samples, and a `Status` each: use no row that is not OK.
 
         Of added columns only those of the fields `wanted` are read, None: of all; the others are 0.
+
+        Raises:
+            StorageError: a file of the index cannot be read at all.
         """
+        rows, statuses = self._read_rows(positions, wanted)
+        if statuses.any():
+            check_rows(self, positions, statuses)
+        return rows, statuses
+
+    def _read_rows(self, positions: I64, wanted: Collection[str] | None) -> tuple[Rows, I32]:
         shards, places = self.locate(positions)
         files = (2 * shards + 1).astype(np.int32)
         stored, statuses = kernel.gather_rows(
@@ -244,7 +258,8 @@ class Pack:
         """Return values of a variable-width column of the index: `key`, `image.path`, ...
 
         Raises:
-            PackError: the index cannot be read there.
+            PackError: the index is damaged there.
+            StorageError: a file of the index cannot be read at all.
         """
         if column not in self._variable:
             return [b""] * len(positions)  # the path of an added text: it was never a file
@@ -272,6 +287,7 @@ class Pack:
                 if not bad.any():
                     whole = values.tobytes()
                     return [whole[a:b] for a, b in itertools.pairwise(starts)]
+        check_index(self, positions)
         raise PackError(
             f"{self.name}: the index is damaged in column '{column}'",
             hint=f"feedrate verify {typed(self.name)}",
@@ -390,7 +406,7 @@ class Pack:
         shard, _ = self.locate(at)
         try:
             key = self.texts("key", at)[0].decode("ascii", "replace")
-        except PackError:
+        except (PackError, StorageError):
             key = f"number {position}"
         offset_column = f"{field}.offset"
         offset = (
@@ -410,7 +426,7 @@ class Pack:
                 path /= os.fsdecode(self._stored_texts(f"{field}.path", at)[0])
                 size_bytes = -1 if row is None else int(row[f"{field}.length"])
             found = os.stat(path)
-        except (OSError, PackError, KeyError, ValueError):
+        except (OSError, PackError, KeyError, ValueError):  # a StorageError is an OSError
             return "; it cannot be found where it was indexed"
         if found.st_size != size_bytes or (shard.mtime_ns and found.st_mtime_ns != shard.mtime_ns):
             return f"; {path} has changed since it was indexed: index it again with 'feedrate index'"

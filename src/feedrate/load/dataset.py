@@ -114,7 +114,8 @@ class Dataset:
         """Return several samples; a DataLoader fetches its batches through this.
 
         Raises:
-            BadSample: one of them cannot be read or decoded.
+            BadSample: one of them is damaged.
+            StorageError: the storage cannot be read, which is no fault of one sample.
         """
         opened = self._open()
         positions = opened.subset.positions(np.array([self._position(i) for i in indices], np.int64))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,6 +111,7 @@ class Loader:
         threads: for reading and decoding; None: the cores that this process may use.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
+            Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
         output: "torch" or "numpy"; None: torch where it is installed.
     """
 
@@ -244,14 +246,20 @@ class Loader:
 
     def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
         options, subset, repeats = self._options, self._subset, self._order.repeats
-        pool, meter = kernel.Pool(self._threads), self._meter
+        pool, meter, stopping = kernel.Pool(self._threads), self._meter, threading.Event()
         collate = options.collate or (make_collate(self._output) if options.transform else None)
         assembler = Assembler(
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
             output=self._output, transform=options.transform, collate=collate,
             raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
-            cached=self._resources.cached,
+            cached=self._resources.cached, is_stopping=stopping.is_set,
         )  # fmt: skip
+
+        def interrupt() -> None:
+            stopping.set()
+            pool.cancel()
+            if ahead is not None:
+                ahead.stop()
 
         def positions_of(step: int) -> I64:
             return subset.positions(order.indices(shares.slots(step)))
@@ -287,7 +295,7 @@ class Loader:
             makers=max(2, makers),
             meter=meter,
             on_stop=pool.close,
-            interrupt=None if ahead is None else ahead.stop,
+            interrupt=interrupt,
         )
 
     def set_epoch(self, epoch: int) -> None:

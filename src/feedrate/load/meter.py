@@ -43,7 +43,7 @@ class Meter:
             self._waited_s[who] += seconds
 
     def count(self, **counts: int) -> None:
-        """Add to `batches`, `samples`, `bad_samples`, `bytes_read`."""
+        """Add to `batches`, `samples`, `bad_samples`, `empty_batches`, `bytes_read`."""
         with self._lock:
             self._counts.update(counts)
 
@@ -65,4 +65,5 @@ class Meter:
                 pillow_reasons=dict(self._pillow_reasons),
                 consumer_waited_s=self._waited_s["consumer"],
                 makers_waited_s=self._waited_s["makers"],
+                empty_batches=self._counts["empty_batches"],
             )

@@ -25,11 +25,11 @@ class FarIndexPack(Pack):
         self._renewed: set[str] = set()  # parts of the index that were brought twice
         super().__init__(source, manifest)
 
-    def rows(self, positions: I64, wanted: Collection[str] | None = None) -> tuple[Rows, I32]:
+    def _read_rows(self, positions: I64, wanted: Collection[str] | None) -> tuple[Rows, I32]:
         self._index.bring(self._index_of(positions))
-        rows, statuses = super().rows(positions, wanted)
+        rows, statuses = super()._read_rows(positions, wanted)
         if statuses.any() and self.renew_index(positions[statuses != 0]):
-            rows, statuses = super().rows(positions, wanted)
+            rows, statuses = super()._read_rows(positions, wanted)
         return rows, statuses
 
     def _index_of(self, positions: I64) -> list[IndexPart]:

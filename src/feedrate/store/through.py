@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.errors import NotFound, PackError
+from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import Kind
 from feedrate.format.manifest import (
@@ -39,7 +40,7 @@ from feedrate.results.load import FetchStats
 from feedrate.store.doubts import SPOILT, Doubts
 from feedrate.store.far_index import FarIndexPack
 from feedrate.store.index_folder import IndexFolder, origin
-from feedrate.store.parcels import Delivery, Parcel
+from feedrate.store.parcels import Delivery, Parcel, or_nothing
 from feedrate.store.patience import Attempts, Patience
 from feedrate.store.place import Place, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
@@ -91,11 +92,15 @@ class BatchBytes:
 
 
 class _Direct:
-    """Supply straight from the source."""
+    """Supply straight from the source. `shards`: the files that hold more than one sample."""
 
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
-        self.read = reader.read
+        self.shards: frozenset[bytes] = frozenset()
+
+    def read(self, request: Piece) -> Future[bytes]:
+        future = self._reader.read(request)
+        return future if request.file in self.shards else or_nothing(future)
 
     def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
         return coalesce(pieces)
@@ -137,6 +142,7 @@ class ThroughPack(FarIndexPack):
             self._finalizer()
             raise
         self._origins = [origin(shard) for shard in manifest.shards]
+        self._direct.shards = frozenset(self._origins)
 
     def _begin_landing(self, manifest: Manifest) -> Landing | None:
         if self._scratch is None:
@@ -317,7 +323,11 @@ class ThroughPack(FarIndexPack):
         return files, replace(values, file=file, offset=offset), entries
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
-        """After a read: whether to read again, since what failed can come from the source instead."""
+        """After a read: whether to read again, since what failed can come from the source instead.
+
+        Raises:
+            StorageError: what failed is the storage of this machine, not a sample.
+        """
         if not np.isin(statuses, SPOILT).any():
             self._local.asked_again = set()
             return False
@@ -334,7 +344,21 @@ class ThroughPack(FarIndexPack):
         fresh = set(positions[bad].tolist()) - asked
         self._local.asked_again = asked | fresh if fresh else set()
         self._local.held = None
+        if not fresh:
+            if self._is_loose[self.locate(positions[bad])[0]].any():
+                self._check_source()
+            super().turn_to_source(field, rows[near], positions[near], statuses[near])
         return bool(fresh)
+
+    def _check_source(self) -> None:
+        """Raise StorageError where the folder of single files is gone, and not only some of them."""
+        try:
+            self.reader.measure(os.fsencode(FILE_NAME))
+        except NotFound as error:
+            raise StorageError(
+                f"{self.source} is gone: it has no {FILE_NAME} any more",
+                hint="when it is back, go on from the last state",
+            ) from error
 
     def _count(self, **counts: int) -> None:
         with self._lock:
