@@ -19,7 +19,16 @@ from feedrate import CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, 
 from feedrate.errors import NotFound, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from packs import LABEL, encode_image, make_image, write_everything, write_images, write_numbers, write_pack
+from packs import (
+    LABEL,
+    encode_image,
+    make_image,
+    write_everything,
+    write_images,
+    write_multi_label,
+    write_numbers,
+    write_pack,
+)
 
 ALL = ("image", "small", "mask", "label", "weight", "points", "ragged", "caption", "meta", "blob", "boxes")
 
@@ -452,3 +461,14 @@ def test_loading_needs_neither_pyarrow_nor_pillow_nor_torch(tmp_path: Path):
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert ran.stdout == "1 []\n"
+
+
+def test_a_multi_label_pack_gives_images_and_labels(tmp_path: Path):
+    pack = write_multi_label(tmp_path / "pack")
+    with Loader(pack, 8, shuffle=False, output="numpy") as loader:
+        ((images, labels),) = loader
+        assert loader.classes == ["cat", "dog", "emu"]
+    assert images.shape == (8, 16, 16, 3)
+    assert labels.tolist() == [[i & 1, i >> 1 & 1, i >> 2 & 1] for i in range(8)]
+    with pytest.raises(UsageError, match="needs a label of whole numbers; this pack's labels is array"):
+        Loader(pack, weights="balanced")

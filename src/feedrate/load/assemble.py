@@ -18,6 +18,7 @@ from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import Size
 from feedrate.load.meter import Meter
 from feedrate.load.options import Output, Wanted
+from feedrate.load.padding import decode_crops
 from feedrate.load.pipeline import FeedStopped
 from feedrate.load.ring import Ring
 from feedrate.load.tensors import to_torch
@@ -126,7 +127,8 @@ class Assembler:
         if not len(out):
             return out
         decode = decode_pixels if self.cached is None else self.cached.decode
-        report = decode(draft.places, wanted.field, draft.geometry, out, self.pool)
+        image = None if self.artist is None else self.artist.image
+        report = decode_crops(decode, image, draft.places, wanted.field, draft.geometry, out, self.pool)
         self.meter.add_report(report)
         self.meter.count(bytes_read=report.bytes_read)
         if report.statuses.any():

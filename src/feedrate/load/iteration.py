@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from feedrate.errors import PackError, UsageError
 from feedrate.load.assemble import Batch
 from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares
-from feedrate.units import typed
+from feedrate.units import format_count, typed
 
 if TYPE_CHECKING:
     from feedrate.load.loader import Loader
@@ -24,7 +25,10 @@ MOST_SKIPPED = 0.1
 
 @dataclass(slots=True)
 class Cursor:
-    """Where an epoch stands. `is_used`: a batch was given, so the next `iter()` goes to another epoch."""
+    """Where an epoch stands. `is_used`: a batch was given, so the next `iter()` goes to another epoch.
+
+    A cursor with samples that is not used yet came from `load_state_dict`.
+    """
 
     epoch: int = 0
     samples: int = 0
@@ -117,6 +121,18 @@ class LoaderIterator(Iterator[Any]):
         self._finalizer()
         if loader._cursor is self._cursor:
             loader._cursor = Cursor(self._cursor.epoch + 1)
+            self._tell_left_out()
+
+    def _tell_left_out(self) -> None:
+        left_out, shares = self._shares.left_out, self._shares
+        self._loader._meter.count(left_out=left_out)
+        if left_out and shares.rank == 0:
+            warnings.warn(
+                f"no rank gets the last {format_count(left_out, 'sample')} of epoch {self._cursor.epoch}: "
+                f"fewer than there are ranks ({shares.world})",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def end(self, why: str) -> None:
         """Stop this iteration; `why` is told to those who go on using it."""

@@ -43,6 +43,8 @@ class LoaderStats:
     """What a loader did since it was made.
 
     Attributes:
+        left_out: samples that no rank got, because fewer remained than ranks after a resume on more of them;
+            counted on every rank.
         consumer_waited_s: how long the training loop waited for batches.
         makers_waited_s: how long the loader's threads waited because enough batches lay ready.
         fetch: of a pack that lies elsewhere; None: it is read where it lies.
@@ -55,6 +57,7 @@ class LoaderStats:
     batches: int
     samples: int
     bad_samples: int
+    left_out: int
     bytes_read: int
     by_pillow: int
     pillow_reasons: dict[str, int]
