@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from damage import without_digest
 from feedrate.cli import main
 from feedrate.pack import PackOptions, describe, pack
 from images import save_image
@@ -112,3 +113,27 @@ def test_merge_says_what_it_links_and_refers_to(capsys: pytest.CaptureFixture[st
 def test_mistakes_are_sentences(command: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        ("split p train=80% rest=20%", "p"),
+        ("add-column p t.csv", "p"),
+        ("append new p --workers 1", "p"),
+        ("index old --to i --workers 1", "i"),
+        ("merge p q --to m --prefix", "m"),
+    ],
+)
+def test_every_command_that_writes_pack_json_gives_it_its_digest_also_of_a_pack_that_had_none(
+    command: str, written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("p/pack.json").read_bytes()
+    Path("p/pack.json").write_bytes(without_digest(text))
+    pack("new", "q", PackOptions(workers=1))
+    assert main(command.split()) == 0
+    capsys.readouterr()
+    assert b'\n "digest": "' in Path(written, "pack.json").read_bytes()
+    assert main(["verify", written, "--workers", "1"]) == 0
+    assert capsys.readouterr().out.endswith("\ngood: every byte is as it was packed\n")

@@ -89,6 +89,7 @@ def verify(
         problems=tuple(problems),
         extra_files=_find_extra(folder, manifest),
         pixels=say_pixels(manifest.settings),
+        manifest_checked=manifest.had_digest,
     )
 
 
