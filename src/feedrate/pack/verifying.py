@@ -19,7 +19,7 @@ from feedrate.errors import PackError
 from feedrate.format.added import check_columns
 from feedrate.format.containers import Container, Content, Member, find_container
 from feedrate.format.fields import Field, Kind
-from feedrate.format.index import Part, locate_columns, parse_part, row_checks
+from feedrate.format.index import Part, find_bad_texts, locate_columns, parse_part, row_checks
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, file_path, read_manifest
 from feedrate.pack.check_elsewhere import check_elsewhere
 from feedrate.pack.check_values import check_image, check_in_place
@@ -153,6 +153,8 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
     for number in np.flatnonzero(part.rows["check"] != row_checks(part.rows)).tolist():
         key = part.variable["key"][number].decode("ascii")
         yield Problem(index.name, f"row {number} fails its checksum", key=key)
+    for number, column in find_bad_texts(data, part):
+        yield Problem(index.name, f"row {number} fails the checksum of its '{column}'")
 
 
 def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
