@@ -39,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--default", action="append", default=[], metavar="NAME=VALUE", dest="defaults",
         help="the value of an added column for the new samples",
     )  # fmt: skip
+    parser.add_argument(
+        "--map", metavar="MODULE:FUNCTION",
+        help="the function that the pack was made with; MODULE may lie in the current folder",
+    )  # fmt: skip
     add_workers(parser)
     add_engine(parser)
     add_json_arguments(parser)
@@ -58,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         path_column=arguments.path_column,
         label_column=arguments.label_column,
         fields=None if fields is None else tuple(FieldSpec.parse(text) for text in fields),
+        map=arguments.map,
         skip_existing=arguments.skip_existing,
         defaults=_parse_defaults(arguments.defaults),
         workers=arguments.workers,
