@@ -182,9 +182,10 @@ def _find_map(source: str, pack: Pack, wanted: str | Function | None) -> Map | N
     # A module may have another name by now; one function of it is not another.
     if found.name.partition(":")[2] != name.partition(":")[2]:
         raise UsageError(f"{pack.path} was made with {name}, not with {found.name}")
-    if found.digest != made_with.get("source"):
+    changed = found.find_change(made_with)
+    if changed is not None:
         raise UsageError(
-            f"the code of {found.name} is no longer what the pack was made with",
+            f"the code of {found.name} is no longer what the pack was made with: {changed} is another",
             hint="new samples must be made by the same code: undo the change, or pack all of them anew",
         )
     return found
