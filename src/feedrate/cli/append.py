@@ -9,12 +9,17 @@ are. When it is interrupted, the pack is what it was, and the same command goes 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import add_workers
 from feedrate.cli.engine import add_engine, read_engine
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    say,
+    show_result,
+    write_json,
+)
 from feedrate.errors import UsageError
 
 
@@ -76,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         say_error("interrupted", "run the same command again to go on")
         return EXIT_INTERRUPTED
     if arguments.json != "-":
-        sys.stdout.write(draw_append(result))
+        show_result(draw_append, result)
     write_json(arguments, dump_document("append", result))
     return 0
 
