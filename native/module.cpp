@@ -338,6 +338,14 @@ void crc32c_rows_door(Array<const uint8_t> rows, size_t width, Array<uint32_t> o
     for (size_t i = 0; i < out.shape(0); ++i) out.data()[i] = crc32c(rows.data() + i * width, width - 4, 0);
 }
 
+// The checksum of each text; text `i` lies between `starts[i]` and `starts[i + 1]`.
+void crc32c_texts_door(Array<const uint8_t> texts, Array<const int64_t> starts, Array<uint32_t> out) {
+    check_starts(starts, out.shape(0), texts.shape(0));
+    nb::gil_scoped_release release;
+    for (size_t i = 0; i < out.shape(0); ++i)
+        out.data()[i] = crc32c(texts.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]), 0);
+}
+
 uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
     nb::gil_scoped_release release;
     return crc32c(data.data(), data.shape(0), value);
@@ -386,6 +394,7 @@ NB_MODULE(_native, m) {
     m.def("find_first", &find_first_door);
     m.def("join_pieces", &join_pieces_door);
     m.def("crc32c_rows", &crc32c_rows_door);
+    m.def("crc32c_texts", &crc32c_texts_door);
     m.def("make_members", &make_members_door, nb::arg("root"), nb::arg("paths"), nb::arg("path_starts"), nb::arg("sizes"), nb::arg("labels").none(),
           nb::arg("header"), nb::arg("scan"), nb::arg("starts"), nb::arg("out"), nb::arg("pool").none(), nb::arg("facts"));
 }

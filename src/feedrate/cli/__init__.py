@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def say_error(message: str, hint: str | None = None) -> None:
-    sys.stderr.write(f"error: {message}\n")
-    if hint:
-        sys.stderr.write(f"\nhint: {hint}\n")
+    from feedrate.cli.output import show
+
+    show(f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else ""), sys.stderr)
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

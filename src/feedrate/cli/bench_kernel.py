@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
 from feedrate.errors import need
 
@@ -62,6 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             result = bench_made(arguments.sets or SETS, options, say=say)
     if arguments.json != "-":
-        draw_kernel(result, Console())
+        draw_kernel(clean_values(result), Console())
     write_json(arguments, dump_document("bench kernel", result))
     return 0

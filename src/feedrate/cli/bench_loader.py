@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
 from feedrate.errors import NotFound, need
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ended_like_an_interrupt(), _files_and_pack(arguments.source) as (files, pack):
         result = bench_loader(str(files), str(pack), options, source=str(arguments.source), say=say)
     if arguments.json != "-":
-        draw_bench(result, Console())
+        draw_bench(clean_values(result), Console())
     write_json(arguments, dump_document("bench loader", result))
     return 0
 

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
 from feedrate.errors import need
 
@@ -49,6 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
     with ended_like_an_interrupt():
         result = run_demo(options, say=say)
     if arguments.json != "-":
-        draw_demo(result, Console())
+        draw_demo(clean_values(result), Console())
     write_json(arguments, dump_document("demo", result))
     return 0

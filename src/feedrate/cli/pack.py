@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import add_workers, positive, quality, reader, whole_number
@@ -31,6 +30,7 @@ from feedrate.cli.output import (
     check_target,
     exit_code,
     say,
+    show_result,
     write_json,
     write_text,
 )
@@ -161,7 +161,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from feedrate.report.terminal import draw_pack
 
     if arguments.json != "-":
-        sys.stdout.write(draw_pack(result))
+        show_result(draw_pack, result)
     write_json(arguments, dump_document("pack", result))
     if arguments.html is not None and result.quality is not None:
         from feedrate.report.quality_page import draw_quality_page

@@ -142,7 +142,10 @@ class Assembler:
         if wanted.name == "number":
             return places.rows["number"].copy()
         if wanted.field is None:
-            return [key.decode("ascii") for key in self.pack.texts("key", places.positions)]
+            keys, unknown = self.pack.keys(places.positions)
+            for i, reason in unknown.items():
+                draft.bad.setdefault(i, (wanted.name, reason))
+            return keys
         read = read_field(self.pack, wanted.field, places.rows, places.positions, self.pool)
         self.meter.count(bytes_read=read.bytes_read)
         for i, reason in read.bad.items():

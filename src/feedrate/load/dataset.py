@@ -245,7 +245,10 @@ class _Opened:
             numbers: list[int] = places.rows["number"].tolist()
             return numbers
         if wanted.field is None:
-            return [key.decode("ascii") for key in self.pack.texts("key", places.positions)]
+            keys, unknown = self.pack.keys(places.positions)
+            for i, reason in unknown.items():
+                raise self.pack.describe_bad(int(places.positions[i]), wanted.name, None, reason)
+            return keys
         if wanted.field.has_pixels:
             assert geometry is not None
             return [

@@ -88,7 +88,8 @@ class PackOptions:
                 hint="leave out --no-scan or --keep-truncated",
             )
         if self.map is not None:
-            refuse_unfindable(self.map, workers=self.workers)
+            # A Slurm job gets the function's name, whatever the number of its processes.
+            refuse_unfindable(self.map, workers=None if self.engine.name == "slurm" else self.workers)
         # It knows which of them fit together.
         _ = self.source
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from feedrate.errors import clean_lines
 from feedrate.results.progress import Tick
 from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -49,6 +50,7 @@ class ProgressBar:
             self._end()
 
     def say(self, sentence: str) -> None:
+        sentence = clean_lines(sentence)
         if self._bar is not None:
             self._bar.console.print(sentence, markup=False, highlight=False)
         else:

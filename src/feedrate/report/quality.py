@@ -120,7 +120,7 @@ def describe_done(oddity: Oddity) -> str:
 
 
 def describe_formats(quality: Quality) -> list[str]:
-    images = sum(one.images for one in quality.formats)
+    images = max(1, sum(one.images for one in quality.formats))
     width = max(len(one.name) for one in quality.formats)
     return [
         f"{one.name:<{width}}  {one.images:,} ({format_percent(one.images / images)}), "

@@ -112,12 +112,15 @@ def draw_verify(result: VerifyResult) -> str:
     )
     lines += [_extra_line(name) for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
-    lines.append(
-        format_count(len(result.problems), "problem")
-        if result.problems
-        else "good: every byte is as it was packed"
-    )
-    if result.problems:
+    if not result.problems:
+        lines.append(
+            "good: every byte is as it was packed"
+            if result.manifest_checked
+            else "good: every byte of its data is as it was packed; pack.json is of an earlier version or "
+            "was edited, and has no digest to check it by"
+        )
+    else:
+        lines += [format_count(len(result.problems), "problem")]
         lines += ["", "next: restore the named files from a copy, or pack the source again"]
     return "\n".join([*lines, ""])
 

@@ -263,7 +263,9 @@ class ThroughPack(FarIndexPack):
         names = [self._origins[shard] for shard in shards.tolist()]
         loose = np.flatnonzero(self._is_loose[shards]).tolist()
         if loose:
-            for i, path in zip(loose, self._stored_texts(f"{field}.path", positions[at[loose]]), strict=True):
+            for i, path in zip(
+                loose, self._read_texts(f"{field}.path", positions[at[loose]])[0], strict=True
+            ):
                 if path.startswith(b"/") or b".." in path.split(b"/"):
                     raise PackError(f"{self.name}: the index names a file outside of the folder: {path!r}")
                 names[i] = names[i] + b"/" + path
