@@ -2,8 +2,12 @@
 // Decodes the part of a JPEG that a crop needs. Planes are rings of four MCU rows: one or two rows of MCUs are decoded, every line
 // whose chroma is complete goes to the resizer, then the next ones take the place of those that nobody needs any more.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "colour.h"

@@ -3,11 +3,13 @@
 // any number of threads; a file that is being read stays open until the read is done.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "per_process.h"

@@ -6,9 +6,13 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <new>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "batch.h"
