@@ -40,15 +40,14 @@ Outcome check_box(const Box& box, const Header& header) {
     return {};
 }
 
-// Every block takes two bits or more: a small file that claims a huge image is told before memory is taken for it.
+}  // namespace
+
 bool is_possible(const Header& header) {
     int64_t blocks = 0;
     for (int i = 0; i < header.component_count; ++i) blocks += header.component[i].h * header.component[i].v;
     const int64_t mcus = static_cast<int64_t>(header.mcus_per_row) * header.mcu_rows;
     return static_cast<int64_t>(header.scan_end - header.scan_begin) * 4 >= mcus * blocks;
 }
-
-}  // namespace
 
 struct Decoder::Scratch {
     Header header;

@@ -269,8 +269,8 @@ class Pack:
                 values, starts, bad = kernel.read_ranges(
                     self.files, Ranges(files, bases[:, 1] + bounds[:, 0], np.ascontiguousarray(lengths))
                 )
-                if not bad.any():
-                    whole = values.tobytes()
+                whole = values.tobytes()
+                if not bad.any() and (column != "key" or whole.isascii()):
                     return [whole[a:b] for a, b in itertools.pairwise(starts)]
         raise PackError(
             f"{self.name}: the index is damaged in column '{column}'",
@@ -288,15 +288,16 @@ class Pack:
             stored = [self._stored_column(shard, name) for shard in self.manifest.shards]
             values = np.concatenate([np.zeros(0, dtype.base).reshape(0, *dtype.shape), *stored])
         else:
-            values = np.zeros(len(self), dtype)
-        if name == "number":
+            values = None
+        if values is not None and name == "number":
             values = values + np.repeat(self._first_numbers, np.diff(self._starts))
-        for part in self._parts:
-            if name in (part.dtype.names or ()) and name != "check":
-                entry = part.entry
-                where = self.locate_file(entry), entry.columns[name][0]
-                values[entry.first : entry.stop] = self._read_column(*where, dtype, entry.samples)
-        return values
+        for entry in (part.entry for part in self._parts if name in (part.dtype.names or ())):
+            where = self.locate_file(entry), entry.columns[name][0]
+            added = self._read_column(*where, dtype, entry.samples)
+            # Only now: how many samples there are is a claim, until the bytes of a part were there.
+            values = np.zeros(len(self), dtype) if values is None else values
+            values[entry.first : entry.stop] = added
+        return np.zeros(len(self), dtype) if values is None else values
 
     def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         dtype, is_pairs = self._stored[name], name.endswith(".entries")
@@ -315,7 +316,7 @@ class Pack:
         try:
             with open(path, "rb") as file:
                 is_there = start + wanted <= os.fstat(file.fileno()).st_size
-                data = os.pread(file.fileno(), wanted, start) if is_there else b""
+                data = kernel.read_at(file.fileno(), wanted, start) if is_there else b""
             return np.frombuffer(data, dtype, count) if count else np.zeros(0, dtype)
         except (OSError, ValueError) as error:
             raise PackError(
@@ -361,8 +362,9 @@ class Pack:
             for start in range(0, shard.samples, chunk):
                 count = min(chunk, shard.samples - start)
                 bounds = self._read_column(path, offsets_at + 8 * start, np.dtype("<i8"), count + 1)
-                size_bytes = int(bounds[-1] - bounds[0])
-                if bounds[0] < 0 or (np.diff(bounds) < 0).any() or size_bytes > shard.index.size_bytes:
+                size_bytes = int(bounds[-1]) - int(bounds[0])
+                is_sorted = bool((bounds[1:] >= bounds[:-1]).all())
+                if bounds[0] < 0 or not is_sorted or size_bytes > shard.index.size_bytes:
                     raise PackError(
                         f"{self.name}: the index is damaged in column '{column}'",
                         hint=f"feedrate verify {typed(self.name)}",

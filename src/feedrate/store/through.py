@@ -137,6 +137,9 @@ class ThroughPack(FarIndexPack):
             self._finalizer()
             raise
         self._origins = [origin(shard) for shard in manifest.shards]
+        # A value that is a file of its own is as long as its file, whatever that is.
+        sizes = [2**48 if shard.container == FILES else shard.size_bytes for shard in manifest.shards]
+        self._shard_bytes = np.array(sizes, np.int64)
 
     def _begin_landing(self, manifest: Manifest) -> Landing | None:
         if self._scratch is None:
@@ -247,7 +250,15 @@ class ThroughPack(FarIndexPack):
         if self.landing is not None:
             far &= ~(self.landing.landed() & ~self._doubts.lost_shards)[shards]
             far |= self._doubts.distrusts(positions)
-        return far
+        return far & self._is_possible(values, positions)
+
+    def _is_possible(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
+        """Return which values lie inside of their shards: no memory is taken for others."""
+        rooms = self._shard_bytes[self.locate(positions)[0]] - values.length
+        possible: npt.NDArray[np.bool_] = (
+            (values.length >= 0) & (values.offset >= 0) & (values.offset <= rooms)
+        )
+        return possible | (values.file >= 2 * len(self.manifest.shards))
 
     def _pieces(
         self, field: str, values: Ranges, positions: I64, chosen: npt.NDArray[np.bool_]
@@ -321,10 +332,13 @@ class ThroughPack(FarIndexPack):
         if not np.isin(statuses, SPOILT).any():
             self._local.asked_again = set()
             return False
-        bad = np.flatnonzero(np.isin(statuses, SPOILT))
+        values = self.ranges(field, rows, positions)
+        bad = np.flatnonzero(np.isin(statuses, SPOILT) & self._is_possible(values, positions))
+        if not bad.size:
+            self._local.asked_again = set()
+            return False
         if (statuses == Status.BAD_ENTRIES).any():
             self.renew_index(positions[statuses == Status.BAD_ENTRIES])
-        values = self.ranges(field, rows, positions)
         near = bad[~self._is_far(values, positions)[bad]]
         if near.size and self.landing is not None:
             self._doubts.add(self.locate(positions[near])[0], positions[near], statuses[near])
