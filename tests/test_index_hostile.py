@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hostile_index
 from damage import edit_manifest
-from feedrate import Dataset, Loader
+from feedrate import Dataset, Loader, Resize
 from feedrate.errors import BadSample, PackError
 from packs import write_everything, write_images
 
@@ -89,3 +90,13 @@ def test_more_samples_than_the_index_can_hold_take_no_memory(tmp_path: Path) -> 
     edit_manifest(pack, lambda document: document["shards"][0].update(samples=2**40))
     with pytest.raises(PackError, match="cannot be read"):
         _ = Dataset(pack).targets
+
+
+@pytest.mark.parametrize("length", [600 * MB, LARGEST, -1])
+def test_no_room_is_made_for_what_a_remote_shard_cannot_hold(tmp_path: Path, length: int) -> None:
+    lying = hostile_index.LyingPack(write_everything(tmp_path / "pack", count=40), tmp_path / "lying")
+    lying.tell({"caption.length": {0: length, 1: length}, "mask.length": {2: length}})
+    options = {"fields": ("mask", "caption", "number"), "image": Resize(8), "on_bad_sample": "skip"}
+    with Loader(f"file://{lying.path}", 4, shuffle=False, output="numpy", **options) as loader:
+        assert np.concatenate([batch[2] for batch in loader]).tolist() == list(range(3, 40))
+        assert loader.stats().fetch.bytes_fetched < MB

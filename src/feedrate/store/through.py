@@ -233,7 +233,7 @@ class ThroughPack(FarIndexPack):
             found = self.manifest.field(field)
             if found is not None and found.kind is not Kind.NUMBER:
                 values = self.ranges(field, rows[good], positions[good])
-                far = self._is_far(values, positions[good])
+                far = self._is_far(values, positions[good]) & self._is_possible(values, positions[good])
                 if is_kept is not None:
                     far &= ~is_kept(field, positions[good])
                 found_pieces = self._pieces(field, values, positions[good], far)
@@ -250,7 +250,7 @@ class ThroughPack(FarIndexPack):
         if self.landing is not None:
             far &= ~(self.landing.landed() & ~self._doubts.lost_shards)[shards]
             far |= self._doubts.distrusts(positions)
-        return far & self._is_possible(values, positions)
+        return far
 
     def _is_possible(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which values lie inside of their shards: no memory is taken for others."""
@@ -310,7 +310,10 @@ class ThroughPack(FarIndexPack):
     ) -> tuple[kernel.Files, Ranges, Ranges | None]:
         values = self.ranges(field, rows, positions)
         entries = self.entries(field, rows, positions) if with_entries else None
-        far = self._is_far(values, positions)
+        far, is_possible = self._is_far(values, positions), self._is_possible(values, positions)
+        if not is_possible.all():  # the kernel says what is wrong with such a place
+            values = replace(values, offset=np.where(far & ~is_possible, -1, values.offset))
+            far &= is_possible
         self._count(from_scratch=0 if self.landing is None else int((~far).sum()), from_source=int(far.sum()))
         if not far.any():
             return self.files, values, entries
