@@ -88,6 +88,21 @@ class Pack:
         self._strides = np.array(
             [8 if n.endswith(".entries") else self._stored[n].itemsize for n in names], np.int64
         )
+        self._check_room()
+
+    def _check_room(self) -> None:
+        """Parts of the index must be as long as their samples need: a loader would go through all of them."""
+        shards = self.manifest.shards
+        samples = np.diff(self._starts)
+        ends = [(self._bases + samples[:, None] * self._strides).max(axis=1, initial=0)]
+        ends += [pairs[:, 0] + 8 * (samples + (samples > 0)) for pairs in self._variable.values()]
+        sizes = np.array([s.index.size_bytes for s in shards], np.int64)
+        for number in np.flatnonzero(np.max(ends, axis=0) > sizes).tolist():
+            raise PackError(
+                f"{self.name} is damaged: {shards[number].index.name} is too short for "
+                f"{shards[number].samples:,} samples",
+                hint=f"feedrate verify {typed(self.name)}",
+            )
 
     def _open_part(self, number: int, part: ColumnPart) -> _OpenPart:
         fields = [field for field in self.fields if field.name in part.fields]
