@@ -6,9 +6,13 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <new>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "batch.h"
@@ -109,6 +113,21 @@ void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array
     write_details(outcomes, details);
 }
 
+void check_ranges_door(Files& files, nb::tuple ranges, Pool* pool, Details details) {
+    const size_t count = details.shape(0) / 4;
+    need(details.shape(0) == 4 * count, "details need four numbers per range");
+    const RangeArrays arrays = arrays_of(ranges);
+    const Ranges request = ranges_of(arrays, count);
+    std::vector<Outcome> outcomes(count);
+    bool open;
+    {
+        nb::gil_scoped_release release;
+        open = check_ranges(files, request, static_cast<int64_t>(count), pool, outcomes.data());
+    }
+    need(open, "the pool is closed");
+    write_details(outcomes, details);
+}
+
 void read_ranges_door(Files& files, nb::tuple ranges, Array<const int64_t> starts, Array<uint8_t> buffer, Pool* pool, Details details) {
     need(starts.shape(0) > 0, "starts must have one more number than there are ranges");
     const size_t count = starts.shape(0) - 1;
@@ -117,8 +136,8 @@ void read_ranges_door(Files& files, nb::tuple ranges, Array<const int64_t> start
     need(details.shape(0) == 4 * count, "details need four numbers per range");
     int64_t at = 0;
     for (size_t i = 0; i < count; ++i) {
-        need(starts.data()[i] == at && request.length[i] >= 0, "starts do not follow from the lengths");
-        at += request.length[i];
+        const bool fits = starts.data()[i] == at && request.length[i] >= 0 && !__builtin_add_overflow(at, request.length[i], &at);
+        need(fits, "starts do not follow from the lengths");
     }
     need(starts.data()[count] == at && buffer.shape(0) == static_cast<size_t>(at), "the buffer has the wrong size");
     std::vector<Outcome> outcomes(count);
@@ -157,7 +176,11 @@ void gather_rows_door(Files& files, Array<const int32_t> file, Array<const int64
 // (status, words, width, height); width and height are 0 when they were not seen.
 nb::tuple probe_door(Array<const uint8_t> data) {
     Header header;
-    const Outcome outcome = parse_jpeg(data.data(), data.shape(0), header);
+    Outcome outcome = parse_jpeg(data.data(), data.shape(0), header);
+    if (outcome.ok() && !is_possible(header)) {  // find out how much of it is there
+        std::string unused;
+        outcome = scan_jpeg(data.data(), data.shape(0), 0, header, unused);
+    }
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height);
 }
 
@@ -386,6 +409,7 @@ NB_MODULE(_native, m) {
     m.def("profile_one", &profile_door);
     m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
           nb::arg("out"), nb::arg("shape"), nb::arg("raw"), nb::arg("pool").none(), nb::arg("bytes_read"), nb::arg("details"));
+    m.def("check_ranges", &check_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("pool").none(), nb::arg("details"));
     m.def("read_ranges", &read_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("starts"), nb::arg("buffer"), nb::arg("pool").none(),
           nb::arg("details"));
     m.def("gather_rows", &gather_rows_door);

@@ -10,6 +10,7 @@ process, and threads must not swap them.
 from __future__ import annotations
 
 import io
+import math
 import mmap
 import threading
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,22 @@ _PNG_EXIF = (b"eXIf", b"rofile type exif", b"rientation")  # a chunk, ImageMagic
 
 class Undecodable(ValueError):
     """Pillow cannot make pixels of this."""
+
+
+def most_pixels() -> float:
+    """Return how many pixels a whole image may have: as many as Pillow opens, by Pillow's own switch."""
+    from PIL import Image
+
+    limit = Image.MAX_IMAGE_PIXELS
+    return math.inf if limit is None else 2 * limit
+
+
+def say_too_large(width: int, height: int) -> str:
+    return (
+        f"the whole image has {width} x {height} pixels, the limit is {most_pixels():,.0f} (twice "
+        "PIL.Image.MAX_IMAGE_PIXELS): take a crop of it or, if you trust it, raise the limit with "
+        "'import PIL.Image; PIL.Image.MAX_IMAGE_PIXELS = None'"
+    )
 
 
 def measure(data: bytes) -> tuple[int, int, str]:
@@ -226,6 +243,9 @@ def _open(data: bytes) -> Image.Image:
         raise Undecodable("not an image that feedrate knows") from None
     except MemoryError:
         raise
+    except Image.DecompressionBombError as error:
+        how = "if you trust it, raise the limit with 'import PIL.Image; PIL.Image.MAX_IMAGE_PIXELS = None'"
+        raise Undecodable(f"{_words(error)}; {how}") from error
     except Exception as error:
         raise Undecodable(_words(error)) from error
 

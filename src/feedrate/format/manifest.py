@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feedrate.errors import NotFound, PackError
 from feedrate.format import containers
 from feedrate.format.addresses import find_address_problem
@@ -252,7 +254,7 @@ def parse_manifest(text: bytes) -> Manifest:
             added=tuple(load_field(name, f) for name, f in document.get("added", {}).items()),
             parts=tuple(_load_part(p) for p in document.get("parts", ())),
         )
-        samples = document["samples"]
+        samples = _count(document["samples"])
     except PackError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -345,11 +347,14 @@ def load_field(name: str, document: dict[str, Any]) -> Field:
             f"stores field '{name}' as {coding!r}; this feedrate reads {', '.join(Coding)}",
             hint="update feedrate: pip install --upgrade feedrate",
         )
+    dtype = document.get("dtype")
+    if dtype is not None and np.dtype(dtype).hasobject:
+        raise ValueError(f"{dtype!r} is not a type of numbers")
     return Field(
         name,
         Kind(document["kind"]),
-        dtype=document.get("dtype"),
-        shape=None if shape is None else tuple(int(n) for n in shape),
+        dtype=dtype,
+        shape=None if shape is None else tuple(_count(n) for n in shape),
         classes=None if classes is None else tuple(str(c) for c in classes),
         coding=Coding(coding),
     )

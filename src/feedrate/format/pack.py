@@ -91,6 +91,21 @@ class Pack:
         self._strides = np.array(
             [8 if n.endswith(".entries") else self._stored[n].itemsize for n in names], np.int64
         )
+        self._check_room()
+
+    def _check_room(self) -> None:
+        """Parts of the index must be as long as their samples need: a loader would go through all of them."""
+        shards = self.manifest.shards
+        samples = np.diff(self._starts)
+        ends = [(self._bases + samples[:, None] * self._strides).max(axis=1, initial=0)]
+        ends += [pairs[:, 0] + 8 * (samples + (samples > 0)) for pairs in self._variable.values()]
+        sizes = np.array([s.index.size_bytes for s in shards], np.int64)
+        for number in np.flatnonzero(np.max(ends, axis=0) > sizes).tolist():
+            raise PackError(
+                f"{self.name} is damaged: {shards[number].index.name} is too short for "
+                f"{shards[number].samples:,} samples",
+                hint=f"feedrate verify {typed(self.name)}",
+            )
 
     def _open_part(self, number: int, part: ColumnPart) -> _OpenPart:
         fields = [field for field in self.fields if field.name in part.fields]
@@ -336,15 +351,16 @@ class Pack:
             stored = [self._stored_column(shard, name) for shard in self.manifest.shards]
             values = np.concatenate([np.zeros(0, dtype.base).reshape(0, *dtype.shape), *stored])
         else:
-            values = np.zeros(len(self), dtype)
-        if name == "number":
+            values = None
+        if values is not None and name == "number":
             values = values + np.repeat(self._first_numbers, np.diff(self._starts))
-        for part in self._parts:
-            if name in (part.dtype.names or ()) and name != "check":
-                entry = part.entry
-                where = self.locate_file(entry), entry.columns[name][0]
-                values[entry.first : entry.stop] = self._read_column(*where, dtype, entry.samples)
-        return values
+        for entry in (part.entry for part in self._parts if name in (part.dtype.names or ())):
+            where = self.locate_file(entry), entry.columns[name][0]
+            added = self._read_column(*where, dtype, entry.samples)
+            # Only now: how many samples there are is a claim, until the bytes of a part were there.
+            values = np.zeros(len(self), dtype) if values is None else values
+            values[entry.first : entry.stop] = added
+        return np.zeros(len(self), dtype) if values is None else values
 
     def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         dtype, is_pairs = self._stored[name], name.endswith(".entries")
@@ -363,7 +379,7 @@ class Pack:
         try:
             with open(path, "rb") as file:
                 is_there = start + wanted <= os.fstat(file.fileno()).st_size
-                data = os.pread(file.fileno(), wanted, start) if is_there else b""
+                data = kernel.read_at(file.fileno(), wanted, start) if is_there else b""
             return np.frombuffer(data, dtype, count) if count else np.zeros(0, dtype)
         except (OSError, ValueError) as error:
             raise PackError(
@@ -407,8 +423,9 @@ class Pack:
             for start in range(0, shard.samples, chunk):
                 count = min(chunk, shard.samples - start)
                 bounds = self._read_column(path, offsets_at + 8 * start, np.dtype("<i8"), count + 1)
-                size_bytes = int(bounds[-1] - bounds[0])
-                if bounds[0] < 0 or (np.diff(bounds) < 0).any() or size_bytes > shard.index.size_bytes:
+                size_bytes = int(bounds[-1]) - int(bounds[0])
+                is_sorted = bool((bounds[1:] >= bounds[:-1]).all())
+                if bounds[0] < 0 or not is_sorted or size_bytes > shard.index.size_bytes:
                     raise self._damaged_texts(column)
                 data = self._read_column(path, data_at + int(bounds[0]), np.dtype("u1"), size_bytes).tobytes()
                 is_good = column != "key" or data.isascii()

@@ -34,6 +34,7 @@ from feedrate.load.options import (
     Options,
     Output,
     Wanted,
+    check_shapes,
     check_whole,
     find_label,
     find_reference,
@@ -168,8 +169,11 @@ class Loader:
         options = self._options
         fields, image, flip, seed = options.fields, options.image, options.flip, options.seed
         self._wanted = resolve_fields(opened, fields, image, options.mode)
+        if image is None:
+            check_shapes(opened, self._wanted, options.batch_size)
         reference = find_reference(opened, image, flip)
-        self._artist = Artist(reference, image, flip_probability(flip), seed) if reference else None
+        is_shown = any(w.out_size is not None for w in self._wanted)
+        self._artist = Artist(reference, image, flip_probability(flip), seed, is_shown) if reference else None
         self._subset = find_split(opened, options.split)
         self._order = choose_order(opened, options, self._subset)
         self._fingerprint = fingerprint(opened.manifest)

@@ -177,7 +177,9 @@ def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bo
         return turned
     try:
         is_gray = pillow.is_gray(data) if facts.is_gray is None else facts.is_gray
-        pixels = kernel.decode_one(data, size=(height, width), mode="L" if is_gray else "RGB")
+        # What is made smaller goes through line by line, so that it may be larger than whole images may be.
+        box = None if width * height >= facts.width * facts.height else (0, 0, facts.width, facts.height)
+        pixels = kernel.decode_one(data, box=box, size=(height, width), mode="L" if is_gray else "RGB")
     except (ValueError, OSError) as error:
         raise UnusableValue(str(error)) from error
     pixels = _turn(pixels[..., 0] if is_gray else pixels, orientation)

@@ -285,7 +285,7 @@ def _check_field(
     if member.offset + member.size_bytes > os.fstat(fd).st_size:
         yield problem("goes on after the end of the file")
         return
-    data = os.pread(fd, member.size_bytes, member.offset)
+    data = kernel.read_at(fd, member.size_bytes, member.offset)
     if field.kind is Kind.NUMBER:
         if data != container.dump_number(field, row[field.name].item()):
             yield problem(f"has one value in the {file} and another in the index")

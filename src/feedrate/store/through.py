@@ -143,6 +143,9 @@ class ThroughPack(FarIndexPack):
             raise
         self._origins = [origin(shard) for shard in manifest.shards]
         self._direct.shards = frozenset(self._origins)
+        # A value that is a file of its own is as long as its file, whatever that is.
+        sizes = [2**48 if shard.container == FILES else shard.size_bytes for shard in manifest.shards]
+        self._shard_bytes = np.array(sizes, np.int64)
 
     def _begin_landing(self, manifest: Manifest) -> Landing | None:
         if self._scratch is None:
@@ -236,7 +239,7 @@ class ThroughPack(FarIndexPack):
             found = self.manifest.field(field)
             if found is not None and found.kind is not Kind.NUMBER:
                 values = self.ranges(field, rows[good], positions[good])
-                far = self._is_far(values, positions[good])
+                far = self._is_far(values, positions[good]) & self._is_possible(values, positions[good])
                 if is_kept is not None:
                     far &= ~is_kept(field, positions[good])
                 found_pieces = self._pieces(field, values, positions[good], far)
@@ -254,6 +257,14 @@ class ThroughPack(FarIndexPack):
             far &= ~(self.landing.landed() & ~self._doubts.lost_shards)[shards]
             far |= self._doubts.distrusts(positions)
         return far
+
+    def _is_possible(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
+        """Return which values lie inside of their shards: no memory is taken for others."""
+        rooms = self._shard_bytes[self.locate(positions)[0]] - values.length
+        possible: npt.NDArray[np.bool_] = (
+            (values.length >= 0) & (values.offset >= 0) & (values.offset <= rooms)
+        )
+        return possible | (values.file >= 2 * len(self.manifest.shards))
 
     def _pieces(
         self, field: str, values: Ranges, positions: I64, chosen: npt.NDArray[np.bool_]
@@ -307,7 +318,10 @@ class ThroughPack(FarIndexPack):
     ) -> tuple[kernel.Files, Ranges, Ranges | None]:
         values = self.ranges(field, rows, positions)
         entries = self.entries(field, rows, positions) if with_entries else None
-        far = self._is_far(values, positions)
+        far, is_possible = self._is_far(values, positions), self._is_possible(values, positions)
+        if not is_possible.all():  # the kernel says what is wrong with such a place
+            values = replace(values, offset=np.where(far & ~is_possible, -1, values.offset))
+            far &= is_possible
         self._count(from_scratch=0 if self.landing is None else int((~far).sum()), from_source=int(far.sum()))
         if not far.any():
             return self.files, values, entries
@@ -333,10 +347,13 @@ class ThroughPack(FarIndexPack):
         if not np.isin(statuses, SPOILT).any():
             self._local.asked_again = set()
             return False
-        bad = np.flatnonzero(np.isin(statuses, SPOILT))
+        values = self.ranges(field, rows, positions)
+        bad = np.flatnonzero(np.isin(statuses, SPOILT) & self._is_possible(values, positions))
+        if not bad.size:
+            self._local.asked_again = set()
+            return False
         if (statuses == Status.BAD_ENTRIES).any():
             self.renew_index(positions[statuses == Status.BAD_ENTRIES])
-        values = self.ranges(field, rows, positions)
         near = bad[~self._is_far(values, positions)[bad]]
         if near.size and self.landing is not None:
             self._doubts.add(self.locate(positions[near])[0], positions[near], statuses[near])
