@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 
@@ -114,6 +115,16 @@ bool decode_batch(Files& files, const DecodeRequest& r, Pool* pool, Outcome* out
         outcomes[i] = guarded([&] { return decode_sample(files, r, i, out); });
         if (!outcomes[i].ok()) std::memset(out, 0, size);
     });
+}
+
+bool check_ranges(Files& files, const Ranges& ranges, int64_t count, Pool* pool, Outcome* outcomes) {
+    bool is_large = false;
+    for (int64_t i = 0, sum = 0; i < count && !is_large; ++i)
+        is_large = ranges.length[i] > kTrustedBytes || (sum += std::max<int64_t>(ranges.length[i], 0)) > kTrustedBytes;
+    const auto check = [&](int64_t i) {
+        outcomes[i] = guarded([&] { return files.check_range(ranges.file[i], ranges.offset[i], ranges.length[i], is_large); });
+    };
+    return for_each(count, is_large ? pool : nullptr, check);
 }
 
 bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool, Outcome* outcomes) {

@@ -34,6 +34,10 @@ struct DecodeRequest {
 // One outcome per sample; a sample that is not ok leaves its part of `out` zeroed. False: the pool is closed.
 bool decode_batch(Files& files, const DecodeRequest& request, Pool* pool, Outcome* outcomes);
 
+// Whether each range lies inside its file, before anybody takes memory for all of them: of a few megabytes in all, the files are not
+// looked at.
+bool check_ranges(Files& files, const Ranges& ranges, int64_t count, Pool* pool, Outcome* outcomes);
+
 // Reads each range to `buffer` + starts[i].
 bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool, Outcome* outcomes);
 

@@ -218,10 +218,16 @@ private:
         }
         if (blocks > 10) return malformed(marker, p);
         const int columns = ceil_div(width, image_.mcu_width()), rows = ceil_div(height, image_.mcu_height());
+        int64_t least_bits = 0;
         for (Plane& plane : image_.planes) {
             plane.wide = columns * plane.h, plane.high = rows * plane.v;
             plane.coded_wide = ceil_div(ceil_div(width * plane.h, image_.h_max), 8);
             plane.coded_high = ceil_div(ceil_div(height * plane.v, image_.v_max), 8);
+            least_bits += int64_t{plane.coded_wide} * plane.coded_high;
+        }
+        // The first value of every block takes a bit or more: a small file that claims a huge image is told before memory is taken.
+        if (least_bits / 8 > end_ - end) return corrupt(Why::ends_early, 0, rows);
+        for (Plane& plane : image_.planes) {
             plane.values.assign(static_cast<size_t>(plane.wide) * static_cast<size_t>(plane.high) * 64, 0);
         }
         std::memset(left_, 0xFF, sizeof left_);

@@ -3,6 +3,7 @@
 // again as one baseline scan. Between the two an image can be turned. No coefficient is rounded on the way, so nothing is lost.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>

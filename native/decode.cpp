@@ -2,8 +2,12 @@
 // Decodes the part of a JPEG that a crop needs. Planes are rings of four MCU rows: one or two rows of MCUs are decoded, every line
 // whose chroma is complete goes to the resizer, then the next ones take the place of those that nobody needs any more.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "colour.h"
@@ -36,15 +40,14 @@ Outcome check_box(const Box& box, const Header& header) {
     return {};
 }
 
-// Every block takes two bits or more: a small file that claims a huge image is told before memory is taken for it.
+}  // namespace
+
 bool is_possible(const Header& header) {
     int64_t blocks = 0;
     for (int i = 0; i < header.component_count; ++i) blocks += header.component[i].h * header.component[i].v;
     const int64_t mcus = static_cast<int64_t>(header.mcus_per_row) * header.mcu_rows;
     return static_cast<int64_t>(header.scan_end - header.scan_begin) * 4 >= mcus * blocks;
 }
-
-}  // namespace
 
 struct Decoder::Scratch {
     Header header;

@@ -2,6 +2,7 @@
 // Entry points as bytes: jpeg.h describes the format.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>

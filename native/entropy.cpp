@@ -2,6 +2,7 @@
 #include "entropy.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace feedrate {
 

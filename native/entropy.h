@@ -3,6 +3,8 @@
 // entry point. Bytes are unstuffed into a window of their own, piece by piece.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "huffman.h"

@@ -12,7 +12,6 @@ namespace feedrate {
 namespace {
 
 constexpr size_t kMaxOpen = 128;  // far below the usual limit of 1024 descriptors, enough for every shard in flight
-constexpr int64_t kTrusted = int64_t{16} << 20;  // a longer range is compared with the file's size before memory is taken
 
 }  // namespace
 
@@ -75,12 +74,12 @@ void Files::close() {
     state.open.clear();
 }
 
-Outcome Files::check_range(int64_t file, int64_t offset, int64_t length) {
+Outcome Files::check_range(int64_t file, int64_t offset, int64_t length, bool always) {
     if (file < 0 || file >= static_cast<int64_t>(paths_.size()))
         return {Status::unreadable, Why::no_such_number, file, static_cast<int64_t>(paths_.size())};
     if (offset < 0 || length < 0 || length > std::numeric_limits<int64_t>::max() - offset)
         return {Status::unreadable, Why::bad_range, offset, length};
-    if (length <= kTrusted) return {};
+    if (length <= kTrustedBytes && !always) return {};
     Outcome outcome;
     const Shared descriptor = find_open(file, outcome);
     if (!descriptor) return outcome;

@@ -3,17 +3,21 @@
 // any number of threads; a file that is being read stays open until the read is done.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "per_process.h"
 #include "status.h"
 
 namespace feedrate {
+
+constexpr int64_t kTrustedBytes = int64_t{16} << 20;  // what is longer is compared with the file's size before memory is taken
 
 // Grows, never shrinks by itself; the bytes past size() are the owner's business.
 class Buffer {
@@ -39,6 +43,8 @@ public:
         const Outcome outcome = check_range(file, offset, length);
         return outcome.ok() ? read_into(file, offset, length, room(static_cast<size_t>(length))) : outcome;
     }
+    // Whether a range lies inside its file. One of a few megabytes is believed, and its file not looked at, unless `always` says so.
+    Outcome check_range(int64_t file, int64_t offset, int64_t length, bool always = false);
     // They open again when they are next needed.
     void close();
 
@@ -65,7 +71,6 @@ private:
         uint64_t clock = 0;
     };
 
-    Outcome check_range(int64_t file, int64_t offset, int64_t length);
     Outcome read_into(int64_t file, int64_t offset, int64_t length, uint8_t* to);
     Shared find_open(int64_t file, Outcome& outcome);
     void forget(int64_t file);

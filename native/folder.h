@@ -3,6 +3,7 @@
 // cost more than the files do.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>

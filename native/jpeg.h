@@ -67,6 +67,10 @@ struct Header {
 // not ok, width and height are set if they were seen.
 Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_end = true);
 
+// Whether the file is long enough for what its headers claim: every block takes two bits or more. A small file that claims a huge image
+// is told before memory is taken for it.
+bool is_possible(const Header& header);
+
 // "4:2:0", "gray", ...
 const char* sampling_name(const Header& header);
 

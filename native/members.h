@@ -3,6 +3,7 @@
 // ordinary (a damaged image, a name that must be escaped) is left to the caller, one by one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 

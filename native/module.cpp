@@ -6,9 +6,13 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <new>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "batch.h"
@@ -53,8 +57,16 @@ RangeArrays arrays_of(nb::tuple ranges) {
             nb::cast<Array<const int64_t>>(ranges[2]), nb::cast<Array<const uint32_t>>(ranges[3])};
 }
 
+// Too little memory is no fault of a sample: nobody may take it for damage and skip it.
+void need_memory(const Outcome& outcome) {
+    if (outcome.why != Why::out_of_memory) return;
+    PyErr_SetString(PyExc_MemoryError, "out of memory while samples were read and decoded; fewer threads and smaller batches need less");
+    throw nb::python_error();
+}
+
 void write_details(const std::vector<Outcome>& outcomes, const Details& details) {
     for (size_t i = 0; i < outcomes.size(); ++i) {
+        need_memory(outcomes[i]);
         int64_t* to = details.data() + 4 * i;
         to[0] = static_cast<int64_t>(outcomes[i].status);
         to[1] = static_cast<int64_t>(outcomes[i].why);
@@ -64,6 +76,7 @@ void write_details(const std::vector<Outcome>& outcomes, const Details& details)
 }
 
 nb::tuple as_tuple(const Outcome& o) {
+    need_memory(o);
     return nb::make_tuple(static_cast<int>(o.status), o.ok() ? std::string() : words(o));
 }
 
@@ -100,6 +113,21 @@ void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array
     write_details(outcomes, details);
 }
 
+void check_ranges_door(Files& files, nb::tuple ranges, Pool* pool, Details details) {
+    const size_t count = details.shape(0) / 4;
+    need(details.shape(0) == 4 * count, "details need four numbers per range");
+    const RangeArrays arrays = arrays_of(ranges);
+    const Ranges request = ranges_of(arrays, count);
+    std::vector<Outcome> outcomes(count);
+    bool open;
+    {
+        nb::gil_scoped_release release;
+        open = check_ranges(files, request, static_cast<int64_t>(count), pool, outcomes.data());
+    }
+    need(open, "the pool is closed");
+    write_details(outcomes, details);
+}
+
 void read_ranges_door(Files& files, nb::tuple ranges, Array<const int64_t> starts, Array<uint8_t> buffer, Pool* pool, Details details) {
     need(starts.shape(0) > 0, "starts must have one more number than there are ranges");
     const size_t count = starts.shape(0) - 1;
@@ -108,8 +136,8 @@ void read_ranges_door(Files& files, nb::tuple ranges, Array<const int64_t> start
     need(details.shape(0) == 4 * count, "details need four numbers per range");
     int64_t at = 0;
     for (size_t i = 0; i < count; ++i) {
-        need(starts.data()[i] == at && request.length[i] >= 0, "starts do not follow from the lengths");
-        at += request.length[i];
+        const bool fits = starts.data()[i] == at && request.length[i] >= 0 && !__builtin_add_overflow(at, request.length[i], &at);
+        need(fits, "starts do not follow from the lengths");
     }
     need(starts.data()[count] == at && buffer.shape(0) == static_cast<size_t>(at), "the buffer has the wrong size");
     std::vector<Outcome> outcomes(count);
@@ -148,7 +176,11 @@ void gather_rows_door(Files& files, Array<const int32_t> file, Array<const int64
 // (status, words, width, height); width and height are 0 when they were not seen.
 nb::tuple probe_door(Array<const uint8_t> data) {
     Header header;
-    const Outcome outcome = parse_jpeg(data.data(), data.shape(0), header);
+    Outcome outcome = parse_jpeg(data.data(), data.shape(0), header);
+    if (outcome.ok() && !is_possible(header)) {  // find out how much of it is there
+        std::string unused;
+        outcome = scan_jpeg(data.data(), data.shape(0), 0, header, unused);
+    }
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height);
 }
 
@@ -189,6 +221,7 @@ nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, 
         nb::gil_scoped_release release;
         outcome = profile_one(bytes_of(data), bytes_of(entries), b, target, repeats, times);
     }
+    need_memory(outcome);
     nb::list seconds;
     for (const double value : times.seconds) seconds.append(value);
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), seconds);
@@ -328,6 +361,14 @@ void crc32c_rows_door(Array<const uint8_t> rows, size_t width, Array<uint32_t> o
     for (size_t i = 0; i < out.shape(0); ++i) out.data()[i] = crc32c(rows.data() + i * width, width - 4, 0);
 }
 
+// The checksum of each text; text `i` lies between `starts[i]` and `starts[i + 1]`.
+void crc32c_texts_door(Array<const uint8_t> texts, Array<const int64_t> starts, Array<uint32_t> out) {
+    check_starts(starts, out.shape(0), texts.shape(0));
+    nb::gil_scoped_release release;
+    for (size_t i = 0; i < out.shape(0); ++i)
+        out.data()[i] = crc32c(texts.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]), 0);
+}
+
 uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
     nb::gil_scoped_release release;
     return crc32c(data.data(), data.shape(0), value);
@@ -350,6 +391,7 @@ NB_MODULE(_native, m) {
         .def("close", &Files::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Pool>(m, "Pool")
         .def(nb::init<int>())
+        .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
     m.def("simd_level", [] { return level().name; });
     m.def("simd_levels", [] {
@@ -367,6 +409,7 @@ NB_MODULE(_native, m) {
     m.def("profile_one", &profile_door);
     m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
           nb::arg("out"), nb::arg("shape"), nb::arg("raw"), nb::arg("pool").none(), nb::arg("bytes_read"), nb::arg("details"));
+    m.def("check_ranges", &check_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("pool").none(), nb::arg("details"));
     m.def("read_ranges", &read_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("starts"), nb::arg("buffer"), nb::arg("pool").none(),
           nb::arg("details"));
     m.def("gather_rows", &gather_rows_door);
@@ -375,6 +418,7 @@ NB_MODULE(_native, m) {
     m.def("find_first", &find_first_door);
     m.def("join_pieces", &join_pieces_door);
     m.def("crc32c_rows", &crc32c_rows_door);
+    m.def("crc32c_texts", &crc32c_texts_door);
     m.def("make_members", &make_members_door, nb::arg("root"), nb::arg("paths"), nb::arg("path_starts"), nb::arg("sizes"), nb::arg("labels").none(),
           nb::arg("header"), nb::arg("scan"), nb::arg("starts"), nb::arg("out"), nb::arg("pool").none(), nb::arg("facts"));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JPEG headers: which tables, which geometry, and whether the file is of a kind the kernel takes.
+#include <cstdint>
 #include <cstring>
 
 #include "jpeg.h"

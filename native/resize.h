@@ -2,6 +2,7 @@
 // Pillow's antialiased bilinear resize, bit for bit, fed line by line; then mirrored and packed into the target.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "jpeg.h"
 #include "status.h"

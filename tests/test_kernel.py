@@ -158,10 +158,13 @@ def test_a_range_with_another_checksum_leaves_zeros(numbers: Files) -> None:
     assert buffer.tolist() == [7, 8, 0, 0]
 
 
-def test_a_negative_length_is_refused(numbers: Files) -> None:
-    ranges = Ranges(np.zeros(1, np.int32), np.zeros(1, np.int64), np.array([-4], np.int64))
-    with pytest.raises(ValueError, match="length must not be negative, got -4"):
-        kernel.read_ranges(numbers, ranges)
+@pytest.mark.parametrize(("offset", "length"), [(0, -4), (-4, 4), (2**62, 2**62), (2**63 - 1, 2**63 - 1)])
+def test_a_range_that_no_file_can_have_takes_no_memory(numbers: Files, offset: int, length: int) -> None:
+    offsets, lengths = np.array([offset, offset, 7]), np.array([length, length, 2])
+    buffer, starts, statuses = kernel.read_ranges(numbers, Ranges(np.zeros(3, np.int32), offsets, lengths))
+    assert statuses.tolist()[2] == Status.OK
+    assert statuses.all(where=[True, True, False])
+    assert (starts.tolist(), buffer.tolist()) == ([0, 0, 0, 2], [7, 8])
 
 
 ROW = np.dtype([("offset", "<i8"), ("label", "<i4"), ("crc", "<u4")])

@@ -177,12 +177,44 @@ def test_a_server_that_is_restarted_under_an_epoch_costs_no_sample(server: Range
     assert_same(found, expected)
 
 
-def test_a_server_that_stays_away_ends_in_a_sentence(server: RangeServer) -> None:
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_a_server_that_stays_away_ends_in_a_sentence(server: RangeServer, policy: Any) -> None:
     source = open_pack(f"{server.url}/pack", patience=Patience(give_up_s=0.05, first_wait_s=0.01))
     server.fault = lambda path, _number: "error" if path.endswith(".tar") else None
     with (
-        Loader(source, 4, output="numpy") as loader,
+        Loader(source, 4, output="numpy", on_bad_sample=policy) as loader,
         pytest.raises(StorageError, match=r"cannot read .*/pack/shard-0000\d\.tar"),
+    ):
+        list(loader)
+    source.close()
+
+
+def test_a_file_of_a_folder_index_that_is_gone_or_short_at_the_source_is_one_sample(
+    server: RangeServer,
+) -> None:
+    for n in range(30):
+        save_image(server.folder / "s" / "cat" / f"{n:02}.jpg", n)
+    index(server.folder / "s")
+    (server.folder / "s" / "cat" / "03.jpg").unlink()
+    os.truncate(server.folder / "s" / "cat" / "05.jpg", 100)
+    source = open_pack(f"{server.url}/s", patience=QUICK)
+    options = {"image": RandomResizedCrop(8), "fields": ("key", "image"), "output": "numpy"}
+    with Loader(source, 4, on_bad_sample="skip", **options) as loader:
+        keys = {key for keys, _ in loader for key in keys}
+        assert len(keys) == 28
+        assert not {"cat/03", "cat/05"} & keys
+        (server.folder / "s").rename(server.folder / "gone")
+        with pytest.raises(StorageError, match=r"/s is gone: it has no pack\.json any more"):
+            list(loader)
+    source.close()
+
+
+def test_a_shard_that_is_cut_short_at_the_source_is_not_skipped(server: RangeServer) -> None:
+    os.truncate(server.folder / "pack" / "shard-00001.tar", 200)
+    source = open_pack(f"{server.url}/pack", patience=QUICK)
+    with (
+        Loader(source, 4, shuffle=False, output="numpy", on_bad_sample="skip") as loader,
+        pytest.raises(StorageError, match=r"shard-00001\.tar"),
     ):
         list(loader)
     source.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make` says on a machine where something is missing: before any download, with the line to type."""
+"""What `make` says where something is missing, before any download, and what makes it build anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-SETUP = Path(__file__).parent.parent / "scripts" / "setup"
+ROOT = Path(__file__).parent.parent
+SETUP = ROOT / "scripts" / "setup"
+MAKE = shutil.which("make")
+BUILT_FROM = ("pyproject.toml", "CMakeLists.txt", "scripts/*", "native/*.cpp", "native/*.h", "native/hot/*.h")
 
 
 @pytest.fixture
@@ -60,3 +63,23 @@ def test_missing_headers_are_told_with_the_package(checkout: Path) -> None:
 def test_a_missing_compiler_is_told_with_the_package(checkout: Path) -> None:
     error = run_setup(checkout, PYTHON=sys.executable, CXX="no-such-compiler")
     assert "hint: sudo apt install g++" in error
+
+
+@pytest.mark.skipif(MAKE is None, reason="needs make")
+def test_an_edit_of_anything_that_the_kernel_is_built_from_makes_make_test_rebuild(tmp_path: Path) -> None:
+    assert MAKE is not None
+    names = [path.relative_to(ROOT) for pattern in BUILT_FROM for path in ROOT.glob(pattern)]
+    for name in [Path("Makefile"), *names]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "ready-to-test").touch()
+
+    def is_rebuilt(*what_if: str | Path) -> bool:
+        command = [MAKE, "-n", "-C", tmp_path, *what_if, "test"]
+        return (
+            "scripts/setup test" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        )
+
+    assert not is_rebuilt()
+    assert [str(name) for name in names if not is_rebuilt("-W", name)] == []

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way through Pillow, for what the kernel leaves to it. Every failure is an `Undecodable`, in words.
 
+But for want of memory, which is no fault of an image: that is a `MemoryError`.
+
 Pillow's warnings (large images, odd metadata) are not silenced here: Python's filters belong to the whole
 process, and threads must not swap them.
 """
@@ -8,6 +10,9 @@ process, and threads must not swap them.
 from __future__ import annotations
 
 import io
+import math
+import mmap
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,11 +30,28 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "GIF", "PPM")
 
 
 _ORIENTATION = 0x0112  # EXIF
+_LOADING_TRUNCATED = threading.Lock()
 _PNG_EXIF = (b"eXIf", b"rofile type exif", b"rientation")  # a chunk, ImageMagick's, XMP's
 
 
 class Undecodable(ValueError):
     """Pillow cannot make pixels of this."""
+
+
+def most_pixels() -> float:
+    """Return how many pixels a whole image may have: as many as Pillow opens, by Pillow's own switch."""
+    from PIL import Image
+
+    limit = Image.MAX_IMAGE_PIXELS
+    return math.inf if limit is None else 2 * limit
+
+
+def say_too_large(width: int, height: int) -> str:
+    return (
+        f"the whole image has {width} x {height} pixels, the limit is {most_pixels():,.0f} (twice "
+        "PIL.Image.MAX_IMAGE_PIXELS): take a crop of it or, if you trust it, raise the limit with "
+        "'import PIL.Image; PIL.Image.MAX_IMAGE_PIXELS = None'"
+    )
 
 
 def measure(data: bytes) -> tuple[int, int, str]:
@@ -126,9 +148,28 @@ def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
     buffer = io.BytesIO()
     try:
         image.save(buffer, "PNG", compress_level=1 if is_brief else 6)
+    except MemoryError:
+        raise
     except Exception as error:
         raise Undecodable(f"mode {image.mode} does not go into PNG: {_words(error)}") from error
     return buffer.getvalue()
+
+
+def fill_up(data: bytes) -> bytes:
+    """Return an image that ends too early as PNG, filled up as Pillow's LOAD_TRUNCATED_IMAGES does.
+
+    Raises:
+        Undecodable: not even that helps.
+    """
+    from PIL import ImageFile
+
+    with _LOADING_TRUNCATED:  # a switch of the whole process
+        before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
+        try:
+            with _open(data) as image:
+                return encode_png(image, is_mask=False)
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def is_gray(data: bytes) -> bool:
@@ -160,6 +201,8 @@ def read_orientation(data: bytes) -> int:
     try:
         with _open(data) as image:
             value = image.getexif().get(_ORIENTATION, 1)
+    except MemoryError:
+        raise
     except Exception:  # broken EXIF is no reason to refuse good pixels
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
@@ -175,6 +218,8 @@ def resize_mask(data: bytes, size: tuple[int, int]) -> bytes:
     buffer = io.BytesIO()
     try:
         resized.save(buffer, "PNG")
+    except MemoryError:
+        raise
     except Exception as error:
         raise Undecodable(f"mask of mode {image.mode} does not go into PNG: {_words(error)}") from error
     return buffer.getvalue()
@@ -196,6 +241,11 @@ def _open(data: bytes) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=[f for f in FORMATS if f in Image.OPEN])
     except UnidentifiedImageError:
         raise Undecodable("not an image that feedrate knows") from None
+    except MemoryError:
+        raise
+    except Image.DecompressionBombError as error:
+        how = "if you trust it, raise the limit with 'import PIL.Image; PIL.Image.MAX_IMAGE_PIXELS = None'"
+        raise Undecodable(f"{_words(error)}; {how}") from error
     except Exception as error:
         raise Undecodable(_words(error)) from error
 
@@ -204,8 +254,19 @@ def _load(image: Image.Image) -> None:
     # Pillow's readers raise whatever damage leads them into: OSError, SyntaxError, struct.error ...
     try:
         image.load()
+    except MemoryError:
+        raise
     except Exception as error:
+        _check_memory(*image.size)
         raise Undecodable(_words(error)) from error
+
+
+def _check_memory(width: int, height: int) -> None:
+    """Raise MemoryError where there is none for an image: its decoders may have called that a broken file."""
+    try:
+        mmap.mmap(-1, max(1, 12 * width * height)).close()  # pixels, and coefficients of a progressive JPEG
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"no memory for an image of {width} x {height} pixels") from error
 
 
 def _words(error: Exception) -> str:

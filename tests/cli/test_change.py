@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from damage import without_digest
+from feedrate import Dataset
 from feedrate.cli import main
-from feedrate.pack import PackOptions, describe, pack
+from feedrate.pack import PackOptions, describe, mapping, pack
 from images import save_image
 
 
@@ -112,3 +116,88 @@ def test_merge_says_what_it_links_and_refers_to(capsys: pytest.CaptureFixture[st
 def test_mistakes_are_sentences(command: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        ("split p train=80% rest=20%", "p"),
+        ("add-column p t.csv", "p"),
+        ("append new p --workers 1", "p"),
+        ("index old --to i --workers 1", "i"),
+        ("merge p q --to m --prefix", "m"),
+    ],
+)
+def test_every_command_that_writes_pack_json_gives_it_its_digest_also_of_a_pack_that_had_none(
+    command: str, written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("p/pack.json").read_bytes()
+    Path("p/pack.json").write_bytes(without_digest(text))
+    pack("new", "q", PackOptions(workers=1))
+    assert main(command.split()) == 0
+    capsys.readouterr()
+    assert b'\n "digest": "' in Path(written, "pack.json").read_bytes()
+    assert main(["verify", written, "--workers", "1"]) == 0
+    assert capsys.readouterr().out.endswith("\ngood: every byte is as it was packed\n")
+
+
+MAPS = """
+from pathlib import Path
+
+Path("imported").touch()
+
+
+def smaller(sample):
+    return {"image": sample["image"].reduce(2)}
+
+
+def same(sample):
+    return {}
+"""
+
+
+@pytest.fixture
+def mapped(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A pack that was made with a map, whose module no process has imported since."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("change_maps.py").write_text(MAPS)
+    assert main(["pack", "old", "mapped", "--map", "change_maps:smaller", "--workers", "1"]) == 0
+    Path("imported").unlink()
+    sys.modules.pop("change_maps")
+    mapping._found.clear()
+    yield home / "mapped"
+    sys.modules.pop("change_maps", None)
+
+
+@pytest.mark.usefixtures("mapped")
+def test_append_imports_nothing_that_only_the_pack_names_and_says_what_to_type(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    assert main(["append", "new", "mapped", "--workers", "1"]) == 1
+    assert capsys.readouterr().err == (
+        "appending new to mapped\n"
+        "error: mapped was made with a function, change_maps:smaller, and code is not imported because a "
+        "pack names it\n\n"
+        "hint: if that is your code: feedrate append new mapped --map change_maps:smaller\n"
+    )
+    assert not Path("imported").exists()
+
+
+@pytest.mark.usefixtures("mapped")
+def test_append_with_the_map_that_the_pack_was_made_with_goes_through_it() -> None:
+    assert main(["append", "new", "mapped", "--workers", "1", "--map", "change_maps:smaller"]) == 0
+    assert len(Dataset("mapped")) == 20
+    assert {Dataset("mapped", fields=("image",))[i].size for i in range(20)} == {(32, 24)}
+
+
+@pytest.mark.usefixtures("mapped")
+def test_append_with_another_function_of_the_same_module_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    assert main(["append", "new", "mapped", "--workers", "1", "--map", "change_maps:same"]) == 1
+    assert "error: mapped was made with change_maps:smaller, not with change_maps:same\n" in (
+        capsys.readouterr().err
+    )

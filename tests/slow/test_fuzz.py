@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A minute of coverage-guided fuzzing, shared by the levels of vector code that this machine has."""
+"""A minute of fuzzing each: of JPEGs, shared by the levels of vector code, and of the index of a pack."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from fuzz_corpus import build, write_corpus
 from feedrate import kernel
 
 CLANG = shutil.which("clang++")
+INDEX_FUZZ = Path(__file__).with_name("index_fuzz.py")
 
 
 @pytest.mark.slow
@@ -37,3 +40,16 @@ def test_a_minute_of_fuzzing_finds_no_crash(tmp_path: Path) -> None:
             env={**os.environ, "FEEDRATE_SIMD": level},
         )
         assert result.returncode == 0, f"{level}: {result.stderr[-4000:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory by Linux's RLIMIT_DATA")
+def test_a_minute_of_lies_in_the_index_ends_in_words_or_good_samples(tmp_path: Path) -> None:
+    command = [sys.executable, INDEX_FUZZ, tmp_path, "0", "60"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+    ended = json.loads(ran.stdout)
+    print(f"{ended['runs']} packs were entered by every door: {ended['ended']}")
+    assert ended["runs"] > 100
+    assert ended["ended"]["good"]
+    assert ended["ended"]["BadSample"]

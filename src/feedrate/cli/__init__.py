@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FeedrateError as error:
         say_error(error.message, error.hint)
         return EXIT_FAILED
+    except MemoryError as error:
+        say_error(str(error) or "out of memory", "fewer --workers need less, where the command has them")
+        return EXIT_FAILED
     except KeyboardInterrupt:
         say_error("interrupted")
         return EXIT_INTERRUPTED
@@ -63,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def say_error(message: str, hint: str | None = None) -> None:
-    sys.stderr.write(f"error: {message}\n")
-    if hint:
-        sys.stderr.write(f"\nhint: {hint}\n")
+    from feedrate.cli.output import show
+
+    show(f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else ""), sys.stderr)
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 
 from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
+from feedrate.errors import need
 
 SETS = ("photographs", "camera", "png")
 
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    Console = need("rich.console").Console
 
     from feedrate.bench.kernel import KernelOptions, bench_made, bench_source
     from feedrate.errors import UsageError
@@ -61,6 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             result = bench_made(arguments.sets or SETS, options, say=say)
     if arguments.json != "-":
-        draw_kernel(result, Console())
+        draw_kernel(clean_values(result), Console())
     write_json(arguments, dump_document("bench kernel", result))
     return 0

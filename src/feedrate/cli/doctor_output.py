@@ -7,9 +7,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from feedrate.cli.output import say, write_json, write_text
+from feedrate.cli.output import say, show, write_json, write_text
 from feedrate.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: di
     from feedrate.report.document import dump_document
 
     if arguments.json != "-":
-        write_anyhow(sys.stdout, draw_diagnosis(diagnosis))
+        show(draw_diagnosis(diagnosis))
     passed = check_wait(arguments, diagnosis)
     if before is not None:
         passed = compare(arguments, diagnosis, before) and passed
@@ -68,17 +68,11 @@ def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[st
 
     verification = compare_runs(before, diagnosis)
     stream = sys.stderr if arguments.json == "-" else sys.stdout
-    write_anyhow(stream, "\n" + draw_verification(verification))
+    show("\n" + draw_verification(verification), stream)
     if arguments.max_slowdown is None:
         return not verification.differs
     talk(f"check {draw_gate(verification, arguments.max_slowdown).rstrip()}")
     return passes_gate(verification, arguments.max_slowdown)
-
-
-def write_anyhow(stream: TextIO, text: str) -> None:
-    """Write to a terminal that may know no more than ASCII."""
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, errors="replace").decode(encoding))
 
 
 def read_before(path: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ re-encoding at packing time costs. Exit code 1 when pixels differ by more than r
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import positive, whole_number
@@ -21,6 +20,7 @@ from feedrate.cli.output import (
     check_json_target,
     check_target,
     say,
+    show_result,
     write_json,
     write_text,
 )
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ended_like_an_interrupt(), ProgressBar() as bar:
         result, pictures = measure_fidelity(arguments.sources, options, watch=bar.update)
     if arguments.json != "-":
-        sys.stdout.write(draw_fidelity(result))
+        show_result(draw_fidelity, result)
     write_json(arguments, dump_document("fidelity", result))
     if arguments.html is not None:
         write_text(arguments.html, draw_page(result, pictures))

@@ -13,9 +13,13 @@ must be the same. 'feedrate append' adds files that are not packed yet.
 from __future__ import annotations
 
 import argparse
-import sys
 
-from feedrate.cli.output import add_json_arguments, check_json_target, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    show_result,
+    write_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
     options = MergeOptions(prefix=arguments.prefix, refer=arguments.refer)
     result = merge(arguments.packs, arguments.to, options)
     if arguments.json != "-":
-        sys.stdout.write(draw_merge(result))
+        show_result(draw_merge, result)
     write_json(arguments, dump_document("merge", result))
     return 0

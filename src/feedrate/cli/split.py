@@ -13,12 +13,16 @@ and counts are met as nearly as groups allow. In Python: Loader(PACK, split="tra
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedrate.cli.arguments import whole_number
-from feedrate.cli.output import add_json_arguments, check_json_target, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    show_result,
+    write_json,
+)
 from feedrate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.files = [text for text in arguments.files if text not in rest]
         result = split(arguments.pack, parse_shares([*arguments.parts, *rest]), _read_options(arguments))
     if arguments.json != "-":
-        sys.stdout.write(draw_split(result))
+        show_result(draw_split, result)
     write_json(arguments, dump_document("split", result))
     return 0
 

@@ -8,10 +8,14 @@ kernel can enter each image where the index says. Exit code 1 when something is 
 from __future__ import annotations
 
 import argparse
-import sys
 
 from feedrate.cli.arguments import add_workers
-from feedrate.cli.output import add_json_arguments, check_json_target, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    show_result,
+    write_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
     with ProgressBar() as bar:
         result = verify(arguments.pack, workers=arguments.workers, watch=bar.update)
     if arguments.json != "-":
-        sys.stdout.write(draw_verify(result))
+        show_result(draw_verify, result)
     write_json(arguments, dump_document("verify", result))
     return EXIT_OK if result.is_good else EXIT_FAILED

@@ -15,6 +15,7 @@ from feedrate.kernel.reading import Files, Ranges, arrays_of, read_one, say_outc
 from feedrate.pillow import Box
 
 MAX_CROP_PIXELS = 512 << 20  # as in native/jpeg.h
+TRUSTED_PIXELS = 16 << 20  # for a larger image no memory is taken before `check_size` had a look
 DAMAGED_BUT_DECODED = "damaged, decoded by Pillow"  # one of `DecodeReport.pillow_reasons`
 STAGES = ("checksum", "headers", "huffman", "idct", "colour", "resize")
 
@@ -145,14 +146,10 @@ def decode_one(
     if size is not None and (size[0] < 1 or size[1] < 1):
         raise ValueError(f"size must be at least 1 x 1, got {size[0]} x {size[1]}")
     array = as_bytes(data)
-    status, words, width, height = native.probe(array)
-    channels = 3 if mode == "RGB" and not nearest else 1
-    if nearest or width == 0 or status == Status.CORRUPT:
-        try:
-            width, height, stored_mode = pillow.measure(data)
-        except pillow.Undecodable as error:
-            raise ValueError(words if status == Status.CORRUPT else str(error)) from error
-        channels = 3 if nearest and stored_mode == "RGB" else channels
+    width, height, stored_mode, status, words = _measure(data, ask_pillow=nearest)
+    channels = 3 if (stored_mode if nearest else mode) == "RGB" else 1
+    if box is None and width * height > pillow.most_pixels():
+        raise ValueError(pillow.say_too_large(width, height))
     left, top, right, bottom = box or (0, 0, width, height)
     _check_box((left, top, right, bottom), width, height)
     rows, columns = size or (bottom - top, right - left)
@@ -169,6 +166,35 @@ def decode_one(
     if filled != Status.OK:
         raise ValueError(words if status == Status.CORRUPT else said)
     return out
+
+
+def check_size(
+    files: Files, image: Ranges, size: tuple[int, int], *, raw: bool = False
+) -> tuple[Status, str]:
+    """Look whether one image has the width and height that an index claims; decodes nothing.
+
+    Returns how it ended, in words if it is not OK. Damage that a decode would find is its business, unless
+    the file is far too short for so many pixels.
+    """
+    width, height = size
+    if raw:
+        detail = np.zeros(4, np.int64)
+        native.check_ranges(files._native, arrays_of(image, 1), None, detail)
+        if detail[0]:
+            return Status(detail[0]), say_outcome(files, image, 0, detail)
+        has_room = image.length[0] >= width * height
+        found = f"{image.length[0]} bytes"
+    else:
+        data, detail = read_one(files, image, 0)
+        if detail[0]:
+            return Status(detail[0]), say_outcome(files, image, 0, detail)
+        try:
+            measured = _measure(data)[:2]
+        except ValueError as error:
+            return Status.CORRUPT, str(error)
+        has_room = measured == size
+        found = "{} x {} pixels".format(*measured)
+    return (Status.OK, "") if has_room else (Status.BAD_BOX, f"it has {found}, not {width} x {height} pixels")
 
 
 def profile_decode(
@@ -190,6 +216,24 @@ def profile_decode(
         raise ValueError(words)
     befores = [0.0, *sums[:-1]]
     return {name: max(s - before, 0.0) for name, s, before in zip(STAGES, sums, befores, strict=True)}
+
+
+def _measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str, int, str]:
+    """Return width, height, Pillow's mode if it was asked, and what the kernel says: a status, and words.
+
+    Raises:
+        ValueError: nobody knows its size, or the file is too short for that many pixels; in words.
+    """
+    status, words, width, height = native.probe(as_bytes(data))
+    # A block of 8 x 8 takes two bits or more: Pillow would take memory for all of them, and fail.
+    if status == Status.CORRUPT and width * height > 256 * len(data):
+        raise ValueError(words)
+    if not ask_pillow and width and status != Status.CORRUPT:
+        return width, height, "", status, words
+    try:
+        return (*pillow.measure(data), status, words)
+    except pillow.Undecodable as error:
+        raise ValueError(words if status == Status.CORRUPT else str(error)) from error
 
 
 def _check_out(out: Any) -> None:
@@ -223,5 +267,9 @@ def _fill_by_pillow(data: bytes, out: U8, box: Box, flip: bool, nearest: bool) -
         pixels = (pillow.decode_mask if nearest else pillow.decode)(data, box, out.shape)
     except pillow.Undecodable as error:
         return Status.CORRUPT, str(error)
+    except MemoryError as error:
+        raise MemoryError(
+            "out of memory while Pillow decoded an image; fewer threads and smaller batches need less"
+        ) from error
     out[:] = pixels[:, ::-1] if flip else pixels
     return Status.OK, ""

@@ -57,9 +57,12 @@ def to_baseline(data: bytes, orientation: int = 1) -> bytes | None:
 
     With `orientation` (EXIF, 1 to 8) the image is turned upright. Application data and comments are kept as
     they are. None: it is none of these, it is damaged, or it cannot be turned without loss, since an edge is
-    not a whole block.
+    not a whole block; or it is larger than whole images may be.
     """
     if not 1 <= orientation <= 8:
         raise ValueError(f"orientation must be 1 to 8, got {orientation}")
+    _, _, width, height = native.probe(as_bytes(data))
+    if width * height > pillow.most_pixels():
+        return None
     status, _, file = native.to_baseline(as_bytes(data), orientation)
     return file if status == Status.OK and file else None

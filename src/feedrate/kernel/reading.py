@@ -12,6 +12,8 @@ import numpy as np
 
 from feedrate.kernel.door import I32, I64, U8, U32, Pool, Status, checked, native
 
+_MOST_PER_CALL = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
@@ -71,10 +73,28 @@ def gather_rows(files: Files, file: I32, row: I64, bases: I64, strides: I64, dty
 def read_ranges(files: Files, ranges: Ranges, pool: Pool | None = None) -> tuple[U8, I64, I32]:
     """Read ranges one behind the other into one buffer: `(buffer, starts, statuses)`, `starts` of length N+1.
 
-    A range that cannot be read leaves its part of the buffer zeroed.
+    A range that cannot be read leaves its part of the buffer zeroed; one that lies outside of its file has
+    no part: lengths are a stranger's claims, so that they are checked before memory is taken for them.
     """
     buffer, starts, details = _read(files, ranges, pool)
     return buffer, starts, details[:, 0].astype(np.int32)
+
+
+def read_at(descriptor: int, size_bytes: int, offset: int) -> bytes:
+    """Return so many bytes of an open file from `offset` on; fewer where it ends, nothing where it cannot be.
+
+    Linux reads 2 GB at the most in one call, others refuse more. Memory is taken for what the file holds,
+    whatever a stranger's index claims.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    left_bytes = min(size_bytes, os.fstat(descriptor).st_size - offset) if offset >= 0 else 0
+    pieces: list[bytes] = []
+    while left_bytes > 0 and (piece := os.pread(descriptor, min(left_bytes, _MOST_PER_CALL), offset)):
+        pieces.append(piece)
+        left_bytes, offset = left_bytes - len(piece), offset + len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def arrays_of(ranges: Ranges, n: int) -> tuple[I32, I64, I64, U32]:
@@ -97,16 +117,22 @@ def say_outcome(files: Files, ranges: Ranges, i: int, detail: I64) -> str:
 
 def _read(files: Files, ranges: Ranges, pool: Pool | None) -> tuple[U8, I64, I64]:
     n = len(ranges)
-    arrays = arrays_of(ranges, n)
-    lengths = arrays[2]
-    if n and int(lengths.min()) < 0:
-        raise ValueError(f"length must not be negative, got {int(lengths.min())}")
-    starts = np.zeros(n + 1, np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    details = np.zeros((n, 4), np.int64)
-    buffer = np.empty(int(starts[-1]), np.uint8)
+    file, offset, length, crc32c = arrays_of(ranges, n)
     threads = None if pool is None else pool._native
-    native.read_ranges(files._native, arrays, starts, buffer, threads, details.reshape(-1))
+    claims, details = np.zeros((n, 4), np.int64), np.zeros((n, 4), np.int64)
+    native.check_ranges(files._native, (file, offset, length, crc32c), threads, claims.reshape(-1))
+    outside = claims[:, 0] != 0
+    if outside.any():
+        offset, length = np.where(outside, 0, offset), np.where(outside, 0, length)
+    total_bytes = float(length.sum(dtype=np.float64))
+    if total_bytes >= 2**62:  # each lies in its file, but together they would leave 64 bits
+        raise MemoryError(f"{n} values of {total_bytes:.3g} bytes together")
+    starts = np.zeros(n + 1, np.int64)
+    np.cumsum(length, out=starts[1:])
+    buffer = np.empty(int(starts[-1]), np.uint8)
+    inside = (file, offset, length, crc32c)
+    native.read_ranges(files._native, inside, starts, buffer, threads, details.reshape(-1))
+    details[outside] = claims[outside]
     return buffer, starts, details
 
 

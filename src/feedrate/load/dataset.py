@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import UsageError
+from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, U8
-from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
+from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels, refuse_size
 from feedrate.load.image import ImageOp, Resize, View
 from feedrate.load.options import (
     Mode,
@@ -120,7 +120,8 @@ class Dataset:
         """Return several samples; a DataLoader fetches its batches through this.
 
         Raises:
-            BadSample: one of them cannot be read or decoded.
+            BadSample: one of them is damaged.
+            StorageError: the storage cannot be read, which is no fault of one sample.
         """
         opened = self._open()
         positions = opened.subset.positions(np.array([self._position(i) for i in indices], np.int64))
@@ -207,6 +208,7 @@ class _Opened:
         self.reference = reference
         self.label_name = "label" if self.pack.manifest.field("label") else "labels"
         self.image, self.flip = image, flip_probability(flip)
+        self.is_shown = any(w.out_size is not None for w in self.wanted)
 
     def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
         """Return one column per field."""
@@ -234,7 +236,8 @@ class _Opened:
             return None
         if seed is None and (self.flip or (self.image is not None and self.image.uniforms)):
             seed = random.getrandbits(63)
-        geometry = Artist(self.reference, self.image, self.flip, seed or 0).draw(epoch, places.rows, None)
+        artist = Artist(self.reference, self.image, self.flip, seed or 0, self.is_shown)
+        geometry = artist.draw(epoch, places.rows, None)
         for i, reason in geometry.refused.items():
             raise self.pack.describe_bad(
                 int(places.positions[i]), self.reference.name, places.rows[i], reason
@@ -246,7 +249,10 @@ class _Opened:
             numbers: list[int] = places.rows["number"].tolist()
             return numbers
         if wanted.field is None:
-            return [key.decode("ascii") for key in self.pack.texts("key", places.positions)]
+            keys, unknown = self.pack.keys(places.positions)
+            for i, reason in unknown.items():
+                raise self.pack.describe_bad(int(places.positions[i]), wanted.name, None, reason)
+            return keys
         if wanted.field.has_pixels:
             assert geometry is not None
             return [
@@ -274,14 +280,18 @@ class _Opened:
         if self.image is None:
             box = geometry.boxes_on(wanted.field, place.rows)[0]
             height, width = int(box[3] - box[1]), int(box[2] - box[0])
+            if (reason := refuse_size(place, wanted.field, (height, width))) is not None:
+                raise self._describe(place, wanted, reason)
         out = np.empty((1, height, width, wanted.channels), np.uint8)
         # No pool: a DataLoader's workers are the parallelism here.
         report = decode_crops(decode_pixels, self.image, place, wanted.field, geometry, out, None)
         if report.statuses[0] != kernel.Status.OK:
-            reason = report.reasons.get(0) or explain_status(report.statuses[0])
-            raise self.pack.describe_bad(int(place.positions[0]), wanted.field.name, place.rows[0], reason)
+            raise self._describe(place, wanted, report.reasons.get(0) or explain_status(report.statuses[0]))
         pixels: U8 = out[0]
         return pixels
+
+    def _describe(self, place: Places, wanted: Wanted, reason: str) -> BadSample:
+        return self.pack.describe_bad(int(place.positions[0]), wanted.name, place.rows[0], reason)
 
 
 def _one(places: Places, i: int) -> Places:

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from feedrate import kernel
+from feedrate import kernel, pillow
 from feedrate.draws import F64, Purpose, draw_uniforms, make_key
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, U8
-from feedrate.load.image import ImageOp, scale_boxes, whole
+from feedrate.load.image import ImageOp, Resize, Size, scale_boxes, whole
 
 Sides = tuple[I64, I64]  # widths, heights
+# As in native/raw.h; no other format has longer sides. A damaged index claims up to 2**32, and the product of
+# two sides must stay within 64 bits.
+_LONGEST_SIDE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,35 +36,56 @@ class Geometry:
 
 
 def read_sides(pixels: Field, rows: Rows) -> Sides:
-    return rows[f"{pixels.name}.width"].astype(np.int64), rows[f"{pixels.name}.height"].astype(np.int64)
+    """Return widths and heights as the index claims them; what no image can have is cut just above that."""
+    widths, heights = (
+        np.minimum(rows[f"{pixels.name}.{side}"], _LONGEST_SIDE + 1).astype(np.int64)
+        for side in ("width", "height")
+    )
+    return widths, heights
 
 
 @dataclass(frozen=True, slots=True)
 class Artist:
-    """Makes the draws of a batch from (seed, epoch, number)."""
+    """Makes the draws of a batch from (seed, epoch, number). `is_shown`: pixels are wanted, too."""
 
     reference: Field
     image: ImageOp | None
     flip: float
     seed: int
+    is_shown: bool = True
 
     def draw(self, epoch: int, rows: Rows, slots: I64 | None) -> Geometry:
         widths, heights = sides = read_sides(self.reference, rows)
         flips = np.zeros(len(rows), np.bool_)
         if self.flip:
             flips = self._uniforms(Purpose.FLIP, epoch, rows, slots, 1)[:, 0] < self.flip
+        refused = self._refuse(widths, heights)
         if self.image is None:
-            return Geometry(whole(widths, heights), flips, sides)
-        least_height, least_width = self.image.min_size
-        small = np.flatnonzero((widths < least_width) | (heights < least_height))
-        refused = {int(i): self.image.refuse(int(widths[i]), int(heights[i])) or "refused" for i in small}
-        # A box is made for refused samples too, of an image that would do; they are dropped later.
-        widths, heights = np.maximum(widths, least_width), np.maximum(heights, least_height)
-        uniforms = self._uniforms(Purpose.CROP, epoch, rows, slots, self.image.uniforms)
-        boxes = self.image.place(widths, heights, uniforms)
-        if refused:
-            boxes[small] = whole(sides[0][small], sides[1][small])
+            boxes = whole(widths, heights)
+        else:
+            # A box is made for refused samples too, of an image that would do; they are dropped later.
+            least_height, least_width = self.image.min_size
+            widths, heights = np.maximum(widths, least_width), np.maximum(heights, least_height)
+            uniforms = self._uniforms(Purpose.CROP, epoch, rows, slots, self.image.uniforms)
+            boxes = self.image.place(widths, heights, uniforms)
+        boxes[list(refused)] = 0  # nothing of them is decoded
         return Geometry(boxes, flips, sides, refused)
+
+    def _refuse(self, widths: I64, heights: I64) -> dict[int, str]:
+        """Return which samples cannot be used, by the sizes that the index claims, and why."""
+        refused: dict[int, str] = {}
+        if self.is_shown and (self.image is None or isinstance(self.image, Resize)):
+            for i in np.flatnonzero(widths * heights > pillow.most_pixels()).tolist():
+                refused[i] = pillow.say_too_large(int(widths[i]), int(heights[i]))
+        if self.image is not None:
+            least_height, least_width = self.image.min_size
+            for i in np.flatnonzero((widths < least_width) | (heights < least_height)).tolist():
+                refused[i] = self.image.refuse(int(widths[i]), int(heights[i])) or "refused"
+        if self.is_shown:
+            strange = (np.minimum(widths, heights) < 1) | (np.maximum(widths, heights) > _LONGEST_SIDE)
+            words = f"the index says that it has no pixels, or more than {_LONGEST_SIDE:,} in a row or column"
+            refused |= dict.fromkeys(np.flatnonzero(strange).tolist(), words)
+        return refused
 
     def _uniforms(self, purpose: Purpose, epoch: int, rows: Rows, slots: I64 | None, count: int) -> F64:
         return draw_uniforms(make_key(self.seed, epoch, purpose), rows["number"], count, slots)
@@ -91,3 +115,21 @@ def decode_pixels(
         )  # fmt: skip
         if not pack.turn_to_source(pixels.name, rows, positions, report.statuses):
             return report
+
+
+def refuse_size(place: Places, pixels: Field, size: Size, *, always: bool = False) -> str | None:
+    """Return why no memory is taken for one whole image or mask of the size that the index claims.
+
+    None: it may be. Of large ones (`always`: of any) the headers are read first: an index may come from a
+    stranger.
+    """
+    height, width = size
+    if width * height <= kernel.TRUSTED_PIXELS and not always:
+        return None
+    pack, rows, positions = place.pack, place.rows, place.positions
+    while True:
+        files, images, _ = pack.find_values(pixels.name, rows, positions)
+        is_raw = pixels.coding is Coding.RAW
+        status, reason = kernel.check_size(files, images, (width, height), raw=is_raw)
+        if not pack.turn_to_source(pixels.name, rows, positions, np.array([status], np.int32)):
+            return reason if status else None

@@ -7,17 +7,22 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from feedrate.errors import UsageError
+from feedrate.errors import PackError, UsageError
+from feedrate.format.pack import Pack
 from feedrate.load.assemble import Batch
 from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares
-from feedrate.units import format_count
+from feedrate.units import format_count, typed
 
 if TYPE_CHECKING:
+    from feedrate.load.cached_pixels import CachedPixels
     from feedrate.load.loader import Loader
+
+# Of an epoch's samples, so many may be skipped: more is no longer the dataset that training was meant for.
+MOST_SKIPPED = 0.1
 
 
 @dataclass(slots=True)
@@ -32,6 +37,28 @@ class Cursor:
     is_used: bool = False
 
 
+@dataclass(slots=True)
+class Resources:
+    """What must be given back, in this order; shared with the finaliser, which must not know the loader."""
+
+    pack: Pack
+    owns_pack: bool
+    cached: CachedPixels | None = None
+    process: int = field(default_factory=os.getpid)
+    feed: Feed[Batch] | None = None
+
+    def release(self) -> None:
+        if os.getpid() != self.process:
+            return
+        if self.feed is not None:
+            self.feed.stop()
+            self.feed = None
+        if self.cached is not None:
+            self.cached.close()
+        if self.owns_pack:
+            self.pack.close()
+
+
 class LoaderIterator(Iterator[Any]):
     """One pass over an epoch, or over the rest of it."""
 
@@ -41,6 +68,7 @@ class LoaderIterator(Iterator[Any]):
         self._shares = shares
         self._cursor = cursor
         self._step = 0
+        self._skipped = 0
         self._ended: str | None = None
         self._finalizer = weakref.finalize(self, feed.stop)
 
@@ -80,6 +108,8 @@ class LoaderIterator(Iterator[Any]):
             if callable(policy):
                 for bad in batch.bad:
                     policy(bad)
+            if batch.bad:
+                self._check_skipped(batch)
         except FeedStopped:
             self._ended = self._ended or "it was stopped"
             self._check_usable()
@@ -90,6 +120,25 @@ class LoaderIterator(Iterator[Any]):
             self._finalizer()
             raise
         return batch
+
+    def _check_skipped(self, batch: Batch) -> None:
+        """Raise PackError where skipping bad samples would end in a hang, or in an epoch full of gaps."""
+        shares = self._shares
+        hint = f"look at the pack: feedrate verify {typed(self._loader._resources.pack.name)}"
+        if not batch.samples and shares.world > 1:
+            raise PackError(
+                f"none of the {len(batch.bad)} samples of batch {self._step} on rank {shares.rank} can be "
+                f"used, and the other ranks would wait forever for it; the first: {batch.bad[0]}",
+                hint=hint,
+            )
+        self._skipped += len(batch.bad)
+        if self._skipped * shares.world > MOST_SKIPPED * shares.length:
+            raise PackError(
+                f"{self._skipped:,} of {-(-shares.length // shares.world):,} samples of epoch "
+                f"{self._cursor.epoch} are bad and were skipped, and at most {MOST_SKIPPED:.0%} may be; "
+                f"the last: {batch.bad[-1]}",
+                hint=f"{hint}, or give the positions of good samples as order=",
+            )
 
     def _finish_epoch(self) -> None:
         loader = self._loader

@@ -101,13 +101,18 @@ def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     def keep(i: int) -> None:
         if not shelf.has_room(job.measure(int(at[i]))):
             return
-        pixels = np.empty((1, int(heights[i]), int(widths[i]), channels), np.uint8)
-        one = np.array([i])
+        one, number = np.array([i]), int(job.numbers[at[i]])
+        width, height = int(widths[i]), int(heights[i])
+        if width * height > kernel.TRUSTED_PIXELS:
+            status, _ = kernel.check_size(files, take_ranges(images, one), (width, height))
+            if status:
+                refused.extend([] if status in _MAY_BE_BETTER_LATER else [number])
+                return
+        pixels = np.empty((1, height, width, channels), np.uint8)
         report = kernel.decode_batch(
             files, take_ranges(images, one), pixels, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
             entries=None if entries is None else take_ranges(entries, one), nearest=job.is_mask,
         )  # fmt: skip
-        number = int(job.numbers[at[i]])
         if report.statuses[0] in _MAY_BE_BETTER_LATER:
             return
         # Damage that Pillow decodes: of crops that do not show it, the kernel's pixels count.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from feedrate.load.assemble import Assembler, Batch
 from feedrate.load.cache import Cache
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, View
-from feedrate.load.iteration import Cursor, LoaderIterator
+from feedrate.load.iteration import Cursor, LoaderIterator, Resources
 from feedrate.load.meter import Meter
 from feedrate.load.options import (
     BadSamplePolicy,
@@ -36,6 +37,7 @@ from feedrate.load.options import (
     check_no_others,
     check_pack,
     check_scratch,
+    check_shapes,
     check_whole,
     find_label,
     find_reference,
@@ -57,28 +59,6 @@ from feedrate.store.through import ThroughPack, open_pack
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
-
-
-@dataclass(slots=True)
-class Resources:
-    """What must be given back, in this order; shared with the finaliser, which must not know the loader."""
-
-    pack: Pack
-    owns_pack: bool
-    cached: CachedPixels | None = None
-    process: int = field(default_factory=os.getpid)
-    feed: Feed[Batch] | None = None
-
-    def release(self) -> None:
-        if os.getpid() != self.process:
-            return
-        if self.feed is not None:
-            self.feed.stop()
-            self.feed = None
-        if self.cached is not None:
-            self.cached.close()
-        if self.owns_pack:
-            self.pack.close()
 
 
 class Loader:
@@ -110,6 +90,7 @@ class Loader:
         threads: for reading and decoding; None: the cores that this process may use.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
+            Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
         output: "torch" or "numpy"; None: torch where it is installed.
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
     """
@@ -173,8 +154,11 @@ class Loader:
         options = self._options
         fields, image, flip, seed = options.fields, options.image, options.flip, options.seed
         self._wanted = resolve_fields(opened, fields, image, options.mode)
+        if image is None:
+            check_shapes(opened, self._wanted, options.batch_size)
         reference = find_reference(opened, image, flip)
-        self._artist = Artist(reference, image, flip_probability(flip), seed) if reference else None
+        is_shown = any(w.out_size is not None for w in self._wanted)
+        self._artist = Artist(reference, image, flip_probability(flip), seed, is_shown) if reference else None
         self._subset = find_split(opened, options.split)
         self._order = choose_order(opened, options, self._subset)
         self._fingerprint = fingerprint(opened.manifest)
@@ -246,14 +230,20 @@ class Loader:
 
     def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
         options, subset, repeats = self._options, self._subset, self._order.repeats
-        pool, meter = kernel.Pool(self._threads), self._meter
+        pool, meter, stopping = kernel.Pool(self._threads), self._meter, threading.Event()
         collate = options.collate or (make_collate(self._output) if options.transform else None)
         assembler = Assembler(
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
             output=self._output, transform=options.transform, collate=collate,
             raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
-            cached=self._resources.cached,
+            cached=self._resources.cached, is_stopping=stopping.is_set,
         )  # fmt: skip
+
+        def interrupt() -> None:
+            stopping.set()
+            pool.cancel()
+            if ahead is not None:
+                ahead.stop()
 
         def positions_of(step: int) -> I64:
             return subset.positions(order.indices(shares.slots(step)))
@@ -289,7 +279,7 @@ class Loader:
             makers=max(2, makers),
             meter=meter,
             on_stop=pool.close,
-            interrupt=None if ahead is None else ahead.stop,
+            interrupt=interrupt,
         )
 
     def set_epoch(self, epoch: int) -> None:

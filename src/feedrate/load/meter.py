@@ -43,7 +43,7 @@ class Meter:
             self._waited_s[who] += seconds
 
     def count(self, **counts: int) -> None:
-        """Add to `batches`, `samples`, `bad_samples`, `left_out`, `bytes_read`."""
+        """Add to `batches`, `samples`, `bad_samples`, `empty_batches`, `left_out`, `bytes_read`."""
         with self._lock:
             self._counts.update(counts)
 
@@ -66,4 +66,5 @@ class Meter:
                 pillow_reasons=dict(self._pillow_reasons),
                 consumer_waited_s=self._waited_s["consumer"],
                 makers_waited_s=self._waited_s["makers"],
+                empty_batches=self._counts["empty_batches"],
             )

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feedrate.errors import BadSample, UsageError
+from feedrate import kernel, pillow
+from feedrate.errors import BadSample, PackError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
+from feedrate.load.geometry import Places, refuse_size
 from feedrate.load.image import ImageOp, Size, View
 
 Output = Literal["torch", "numpy"]
@@ -174,7 +176,35 @@ def _resolve(pack: Pack, name: str | View, image: ImageOp | None) -> Wanted:
             f"the images of field '{field.name}' differ in size and a batch needs one size",
             hint="pass image=RandomResizedCrop(224), or another image operation",
         )
+    if len(field.shape) < 2 or min(field.shape[:2]) < 1:
+        raise PackError(f"{pack.name} is damaged: field '{field.name}' has images of shape {field.shape}")
     return Wanted(field.name, field, (field.shape[0], field.shape[1]))
+
+
+def check_shapes(pack: Pack, wanted: Sequence[Wanted], batch_size: int) -> None:
+    """Look, before memory is taken for a batch of whole images, whether they are as large as pack.json says.
+
+    Raises:
+        UsageError: they are larger than whole images may be.
+        PackError: the pack's first sample has another size.
+    """
+    for one in wanted:
+        if one.field is None or one.out_size is None or not len(pack):
+            continue
+        # A view has a size of its user's.
+        if one.out_size != (one.field.shape or ())[:2]:
+            continue
+        height, width = one.out_size
+        if height * width > pillow.most_pixels():
+            words = pillow.say_too_large(width, height)
+            raise UsageError(f"{pack.name}, field '{one.field.name}': {words}")
+        if batch_size * height * width <= kernel.TRUSTED_PIXELS:
+            continue
+        first = np.zeros(1, np.int64)
+        rows, statuses = pack.rows(first, [one.field.name])
+        place = Places(pack, rows, first)
+        if not statuses[0] and (reason := refuse_size(place, one.field, one.out_size, always=True)):
+            raise PackError(f"{pack.name}: pack.json gives field '{one.field.name}' a wrong size: {reason}")
 
 
 def find_field(pack: Pack, name: object) -> Field:

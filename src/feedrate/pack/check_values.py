@@ -57,10 +57,11 @@ def _check_value(field: Field, part: Part, number: int, file: Path, is_loose: bo
     try:
         with open(file, "rb", buffering=0) as stream:
             size_bytes = os.fstat(stream.fileno()).st_size
-            if (is_loose and size_bytes != length) or offset + length > size_bytes:
+            is_inside = offset >= 0 and length >= 0 and offset + length <= size_bytes
+            if not is_inside or (is_loose and size_bytes != length):
                 yield f"lies in {file}, which has {size_bytes} bytes and had others when it was indexed"
                 return
-            data = os.pread(stream.fileno(), length, offset)
+            data = kernel.read_at(stream.fileno(), length, offset)
     except OSError as error:
         yield f"cannot be read: {error.strerror}"
         return

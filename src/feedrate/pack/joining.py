@@ -166,7 +166,7 @@ def _copy(source: int, offsets: I64, lengths: I64, target: int, at: int) -> list
     crcs: list[int] = []
     for first, last in _blocks(offsets, lengths):
         begin, stop = int(offsets[first]), int(offsets[last - 1] + lengths[last - 1])
-        block = memoryview(os.pread(source, stop - begin, begin))
+        block = memoryview(kernel.read_at(source, stop - begin, begin))
         if len(block) != stop - begin:
             raise StorageError("a part of the pack was cut short", hint="run the same command again")
         starts = (offsets[first:last] - begin).tolist()

@@ -17,7 +17,14 @@ import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, UsageError
 from feedrate.format.keys import printable
-from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, file_path, read_manifest
+from feedrate.format.manifest import (
+    FILE_NAME,
+    Manifest,
+    digest_manifest,
+    dump_manifest,
+    file_path,
+    read_manifest,
+)
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.pack.changing import write_manifest
@@ -193,7 +200,7 @@ def _begin(folder: Path, packs: Sequence[Pack], options: MergeOptions) -> None:
             f"{folder} already holds a finished pack of {format_count(there.samples, 'sample')}",
             hint=f"name another folder, or delete it first: rm -r {folder}",
         )
-    contents = [hashlib.sha256(dump_manifest(pack.manifest)).hexdigest() for pack in packs]
+    contents = [digest_manifest(pack.manifest) for pack in packs]
     now = {
         "settings": {"merge": contents, "prefix": options.prefix},
         "source": {"files": len(packs), "digest": hashlib.sha256("".join(contents).encode()).hexdigest()},

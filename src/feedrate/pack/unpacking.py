@@ -141,7 +141,7 @@ def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Writ
                 raise PackError(
                     f"'{printable(path)}' has no place in {task.shard.name}", hint=_verify_hint(task.pack)
                 )
-            data = os.pread(fd, length, offset)
+            data = kernel.read_at(fd, length, offset)
             if len(data) != length or kernel.crc32c(data) != row[f"{name}.crc32c"]:
                 raise PackError(
                     f"'{printable(path)}' is damaged in {task.shard.name} at byte {offset}: checksum",

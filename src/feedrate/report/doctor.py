@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from feedrate.errors import clean
 from feedrate.report.doctor_words import (
     clamp,
-    clean,
     describe_end,
     describe_gain,
     describe_overhead,

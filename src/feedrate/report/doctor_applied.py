@@ -7,8 +7,9 @@ import difflib
 import re
 from collections.abc import Callable
 
+from feedrate.errors import clean
 from feedrate.report.doctor_earlier import Seen
-from feedrate.report.doctor_words import GAIN_WORTH_NAMING, clean, describe_number
+from feedrate.report.doctor_words import GAIN_WORTH_NAMING, describe_number
 from feedrate.results.doctor import Remedy
 
 # Facts that somebody sets; the others (free memory, load) differ from run to run.

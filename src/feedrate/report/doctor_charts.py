@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from feedrate.report.doctor_words import (
     UNKNOWN,
     clamp,
-    clean,
     describe_number,
     describe_seconds,
     describe_share,
     is_number,
     place,
 )
+from feedrate.report.page import show
 from feedrate.results.doctor import Curve, StepRow
 from feedrate.units import format_bytes
 
@@ -45,11 +44,6 @@ _PHASES = {
 }
 _HEIGHT = 200.0
 _SPELT = ("B", "B/s", "share", "s")  # units of curves that are part of the number
-
-
-def show(text: str) -> str:
-    """Return text for HTML: without anything that a browser or a terminal would obey."""
-    return escape(clean(text))
 
 
 def name_phase(phase: str) -> str:

@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from feedrate.errors import UsageError
-from feedrate.report.doctor_words import clean
+from feedrate.errors import UsageError, clean
 from feedrate.report.document import SCHEMA_VERSION
 from feedrate.results.doctor import Diagnosis, Remedy
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from feedrate.errors import clean
 from feedrate.report.doctor_applied import describe_changes, find_applied
 from feedrate.report.doctor_earlier import Seen, read_earlier, read_present
 from feedrate.report.doctor_same import list_differences
 from feedrate.report.doctor_words import (
-    clean,
     describe_factor,
     describe_gain,
     describe_number,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import TypeGuard
 
+from feedrate.errors import clean
 from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts
 from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
@@ -18,11 +19,6 @@ from feedrate.units import format_bytes, format_count, format_percent, format_ra
 GAIN_WORTH_NAMING = 1.03
 GOOD_CODES = ("device-bound",)
 UNKNOWN = "unknown"
-
-
-def clean(text: str) -> str:
-    """Return text of one line: what a terminal would obey, or cannot show, is written as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def is_number(value: float | None) -> TypeGuard[float]:

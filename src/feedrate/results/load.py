@@ -50,6 +50,7 @@ class LoaderStats:
         fetch: of a pack that lies elsewhere; None: it is read where it lies.
         by_pillow: images that the kernel left to Pillow; `pillow_reasons` says why, and how many each.
         cache: what the cache did; None: there is none.
+        empty_batches: batches that were left out, since no sample of theirs was good; part of `batches`.
     """
 
     stages: tuple[StageStats, ...]
@@ -64,6 +65,7 @@ class LoaderStats:
     makers_waited_s: float
     fetch: FetchStats | None = None
     cache: CacheStats | None = None
+    empty_batches: int = 0
 
     @property
     def slowest(self) -> str:

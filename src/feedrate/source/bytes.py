@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 
+from feedrate import kernel
 from feedrate.errors import NotFound, StorageError
 from feedrate.format.keys import printable
 from feedrate.source.held import Containers
@@ -46,9 +47,9 @@ class Bytes:
         try:
             if value.file == value.path:
                 with open(path, "rb", buffering=0) as stream:
-                    data = stream.read(value.size_bytes + 1)
+                    data = kernel.read_at(stream.fileno(), value.size_bytes + 1, 0)
             else:
-                data = os.pread(self._keep_open(path), value.size_bytes, value.offset)
+                data = kernel.read_at(self._keep_open(path), value.size_bytes, value.offset)
         except OSError as error:
             if error.errno in _SOURCE_IS_GONE or not os.path.isdir(self.root):
                 raise StorageError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from typing import Any, BinaryIO
 
+from feedrate import kernel
 from feedrate.errors import StorageError
 from feedrate.source.record import Held
 from feedrate.source.spool import SPOOL_NAME
@@ -59,7 +60,7 @@ class Containers:
                 raise StorageError(
                     f"cannot read {path}: {error.strerror}", hint="run the same 'feedrate pack' command again"
                 ) from error
-        data = os.pread(self._spool.fileno(), value.size_bytes, int(value.place[0]))
+        data = kernel.read_at(self._spool.fileno(), value.size_bytes, int(value.place[0]))
         if len(data) != value.size_bytes:
             raise StorageError(
                 f"{SPOOL_NAME} is shorter than it was", hint="run the same 'feedrate pack' command again"

@@ -119,7 +119,7 @@ def _try_lock(descriptor: int) -> bool:
 def load_rows(opened: dict[str, int], samples: int, tier: int) -> Rows:
     """Return the rows of a cache that are good, for the tier with this number; of a sample, the last one."""
     size, data_bytes = os.fstat(opened[_ROWS]).st_size, os.fstat(opened[_DATA]).st_size
-    stored = os.pread(opened[_ROWS], size // ROW.itemsize * ROW.itemsize, 0)
+    stored = kernel.read_at(opened[_ROWS], size // ROW.itemsize * ROW.itemsize, 0)
     rows = np.frombuffer(stored, ROW, len(stored) // ROW.itemsize).copy()
     is_good = (rows["check"] == kernel.crc32c_rows(rows)) & (rows["is_there"] == 1)
     is_good &= (rows["number"] >= 0) & (rows["number"] < samples)

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from feedrate import kernel
 from feedrate.errors import FeedrateError
 from feedrate.format.manifest import ColumnPart, IndexPart, Manifest, Shard
 from feedrate.store.copies import CopyGone
@@ -180,7 +181,7 @@ class Landing:
         """Read from a file on its way, or from one that has landed meanwhile; None: it is not there."""
         for path in (self.copy.part(name), self.copy.data / name):
             with contextlib.suppress(OSError), open(path, "rb", buffering=0) as stream:
-                data = os.pread(stream.fileno(), request.length, request.offset)
+                data = kernel.read_at(stream.fileno(), request.length, request.offset)
                 if len(data) == request.length:
                     return data
         return None

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from feedrate import kernel
 from feedrate.errors import FeedrateError, MissingExtra, NotFound, SourceError, StorageError
 from feedrate.format.keys import printable
 from feedrate.probe.paths import suggest_path
@@ -102,8 +103,7 @@ class Place:
         """Read a range: shorter only where the file ends."""
         if not self.is_remote:
             with self.open(file) as stream:
-                stream.seek(offset)
-                return stream.read(size_bytes)
+                return kernel.read_at(stream.fileno(), size_bytes, offset)
         if not size_bytes:
             return b""
         fs, path_text = self.connect(file)

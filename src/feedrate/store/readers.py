@@ -7,9 +7,11 @@ A reader is not shared by threads: paramiko's connections must not be, since the
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from feedrate import kernel
 from feedrate.store.place import Place
 
 # OpenSSH lets in 10 connections at a time that have not said who they are.
@@ -78,11 +80,7 @@ class LocalReader:
                 os.close(self._open.pop(next(iter(self._open))))
             fd = os.open(os.path.join(self._root, file), os.O_RDONLY | os.O_CLOEXEC)
         self._open[file] = fd  # the latest comes last
-        parts = []
-        while length > 0 and (part := os.pread(fd, length, offset)):
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return kernel.read_at(fd, length, offset)
 
     def close(self) -> None:
         for fd in self._open.values():
@@ -112,18 +110,23 @@ class SftpReader:
         self._place = Place(root, {**limits, "skip_instance_cache": True})
         self._fs, _ = self._place.connect()
         self._fs.ftp.get_channel().settimeout(stall_s)
-        self._open: dict[bytes, Any] = {}
+        self._open: dict[bytes, tuple[Any, int]] = {}  # a handle, and the file's size
 
     def read(self, file: bytes, offset: int, length: int) -> bytes:
         if not length:
             return b""
-        handle = self._open.pop(file, None)
-        if handle is None:
+        opened = self._open.pop(file, None)
+        if opened is None:
             if len(self._open) >= KEPT_OPEN:
-                self._open.pop(next(iter(self._open))).close()
+                self._open.pop(next(iter(self._open)))[0].close()
             handle = self._fs.ftp.open(self._place.connect(file)[1], "rb")
-        self._open[file] = handle
-        return b"".join(handle.readv([(offset, length)]))
+            size_bytes = handle.stat().st_size
+            opened = handle, sys.maxsize if size_bytes is None else int(size_bytes)
+        self._open[file] = opened
+        handle, size_bytes = opened
+        # Parts are planned for the whole length: a stranger's index may claim any.
+        length = min(length, size_bytes - offset)
+        return b"".join(handle.readv([(offset, length)])) if length > 0 else b""
 
     def close(self) -> None:
         # Not the handles one by one: a server that is gone would be waited for.

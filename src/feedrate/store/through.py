@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.errors import NotFound, PackError
+from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import Kind
 from feedrate.format.manifest import (
@@ -39,7 +40,7 @@ from feedrate.results.load import FetchStats
 from feedrate.store.doubts import SPOILT, Doubts
 from feedrate.store.far_index import FarIndexPack
 from feedrate.store.index_folder import IndexFolder, origin
-from feedrate.store.parcels import Delivery, Parcel
+from feedrate.store.parcels import Delivery, Parcel, or_nothing
 from feedrate.store.patience import Attempts, Patience
 from feedrate.store.place import Place, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
@@ -91,11 +92,15 @@ class BatchBytes:
 
 
 class _Direct:
-    """Supply straight from the source."""
+    """Supply straight from the source. `shards`: the files that hold more than one sample."""
 
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
-        self.read = reader.read
+        self.shards: frozenset[bytes] = frozenset()
+
+    def read(self, request: Piece) -> Future[bytes]:
+        future = self._reader.read(request)
+        return future if request.file in self.shards else or_nothing(future)
 
     def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
         return coalesce(pieces)
@@ -137,6 +142,10 @@ class ThroughPack(FarIndexPack):
             self._finalizer()
             raise
         self._origins = [origin(shard) for shard in manifest.shards]
+        self._direct.shards = frozenset(self._origins)
+        # A value that is a file of its own is as long as its file, whatever that is.
+        sizes = [2**48 if shard.container == FILES else shard.size_bytes for shard in manifest.shards]
+        self._shard_bytes = np.array(sizes, np.int64)
 
     def _begin_landing(self, manifest: Manifest) -> Landing | None:
         if self._scratch is None:
@@ -230,7 +239,7 @@ class ThroughPack(FarIndexPack):
             found = self.manifest.field(field)
             if found is not None and found.kind is not Kind.NUMBER:
                 values = self.ranges(field, rows[good], positions[good])
-                far = self._is_far(values, positions[good])
+                far = self._is_far(values, positions[good]) & self._is_possible(values, positions[good])
                 if is_kept is not None:
                     far &= ~is_kept(field, positions[good])
                 found_pieces = self._pieces(field, values, positions[good], far)
@@ -249,6 +258,14 @@ class ThroughPack(FarIndexPack):
             far |= self._doubts.distrusts(positions)
         return far
 
+    def _is_possible(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
+        """Return which values lie inside of their shards: no memory is taken for others."""
+        rooms = self._shard_bytes[self.locate(positions)[0]] - values.length
+        possible: npt.NDArray[np.bool_] = (
+            (values.length >= 0) & (values.offset >= 0) & (values.offset <= rooms)
+        )
+        return possible | (values.file >= 2 * len(self.manifest.shards))
+
     def _pieces(
         self, field: str, values: Ranges, positions: I64, chosen: npt.NDArray[np.bool_]
     ) -> list[Piece]:
@@ -257,7 +274,9 @@ class ThroughPack(FarIndexPack):
         names = [self._origins[shard] for shard in shards.tolist()]
         loose = np.flatnonzero(self._is_loose[shards]).tolist()
         if loose:
-            for i, path in zip(loose, self._stored_texts(f"{field}.path", positions[at[loose]]), strict=True):
+            for i, path in zip(
+                loose, self._read_texts(f"{field}.path", positions[at[loose]])[0], strict=True
+            ):
                 if path.startswith(b"/") or b".." in path.split(b"/"):
                     raise PackError(f"{self.name}: the index names a file outside of the folder: {path!r}")
                 names[i] = names[i] + b"/" + path
@@ -299,7 +318,10 @@ class ThroughPack(FarIndexPack):
     ) -> tuple[kernel.Files, Ranges, Ranges | None]:
         values = self.ranges(field, rows, positions)
         entries = self.entries(field, rows, positions) if with_entries else None
-        far = self._is_far(values, positions)
+        far, is_possible = self._is_far(values, positions), self._is_possible(values, positions)
+        if not is_possible.all():  # the kernel says what is wrong with such a place
+            values = replace(values, offset=np.where(far & ~is_possible, -1, values.offset))
+            far &= is_possible
         self._count(from_scratch=0 if self.landing is None else int((~far).sum()), from_source=int(far.sum()))
         if not far.any():
             return self.files, values, entries
@@ -317,14 +339,21 @@ class ThroughPack(FarIndexPack):
         return files, replace(values, file=file, offset=offset), entries
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
-        """After a read: whether to read again, since what failed can come from the source instead."""
+        """After a read: whether to read again, since what failed can come from the source instead.
+
+        Raises:
+            StorageError: what failed is the storage of this machine, not a sample.
+        """
         if not np.isin(statuses, SPOILT).any():
             self._local.asked_again = set()
             return False
-        bad = np.flatnonzero(np.isin(statuses, SPOILT))
+        values = self.ranges(field, rows, positions)
+        bad = np.flatnonzero(np.isin(statuses, SPOILT) & self._is_possible(values, positions))
+        if not bad.size:
+            self._local.asked_again = set()
+            return False
         if (statuses == Status.BAD_ENTRIES).any():
             self.renew_index(positions[statuses == Status.BAD_ENTRIES])
-        values = self.ranges(field, rows, positions)
         near = bad[~self._is_far(values, positions)[bad]]
         if near.size and self.landing is not None:
             self._doubts.add(self.locate(positions[near])[0], positions[near], statuses[near])
@@ -334,7 +363,21 @@ class ThroughPack(FarIndexPack):
         fresh = set(positions[bad].tolist()) - asked
         self._local.asked_again = asked | fresh if fresh else set()
         self._local.held = None
+        if not fresh:
+            if self._is_loose[self.locate(positions[bad])[0]].any():
+                self._check_source()
+            super().turn_to_source(field, rows[near], positions[near], statuses[near])
         return bool(fresh)
+
+    def _check_source(self) -> None:
+        """Raise StorageError where the folder of single files is gone, and not only some of them."""
+        try:
+            self.reader.measure(os.fsencode(FILE_NAME))
+        except NotFound as error:
+            raise StorageError(
+                f"{self.source} is gone: it has no {FILE_NAME} any more",
+                hint="when it is back, go on from the last state",
+            ) from error
 
     def _count(self, **counts: int) -> None:
         with self._lock:

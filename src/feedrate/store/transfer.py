@@ -168,7 +168,7 @@ class _Carrying:
                 there_bytes = os.fstat(fd).st_size
                 is_there = there_bytes == file.size_bytes
                 if is_there:
-                    data = os.pread(fd, there_bytes, 0)
+                    data = kernel.read_at(fd, there_bytes, 0)
                 else:
                     data = self._fetcher.fetch(file, 0, file.size_bytes)
                 crc32c = kernel.crc32c(data)
