@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import fsspec.asyn
 import numpy as np
 import pytest
 
@@ -25,6 +28,7 @@ from feedrate.store.through import ThroughPack, open_pack
 from images import save_image
 from packs import write_everything, write_images
 from range_server import RangeServer, serve
+from scratches import wait_for
 
 QUICK = Patience(stall_s=120, give_up_s=120, first_wait_s=0.001, longest_wait_s=0.01)
 
@@ -159,6 +163,31 @@ def test_a_server_that_errs_now_and_then_costs_no_sample(server: RangeServer) ->
     source = open_pack(f"{server.url}/pack", patience=QUICK)
     assert_same(batches(source, 4, fields=("image", "number")), expected)
     source.close()
+
+
+def test_a_line_that_breaks_within_every_request_is_gone_on_with_where_it_broke(server: RangeServer) -> None:
+    expected = batches(server.folder / "pack", 20, fields=("image", "number"))
+    server.fault = lambda path, _number: "break" if path.endswith((".tar", ".arrow")) else None
+    source = open_pack(f"{server.url}/pack", patience=replace(QUICK, tries=4))
+    assert_same(batches(source, 20, fields=("image", "number")), expected)
+    source.close()
+    asked = [int(wanted.removeprefix("bytes=").split("-")[0]) for _, wanted in server.asked if wanted]
+    assert len(set(asked)) > 10 * len(expected)  # never twice from the same byte on within an epoch
+
+
+def test_a_loader_that_is_left_while_requests_wait_says_nothing(
+    server: RangeServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedrate.store.ahead.STOP_S", 0.01)
+    loop, held = fsspec.asyn.get_loop(), threading.Event()
+    with Loader(f"{server.url}/pack", 4, output="numpy") as loader:
+        loop.call_soon_threadsafe(held.wait)
+        iter(loader)
+        wait_for(lambda: loader.stats().fetch.requests > 0, "something to be asked for")
+    held.set()
+    for _ in range(3):  # until what was asked for had its turn
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def test_a_server_that_is_restarted_under_an_epoch_costs_no_sample(server: RangeServer) -> None:

@@ -58,22 +58,31 @@ def fetch(
         reader.close()
 
 
-def find_patiently(place: Place, file: bytes, patience: Patience | None = None) -> PlacedFile | None:
+def find_patiently(
+    place: Place, file: bytes, patience: Patience | None = None, trouble: Trouble | None = None
+) -> PlacedFile | None:
     """Return a file's facts, None: it is a folder; a source that errs is asked again.
+
+    Args:
+        trouble: of the source, if others ask it too: they share the time until it is given up.
 
     Raises:
         NotFound: there is nothing of that name.
         StorageError: the source fails for too long.
     """
-    attempts = Attempts(Trouble(place.root, patience or Patience()), place.address(file))
+    trouble = trouble or Trouble(place.root, patience or Patience())
+    attempts = Attempts(trouble, place.address(file), patience)
     while True:
         try:
             place.forget_listings()  # storages of fsspec remember what they have listed
-            return place.find(file, suggest=False)
+            found = place.find(file, suggest=False)
         except NotFound as error:
             wait_s = attempts.failed(_find_cause(error))
         except StorageError as error:
             wait_s = attempts.failed(error)
+        else:
+            trouble.is_over()
+            return found
         time.sleep(wait_s)
         # fsspec keeps connections, also those that were cut.
         place = Place(place.root, {"skip_instance_cache": True})

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from feedrate.errors import SourceError, StorageError
 from feedrate.store.patience import Attempts, Patience, Trouble
 from feedrate.store.place import Place, explain, is_url
-from feedrate.store.readers import SFTP_CONNECTIONS, Renewed, is_sftp, open_reader
+from feedrate.store.readers import (
+    SFTP_CONNECTIONS,
+    Received,
+    Renewed,
+    is_sftp,
+    open_reader,
+    refuse_whole_file,
+)
 from feedrate.units import format_seconds
 
 STREAMS, REMOTE_STREAMS = 8, 16
@@ -107,35 +114,36 @@ class Fetcher:
         if self._stop.is_set():
             raise Stopped
 
+        received = Received(length)
+
         def read() -> bytes:
             if self._limit is not None:
-                self._limit.take(length)
-            return self.read(file, offset, length)
+                self._limit.take(length - received.size_bytes)
+            return self._read(file, offset, received)
 
-        return Attempts(self._trouble, file.address).run(read, self._pause) if length else b""
+        attempts = Attempts(self._trouble, file.address)
+        return attempts.run(read, self._pause, lambda: received.size_bytes) if length else b""
 
     def _pause(self, seconds: float) -> None:
         if self._wait(seconds):
             raise Stopped
 
-    def read(self, file: Incoming, offset: int, length: int) -> bytes:
-        """Read a block once."""
-        data = self._reader(file.place).read(file.source, offset, length)
-        if len(data) < length:
+    def _read(self, file: Incoming, offset: int, received: Received) -> bytes:
+        """Ask for a block once."""
+        self._reader(file.place).read(file.source, offset, received)
+        if received.size_bytes > received.length:
+            refuse_whole_file(file.address)
+        if received.size_bytes < received.length:
             self._reader(file.place).close()
             # Of a disk that is the truth; a connection may have been cut.
             kind = StorageError if file.place.is_remote else SourceError
+            stop = offset + received.size_bytes
+            received.clear()
             raise kind(
-                f"{file.address} ends at byte {offset + len(data):,}, and should have"
-                f" {file.size_bytes:,} bytes",
+                f"{file.address} ends at byte {stop:,}, and should have {file.size_bytes:,} bytes",
                 hint="was it changed meanwhile? Run the same command again",
             )
-        if len(data) > length:
-            raise SourceError(
-                f"{file.address}: the server sends all of it when asked for a part",
-                hint="serve it with byte ranges, as nginx and Apache do",
-            )
-        return data
+        return received.join()
 
     def _reader(self, place: Place) -> Renewed:
         found: dict[Place, Renewed] = vars(self._of_thread).setdefault("readers", {})

@@ -53,7 +53,8 @@ class Reach(RangeReader):
         Raises:
             NotFound, StorageError: it is not there, or nobody answers.
         """
-        found = find_patiently(*self.find(file), OPENING)
+        reader, name = self._find(file) if is_address(os.fsdecode(file)) else (self, file)
+        found = find_patiently(reader.place, name, OPENING, reader.trouble)
         return -1 if found is None else found.size_bytes
 
     def readers(self) -> list[RangeReader]:
