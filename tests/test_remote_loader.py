@@ -252,6 +252,40 @@ def test_a_damaged_index_at_the_source_gets_a_sentence(server: RangeServer) -> N
         batches(f"{server.url}/pack")
 
 
+def test_a_part_of_the_index_that_came_damaged_is_fetched_once_more(server: RangeServer) -> None:
+    damaged: list[str] = []
+
+    def flip_once(path: str, _number: int) -> str | None:
+        if not path.endswith((".arrow", "pack.json")) or path in damaged:
+            return None
+        damaged.append(path)
+        return "flip"
+
+    expected = batches(server.folder / "pack")
+    server.fault = flip_once
+    assert_same(batches(f"{server.url}/pack"), expected)
+    assert len(damaged) == 4
+
+
+def test_a_pack_json_that_does_not_come_at_once_is_asked_for_again(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once by who reads the pack, and once by who copies it."""
+    monkeypatch.setattr("feedrate.store.patience.Patience.wait_s", lambda *_: 0.0)
+    (tmp_path / "scr").mkdir()
+    expected = batches(server.folder / "pack", order="staged")
+    asked: list[str] = []
+
+    def fail_now_and_then(path: str, _number: int) -> str | None:
+        asked.append(path)
+        return "error" if path.endswith("pack.json") and asked.count(path) % 4 else None
+
+    server.fault = fail_now_and_then
+    found = batches(f"{server.url}/pack", order="staged", scratch=tmp_path / "scr")
+    assert_same(found, expected)
+    assert asked.count("/pack/pack.json") == 8
+
+
 def test_memory_is_bounded(server: RangeServer) -> None:
     """Groups of batches are planned only while there is room; one is always allowed."""
     source = open_pack(f"{server.url}/pack")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from feedrate.errors import FeedrateError, NotFound, StorageError
+from feedrate.errors import FeedrateError, NotFound, PackError, StorageError
+from feedrate.format.manifest import FILE_NAME, Manifest, parse_manifest
 from feedrate.store.files import explain_write_error
 from feedrate.store.patience import Attempts, Patience, Trouble
 from feedrate.store.place import Place, PlacedFile
@@ -94,6 +95,27 @@ def _find_cause(error: NotFound) -> BaseException:
     if cause is None or isinstance(cause, FileNotFoundError) or getattr(cause, "status", 0) in (404, 410):
         return error
     return cause
+
+
+def fetch_manifest(place: Place) -> tuple[bytes, Manifest]:
+    """Read a pack's pack.json, once; behind an address, once more what the way there may have damaged.
+
+    Raises:
+        NotFound, StorageError: it is not there, or nobody answers.
+        PackError: it is damaged.
+    """
+    name = FILE_NAME.encode()
+    text = place.read_whole(name)
+    try:
+        try:
+            return text, parse_manifest(text)
+        except PackError:
+            if not place.is_remote:
+                raise
+            text = place.read_whole(name)
+            return text, parse_manifest(text)
+    except PackError as error:
+        raise PackError(f"{place.address(name)}: {error}", hint=error.hint) from None
 
 
 class FetchedPlace(Place):

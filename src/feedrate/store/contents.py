@@ -28,11 +28,13 @@ from feedrate.format.manifest import (
     Manifest,
     Shard,
     dump_manifest,
-    parse_manifest,
 )
 from feedrate.probe.paths import suggest_path
 from feedrate.store.audience import Audience, walk_local
+from feedrate.store.bringing import fetch_manifest
+from feedrate.store.fetching import Told
 from feedrate.store.marker import CopiedFile, Marker, check_name
+from feedrate.store.patience import Attempts
 from feedrate.store.place import Place, PlacedFile, is_address, is_url, split_source
 from feedrate.units import typed
 
@@ -72,8 +74,11 @@ class Contents:
         return place, os.fsencode(name)
 
 
-def read_contents(source: str | os.PathLike[str]) -> Contents:
+def read_contents(source: str | os.PathLike[str], attempts: Attempts | None = None) -> Contents:
     """Look at a source: what is to be copied, and who may read it.
+
+    Args:
+        attempts: how often a source behind an address is asked; None: as often as for its files.
 
     Raises:
         NotFound: there is nothing of that name, or a pack lacks one of its files.
@@ -84,7 +89,9 @@ def read_contents(source: str | os.PathLike[str]) -> Contents:
     for scheme in ("file://", "local://"):
         address = address.removeprefix(scheme)
     if is_url(address):
-        return _read_remote(address.rstrip("/") if "::" not in address else address)
+        address = address.rstrip("/") if "::" not in address else address
+        attempts = attempts or Attempts(Told(lambda _: None), address)
+        return attempts.run(lambda: _read_remote(address))
     if not os.path.exists(address):
         raise NotFound(f"no pack, folder or file at {address}", hint=suggest_path(address))
     real = os.path.realpath(address)
@@ -159,12 +166,7 @@ def _digest_files(address: str, files: Iterable[CopiedFile]) -> str:
 
 
 def _read_pack(place: Place) -> Contents:
-    found = place.find(FILE_NAME.encode())
-    text = b"" if found is None else place.read(FILE_NAME.encode(), 0, found.size_bytes)
-    try:
-        manifest = parse_manifest(text)
-    except PackError as error:
-        raise PackError(f"{place.address(FILE_NAME.encode())}: {error}", hint=error.hint) from None
+    text, manifest = fetch_manifest(place)
     loose = next((shard for shard in manifest.shards if shard.container == FILES), None)
     if loose is not None:
         raise SourceError(

@@ -97,7 +97,7 @@ class Fetcher:
         wait: Callable[[float], bool] | None = None,
     ) -> None:
         self._limit, self._stop, self._wait = limit, stop, wait or stop.wait
-        self._trouble = _Told(say)
+        self._trouble = Told(say)
         self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._readers: list[Renewed] = []
@@ -160,7 +160,7 @@ class Fetcher:
         self._readers.clear()
 
 
-class _Told(Trouble):
+class Told(Trouble):
     """Trouble of which the user of a command is told."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

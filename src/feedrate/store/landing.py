@@ -28,7 +28,7 @@ from feedrate.store.copies import CopyGone
 from feedrate.store.files import explain_write_error
 from feedrate.store.flow import GROUP, order_shards
 from feedrate.store.index_folder import origin
-from feedrate.store.patience import log
+from feedrate.store.patience import OPENING, Attempts, log
 from feedrate.store.preparing import open_staging
 from feedrate.store.ranges import Piece, RangeReader
 from feedrate.store.scratch_supply import ScratchSupply
@@ -86,7 +86,8 @@ class Landing:
             StorageError, UsageError: the folder that was named cannot take it.
         """
         try:
-            landing = cls(open_staging(source, scratch), manifest, reader)
+            attempts = Attempts(reader.trouble, source, OPENING)
+            landing = cls(open_staging(source, scratch, attempts=attempts), manifest, reader)
         except FeedrateError as error:
             if scratch != "auto":
                 raise

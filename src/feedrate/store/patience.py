@@ -62,6 +62,10 @@ class Patience:
         return most * random.uniform(1.0 - self.spread, 1.0)
 
 
+# A wrong address should not keep anybody waiting for minutes.
+OPENING = Patience(give_up_s=15.0)
+
+
 class Trouble:
     """What goes wrong with one source; shared by all its requests. Speaks once per outage."""
 

@@ -14,12 +14,10 @@ from feedrate.format.manifest import Shard
 from feedrate.format.pack import refuse_change
 from feedrate.store.bringing import find_patiently
 from feedrate.store.index_folder import origin
-from feedrate.store.patience import Patience
+from feedrate.store.patience import OPENING, Patience
 from feedrate.store.place import Place, is_address, split_source
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader
 
-# A wrong address should not keep anybody waiting for minutes.
-OPENING = Patience(give_up_s=15.0)
 # So many of the files that were indexed elsewhere are asked for their sizes when a pack is opened.
 _LOOKED_AT = 16
 

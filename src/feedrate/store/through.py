@@ -30,20 +30,20 @@ from feedrate.format.manifest import (
     Manifest,
     Shard,
     file_path,
-    parse_manifest,
     read_manifest,
 )
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results.load import FetchStats
+from feedrate.store.bringing import fetch_manifest
 from feedrate.store.doubts import SPOILT, Doubts
 from feedrate.store.far_index import FarIndexPack
 from feedrate.store.index_folder import IndexFolder, origin
 from feedrate.store.parcels import Delivery, Parcel
-from feedrate.store.patience import Attempts, Patience
+from feedrate.store.patience import OPENING, Attempts, Patience
 from feedrate.store.place import Place, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
-from feedrate.store.reach import OPENING, Reach, check_sizes, say_change
+from feedrate.store.reach import Reach, check_sizes, say_change
 
 if TYPE_CHECKING:
     from feedrate.store.landing import Landing
@@ -149,16 +149,12 @@ class ThroughPack(FarIndexPack):
         address = f"{self.source.rstrip('/')}/{FILE_NAME}"
         attempts = Attempts(self.reader.trouble, address, OPENING)
         try:
-            text = attempts.run(lambda: Place(self.source).read_whole(os.fsencode(FILE_NAME)))
+            return attempts.run(lambda: fetch_manifest(Place(self.source)))[1]
         except NotFound:
             raise NotFound(
                 f"no pack at {self.source}: it has no {FILE_NAME}",
                 hint="a pack is what 'feedrate pack' makes",
             ) from None
-        try:
-            return parse_manifest(text)
-        except PackError as error:
-            raise PackError(f"{address}: {error}", hint=error.hint) from None
 
     # What differs from a pack of this machine: where files lie.
 
