@@ -51,6 +51,7 @@ class Contents:
     Attributes:
         marker: what the copy's copy.json will say, but for who made it and when.
         known: files whose bytes are known already.
+        versions: of plain files, where the source tells them instead of times.
         small: what is needed before the first sample: pack.json and the index; () for plain files.
         left_out: hidden files, which are not copied.
     """
@@ -59,6 +60,7 @@ class Contents:
     known: Mapping[str, bytes]
     small: tuple[str, ...] = ()
     left_out: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
     _places: dict[str, Place] = field(default_factory=dict)  # each connects once
 
     def locate(self, file: CopiedFile) -> tuple[Place, bytes]:
@@ -118,14 +120,15 @@ def _read_remote(address: str) -> Contents:
 def _read_single(place: Place, name: bytes) -> Contents:
     found = place.find(name)
     assert found is not None
-    file = _copied(place, PlacedFile(name, found.size_bytes, found.mtime_ns))
+    file, versions = _copied(place, found), _list_versions([found])
     audience = Audience()
     if place.is_remote:
         audience.close()
     else:
         audience.add(os.path.join(os.fsencode(place.root), name))
-    digest = _digest_files(place.root, [file])
-    return Contents(Marker("files", place.root, digest, (file,), file.name, audience.is_public), {})
+    digest = _digest_files(place.root, [file], versions)
+    marker = Marker("files", place.root, digest, (file,), file.name, audience.is_public)
+    return Contents(marker, {}, versions=versions)
 
 
 def _read_folder(place: Place) -> Contents:
@@ -144,10 +147,10 @@ def _read_folder(place: Place) -> Contents:
     files = tuple(_copied(place, file) for file in found)
     if not files:
         raise SourceError(f"{place.root} holds no files", hint="hidden files are not copied")
-    marker = Marker(
-        "files", place.root, _digest_files(place.root, files), files, is_public=audience.is_public
-    )
-    return Contents(marker, {}, left_out=left_out)
+    versions = _list_versions(found)
+    digest = _digest_files(place.root, files, versions)
+    marker = Marker("files", place.root, digest, files, is_public=audience.is_public)
+    return Contents(marker, {}, left_out=left_out, versions=versions)
 
 
 def _copied(place: Place, file: PlacedFile) -> CopiedFile:
@@ -158,10 +161,15 @@ def _copied(place: Place, file: PlacedFile) -> CopiedFile:
     return CopiedFile(name, file.size_bytes, None, file.mtime_ns)
 
 
-def _digest_files(address: str, files: Iterable[CopiedFile]) -> str:
+def _list_versions(files: Iterable[PlacedFile]) -> dict[str, str]:
+    return {os.fsdecode(file.path): file.version for file in files if file.version}
+
+
+def _digest_files(address: str, files: Iterable[CopiedFile], versions: Mapping[str, str]) -> str:
     digest = hashlib.sha256(os.fsencode(address) + b"\0files\0")
     for file in files:
         digest.update(b"%s\0%d %d\n" % (os.fsencode(file.name), file.size_bytes, file.mtime_ns))
+        digest.update(os.fsencode(versions.get(file.name, "")))
     return digest.hexdigest()
 
 

@@ -20,6 +20,7 @@ from feedrate.store.readers import (
     open_reader,
     refuse_whole_file,
 )
+from feedrate.store.versions import FileVersion
 from feedrate.units import format_seconds
 
 STREAMS, REMOTE_STREAMS = 8, 16
@@ -41,6 +42,7 @@ class Incoming:
         crc32c: what it must be; None: not known.
         known: its bytes, where they are known already.
         mtime_ns: when it changed last, as it was listed; 0: unknown. Another time now: it is not that file.
+        version: which one comes, of a file without a checksum behind an address.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Incoming:
     crc32c: int | None = None
     known: bytes | None = None
     mtime_ns: int = 0
+    version: FileVersion | None = None
 
     @property
     def address(self) -> str:
@@ -114,7 +117,7 @@ class Fetcher:
         if self._stop.is_set():
             raise Stopped
 
-        received = Received(length)
+        received = Received(length, file.version)
 
         def read() -> bytes:
             if self._limit is not None:

@@ -27,6 +27,7 @@ from feedrate.store.readers import (
     read_async,
     refuse_whole_file,
 )
+from feedrate.store.versions import FileVersion
 
 THREADS = 16
 
@@ -36,7 +37,9 @@ class Line(Protocol):
 
     in_flight: int
 
-    def ask(self, file: bytes, offset: int, length: int) -> Future[bytes]: ...
+    def ask(
+        self, file: bytes, offset: int, length: int, version: FileVersion | None = None
+    ) -> Future[bytes]: ...
 
     def close(self) -> None: ...
 
@@ -107,13 +110,14 @@ class AsyncLine:
         self._gate = asyncio.Semaphore(in_flight)
         self._is_closed = False
 
-    def ask(self, file: bytes, offset: int, length: int) -> Future[bytes]:
-        return asyncio.run_coroutine_threadsafe(self._read(file, offset, length), self._fs.loop)
+    def ask(self, file: bytes, offset: int, length: int, version: FileVersion | None = None) -> Future[bytes]:
+        received = Received(length, version)
+        return asyncio.run_coroutine_threadsafe(self._read(file, offset, received), self._fs.loop)
 
-    async def _read(self, file: bytes, offset: int, length: int) -> bytes:
+    async def _read(self, file: bytes, offset: int, received: Received) -> bytes:
         attempts = Attempts(self._trouble, self._place.address(file))
         fs, path = self._place.connect(file)
-        received, stall_s = Received(length), self._trouble.patience.stall_s
+        stall_s = self._trouble.patience.stall_s
         # A backstop for storages that do not know of `stall_s`; a slow link may take long for 8 MB.
         limit_s = 10 * stall_s
         async with self._gate:
@@ -144,13 +148,15 @@ class ThreadLine:
     ) -> None:
         self.in_flight = threads
         self._make_reader, self._place, self._trouble = make_reader, place, trouble
-        self._asked: queue.SimpleQueue[tuple[Future[bytes], bytes, int, int] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Future[bytes], bytes, int, Received] | None] = (
+            queue.SimpleQueue()
+        )
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._lock = threading.Lock()
 
-    def ask(self, file: bytes, offset: int, length: int) -> Future[bytes]:
+    def ask(self, file: bytes, offset: int, length: int, version: FileVersion | None = None) -> Future[bytes]:
         future: Future[bytes] = Future()
         with self._lock:
             self._busy += 1
@@ -159,29 +165,27 @@ class ThreadLine:
                 thread = threading.Thread(target=self._run, name="feedrate-range", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        self._asked.put((future, file, offset, length))
+        self._asked.put((future, file, offset, Received(length, version)))
         return future
 
     def _run(self) -> None:
         reader = Renewed(self._make_reader)
         while (asked := self._asked.get()) is not None:
-            future, file, offset, length = asked
+            future, file, offset, received = asked
             if future.set_running_or_notify_cancel():
                 try:
-                    data = self._read(reader, file, offset, length)
+                    data = self._read(reader, file, offset, received)
                 except BaseException as error:
                     reader.close()
                     future.set_exception(error)
                 else:
                     future.set_result(data)
-            del future, asked
+            del future, asked, received
             with self._lock:
                 self._busy -= 1
         reader.close()
 
-    def _read(self, reader: Reader, file: bytes, offset: int, length: int) -> bytes:
-        received = Received(length)
-
+    def _read(self, reader: Reader, file: bytes, offset: int, received: Received) -> bytes:
         def read() -> bytes:
             try:
                 reader.read(file, offset, received)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from feedrate.errors import FeedrateError, StorageError
+from feedrate.store.versions import Changed
 from feedrate.units import format_seconds
 
 # Not `warnings`: the loop that would show one may be waiting for the very bytes that do not come.
@@ -34,7 +35,15 @@ class Refused(FeedrateError, OSError):
 
 Result = TypeVar("Result")
 
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, Refused)
+_FINAL = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ImportError,
+    Refused,
+    Changed,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from feedrate.store.index_folder import origin
 from feedrate.store.patience import OPENING, Patience
 from feedrate.store.place import Place, is_address, split_source
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader
+from feedrate.store.versions import FileVersion
 
 # So many of the files that were indexed elsewhere are asked for their sizes when a pack is opened.
 _LOOKED_AT = 16
@@ -32,11 +33,11 @@ class Reach(RangeReader):
         self._known: dict[bytes, tuple[RangeReader, bytes]] = {}
         self._making = threading.Lock()
 
-    def read(self, piece: Piece) -> Future[bytes]:
+    def read(self, piece: Piece, version: FileVersion | None = None) -> Future[bytes]:
         if not is_address(os.fsdecode(piece.file)):
-            return super().read(piece)
+            return super().read(piece, version)
         reader, name = self._find(piece.file)
-        return reader.read(Piece(name, piece.offset, piece.length))
+        return reader.read(Piece(name, piece.offset, piece.length), version)
 
     def find(self, file: bytes) -> tuple[Place, bytes]:
         """Return the place that a file lies in, and its name there."""

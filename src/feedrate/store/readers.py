@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
 from feedrate.errors import SourceError, StorageError
-from feedrate.store.place import Place
+from feedrate.store.place import Place, find_version
+from feedrate.store.versions import FileVersion
 
 # OpenSSH lets in 10 connections at a time that have not said who they are.
 SFTP_CONNECTIONS = 6
@@ -27,18 +28,17 @@ _SMALLEST_BYTES = 64 << 10
 _SFTP_BYTES = 64 << 10
 
 
-class Changed(StorageError):
-    """A file was replaced or written to while it was read."""
-
-
 class Received:
     """What has come of a range, by any number of attempts: one that breaks off is gone on with.
 
     All of it is of one version of the file, as far as the storage tells versions.
+
+    Args:
+        file: the version that other requests for the file meet; None: this range stands for itself.
     """
 
-    def __init__(self, length: int) -> None:
-        self.length, self.size_bytes = length, 0
+    def __init__(self, length: int, file: FileVersion | None = None) -> None:
+        self.length, self.size_bytes, self.file = length, 0, file
         self._parts: list[bytes] = []
         self._version: str | None = None
         # A request asks for so much, and the last one for all up to this byte of the range.
@@ -56,11 +56,14 @@ class Received:
         self._asked_bytes = min(self.size_bytes + self._request_bytes, self.length)
         return offset + self.size_bytes, offset + self._asked_bytes
 
-    def begin(self, version: str | None) -> None:
-        """An answer begins: of another version than what is there, it is of no use."""
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """An answer begins, and tells its version: if it is another than what is there, it is of no use."""
+        if self.file is not None:
+            self.file.meet(facts)
+        version = find_version(facts)
         if self._parts and version != self._version:
             self.clear()
-            raise Changed("the file was changed while it was read")
+            raise StorageError("the file was changed while it was read")
         self._version = version
 
     def add(self, data: bytes) -> None:
@@ -142,11 +145,16 @@ class LocalReader:
         self._open: dict[bytes, int] = {}
 
     def read(self, file: bytes, offset: int, received: Received) -> None:
+        path = os.path.join(self._root, file)
+        if received.file is not None:
+            info = os.stat(path)
+            version = f"{info.st_ino} {info.st_size} {info.st_mtime_ns}"
+            received.begin({"ETag": version, "mtime_ns": info.st_mtime_ns})
         fd = self._open.pop(file, -1)
         if fd < 0:
             if len(self._open) >= KEPT_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
-            fd = os.open(os.path.join(self._root, file), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._open[file] = fd  # the latest comes last
         start, stop = received.find_missing(offset)
         while start < stop and (part := os.pread(fd, stop - start, start)):
@@ -172,11 +180,20 @@ class PlaceReader:
 
             sync(fs.loop, read_async, fs, path, offset, received, STALL_S)
         else:
+            if received.file is not None:
+                received.begin(_see(fs, path))
             start, stop = received.find_missing(offset)
             received.add(bytes(fs.cat_file(path, start=start, end=stop)))
 
     def close(self) -> None:
         pass
+
+
+def _see(fs: Any, path: str) -> Mapping[str, Any]:
+    """Return what a storage says about a file; not what it remembers."""
+    fs.invalidate_cache(path)
+    found: Mapping[str, Any] = fs.info(path)
+    return found
 
 
 def _is_http(fs: Any) -> bool:
@@ -209,7 +226,7 @@ async def read_async(fs: Any, path: str, offset: int, received: Received, stall_
             length = answer.content_length or 0
             if answer.status != 206 and (start > 0 or length > stop - start):
                 refuse_whole_file(path)  # before any of it is read
-            received.begin(answer.headers.get("ETag") or answer.headers.get("Last-Modified"))
+            received.begin(answer.headers)
             await _receive(answer.content.readany, received, stall_s)
     elif _is_s3(fs):
         bucket, key, version = fs.split_path(path)
@@ -218,11 +235,14 @@ async def read_async(fs: Any, path: str, offset: int, received: Received, stall_
             "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **options
         )
         try:
-            received.begin(answer.get("ETag"))
+            received.begin(answer)
             await _receive(lambda: answer["Body"].read(1 << 20), received, stall_s)
         finally:
             answer["Body"].close()
     else:
+        if received.file is not None:
+            fs.invalidate_cache(path)
+            received.begin(await fs._info(path))
         received.add(bytes(await fs._cat_file(path, start=start, end=stop)))
 
 
@@ -254,6 +274,8 @@ class SftpReader:
         self._open: dict[bytes, Any] = {}
 
     def read(self, file: bytes, offset: int, received: Received) -> None:
+        if received.file is not None:  # before it is opened: what is open may be what was replaced
+            received.begin({"mtime": self._fs.ftp.stat(self._place.connect(file)[1]).st_mtime})
         start, stop = received.find_missing(offset)
         handle = self._open.pop(file, None)
         if handle is None:
