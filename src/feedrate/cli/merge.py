@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from feedrate.cli.arguments import add_allow_address
 from feedrate.cli.output import add_json_arguments, check_json_target, write_json
 
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--refer", action="store_true", help="refer to the packs by their paths, even where links can be made"
     )
+    add_allow_address(parser)
     add_json_arguments(parser)
 
 
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.report.document import dump_document
 
     check_json_target(arguments)
-    options = MergeOptions(prefix=arguments.prefix, refer=arguments.refer)
+    options = MergeOptions(arguments.prefix, arguments.refer, tuple(arguments.allow_addresses))
     result = merge(arguments.packs, arguments.to, options)
     if arguments.json != "-":
         sys.stdout.write(draw_merge(result))

@@ -111,6 +111,8 @@ class Loader:
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
         output: "torch" or "numpy"; None: torch where it is installed.
+        allow_addresses: hosts, ["s3://bucket"], where files may lie that the pack names: it needs them for a
+            pack that somebody else may have made, and that names files elsewhere.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Loader:
         on_bad_sample: BadSamplePolicy = "raise",
         output: Output | None = None,
         scratch: str | os.PathLike[str] | None = None,
+        allow_addresses: str | Sequence[str] = (),
     ) -> None:
         options = Options(
             batch_size=batch_size, shuffle=shuffle, seed=seed, fields=fields, image=image, flip=flip,
@@ -153,7 +156,9 @@ class Loader:
         owns_pack = not isinstance(pack, Pack)
         if not owns_pack and scratch is not None:
             raise UsageError("scratch needs the pack's path or address, not an opened pack")
-        opened = pack if isinstance(pack, Pack) else open_pack(pack, options.scratch)
+        opened = pack
+        if not isinstance(opened, Pack):
+            opened = open_pack(opened, options.scratch, allow_addresses=allow_addresses)
         try:
             self._prepare(opened)
         except BaseException:

@@ -13,7 +13,7 @@ import hashlib
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ from feedrate.store.fetching import Told
 from feedrate.store.marker import CopiedFile, Marker, check_name
 from feedrate.store.patience import Attempts
 from feedrate.store.place import Place, PlacedFile, is_address, is_url, split_source
+from feedrate.store.reach import check_addresses
 from feedrate.units import typed
 
 ORIGINAL_NAME = "source-pack.json"
@@ -76,15 +77,18 @@ class Contents:
         return place, os.fsencode(name)
 
 
-def read_contents(source: str | os.PathLike[str], attempts: Attempts | None = None) -> Contents:
+def read_contents(
+    source: str | os.PathLike[str], attempts: Attempts | None = None, allow_addresses: Sequence[str] = ()
+) -> Contents:
     """Look at a source: what is to be copied, and who may read it.
 
     Args:
         attempts: how often a source behind an address is asked; None: as often as for its files.
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
 
     Raises:
         NotFound: there is nothing of that name, or a pack lacks one of its files.
-        PackError: it is a pack that is damaged.
+        PackError: it is a pack that is damaged, or names files of a host that is not allowed.
         SourceError: it cannot be copied as it is.
     """
     address = os.fspath(source)
@@ -93,16 +97,16 @@ def read_contents(source: str | os.PathLike[str], attempts: Attempts | None = No
     if is_url(address):
         address = address.rstrip("/") if "::" not in address else address
         attempts = attempts or Attempts(Told(lambda _: None), address)
-        return attempts.run(lambda: _read_remote(address))
+        return attempts.run(lambda: _read_remote(address, allow_addresses))
     if not os.path.exists(address):
         raise NotFound(f"no pack, folder or file at {address}", hint=suggest_path(address))
     real = os.path.realpath(address)
     if not os.path.isdir(real):
         return _read_single(Place(os.path.dirname(real)), os.fsencode(os.path.basename(real)))
-    return _read_pack(Place(real)) if is_pack(real) else _read_folder(Place(real))
+    return _read_pack(Place(real), allow_addresses) if is_pack(real) else _read_folder(Place(real))
 
 
-def _read_remote(address: str) -> Contents:
+def _read_remote(address: str, allow_addresses: Sequence[str]) -> Contents:
     place = Place(address)
     place.forget_listings()  # fsspec remembers what lay there when this process looked last
     try:
@@ -110,7 +114,7 @@ def _read_remote(address: str) -> Contents:
     except NotFound:
         has_manifest = False
     if has_manifest:
-        return _read_pack(place)
+        return _read_pack(place, allow_addresses)
     if place.find(suggest=False) is None:
         return _read_folder(place)
     folder, name = split_source(address)
@@ -173,8 +177,9 @@ def _digest_files(address: str, files: Iterable[CopiedFile], versions: Mapping[s
     return digest.hexdigest()
 
 
-def _read_pack(place: Place) -> Contents:
+def _read_pack(place: Place, allow_addresses: Sequence[str]) -> Contents:
     text, manifest = fetch_manifest(place)
+    check_addresses(place.root, manifest, allow_addresses)
     loose = next((shard for shard in manifest.shards if shard.container == FILES), None)
     if loose is not None:
         raise SourceError(

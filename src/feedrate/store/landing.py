@@ -32,7 +32,7 @@ from feedrate.store.patience import OPENING, Attempts, log
 from feedrate.store.preparing import open_staging
 from feedrate.store.ranges import Piece, RangeReader
 from feedrate.store.scratch_supply import ScratchSupply
-from feedrate.store.staging import Staging
+from feedrate.store.staging import Staging, StagingOptions
 from feedrate.store.writing import Writer
 
 # Groups of shards that are waited for: the one that flows, and what comes so soon behind it.
@@ -79,7 +79,14 @@ class Landing:
         self._thread = threading.Thread(target=self._run, name="feedrate-landing", daemon=True)
 
     @classmethod
-    def begin(cls, source: str, scratch: str, manifest: Manifest, reader: RangeReader) -> Landing | None:
+    def begin(
+        cls,
+        source: str,
+        scratch: str,
+        manifest: Manifest,
+        reader: RangeReader,
+        allow_addresses: tuple[str, ...] = (),
+    ) -> Landing | None:
         """Begin to copy a pack, or join who does; None: no scratch was named and none was found.
 
         Raises:
@@ -87,7 +94,9 @@ class Landing:
         """
         try:
             attempts = Attempts(reader.trouble, source, OPENING)
-            landing = cls(open_staging(source, scratch, attempts=attempts), manifest, reader)
+            options = StagingOptions(allow_addresses=allow_addresses)
+            staging = open_staging(source, scratch, options=options, attempts=attempts)
+            landing = cls(staging, manifest, reader)
         except FeedrateError as error:
             if scratch != "auto":
                 raise

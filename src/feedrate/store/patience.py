@@ -122,6 +122,8 @@ class Trouble:
 
     def explain(self, error: BaseException, address: str, failures: int) -> Exception:
         """Return what to raise when there is no point in another attempt."""
+        if isinstance(error, Changed):
+            return error
         if isinstance(error, FeedrateError) and (failures < 2 or not isinstance(error, StorageError)):
             return error
         tries = f", tried {failures} times" if failures > 1 else ""

@@ -47,7 +47,8 @@ def open_staging(
         StorageError: there is no room, or scratch is no place for a copy.
     """
     options = options or StagingOptions()
-    contents = read_contents(source, attempts or Attempts(Told(say), os.fspath(source)))
+    attempts = attempts or Attempts(Told(say), os.fspath(source))
+    contents = read_contents(source, attempts, options.allow_addresses)
     if not isinstance(scratch, Scratch):
         scratch = find_scratch(scratch, allow_network=options.allow_network)
     _refuse_nesting(contents, scratch)

@@ -52,6 +52,7 @@ class StagingOptions:
         keep_s: how long the copy stays when nobody uses it; None: until it is deleted.
         allow_network: let scratch be a file system that other machines serve.
         check: read what has landed before, and bring anew what is not as it was copied.
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
     """
 
     streams: int | None = None
@@ -59,6 +60,7 @@ class StagingOptions:
     keep_s: float | None = DEFAULT_KEEP_S
     allow_network: bool = False
     check: bool = False
+    allow_addresses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.streams is not None and self.streams < 1:
