@@ -297,7 +297,7 @@ def preprocess(folder: Path, suffix: str) -> Remedy | None:
 def test_preprocessing_of_images_once_is_a_map_of_pack(tmp_path: Path) -> None:
     remedy = preprocess(tmp_path, ".png")
     assert remedy is not None
-    assert remedy.command == "feedrate pack /data PACK --map MODULE:FUNCTION"
+    assert remedy.command == "feedrate pack /data PACK --map MODULE:FUNCTION --raw"
     make_parser().parse_args(shlex.split(remedy.command)[1:])
 
 

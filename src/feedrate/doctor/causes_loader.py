@@ -83,7 +83,8 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     ]
     if m.kernel is not None and m.kernel.taken:
         ours = format_seconds(m.kernel.cpu_s_per_image)
-        lines.append(f"feedrate's decoder takes {ours} on the same files")
+        rest = f"; {m.kernel.left_words}, which it does not take" if m.kernel.left else ""
+        lines.append(f"feedrate's decoder takes {ours} on {'the same files' if not rest else 'JPEGs'}{rest}")
     numbers = {"decode_cpu_s": decode.cpu_s, "sample_s": sample.total.wall_s}
     cause = "Images are decoded whole, on the CPU, and the crop throws a part away." if crops(m) else ""
     return _of_loader(m, share, tuple(lines), numbers, cause)

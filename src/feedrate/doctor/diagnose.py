@@ -249,7 +249,8 @@ def _rates(m: Measured) -> tuple[Rate, ...]:
         rates.append(
             Rate(
                 "kernel",
-                "feedrate's decoder on these files, one core",
+                f"feedrate's decoder on {'those' if m.kernel.left else 'these'} files"
+                f"{' that it takes' if m.kernel.left else ''}, one core",
                 per_s,
                 per_s * 0.9,
                 per_s * 1.1,

@@ -94,9 +94,9 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
 
 
 def _time_kernel(data: DataFiles | None, batch: Mapping[str, object], *, crops: bool) -> KernelTime | None:
-    if data is None or not data.jpegs:
+    if data is None or not data.images:
         return None
-    return time_kernel(data.jpegs, _image_size(batch), crops=crops)
+    return time_kernel(data.images, _image_size(batch), crops=crops)
 
 
 def _image_size(batch: Mapping[str, object]) -> tuple[int, int] | None:

@@ -31,7 +31,7 @@ class DataFiles:
     suffixes: tuple[str, ...]
     resident: float | None
     dataset_bytes: float | None
-    jpegs: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
