@@ -8,7 +8,7 @@ measured: nothing here raises on either.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts
@@ -17,6 +17,7 @@ from feedrate.units import format_bytes, format_count, format_percent, format_ra
 # Below this a prediction is not worth a change to a script.
 GAIN_WORTH_NAMING = 1.03
 GOOD_CODES = ("device-bound",)
+CONTENDED = "contended"
 UNKNOWN = "unknown"
 
 
@@ -104,6 +105,11 @@ def describe_verdict(diagnosis: Diagnosis) -> str:
         return verdict or "nothing found: no cause costs enough to be named."
     first = diagnosis.findings[0]
     return verdict if first.code in verdict else f"{clean(first.code)}: {verdict or clean(first.title)}"
+
+
+def describe_company(code: str, title: str, evidence: Sequence[str]) -> str:
+    """Return who else used the machine by a finding that says so; empty: another finding."""
+    return clean(evidence[0] if evidence else title) if code == CONTENDED else ""
 
 
 def describe_reason(one: Finding, findings: Iterable[Finding]) -> str:
