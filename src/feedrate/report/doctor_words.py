@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
-from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts
+from feedrate.results.doctor import Curve, Diagnosis, Finding, Remedy, RunFacts
 from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
 # Below this a prediction is not worth a change to a script.
@@ -19,6 +19,7 @@ GAIN_WORTH_NAMING = 1.03
 GOOD_CODES = ("device-bound",)
 CONTENDED = "contended"
 UNKNOWN = "unknown"
+_SPELT = ("B", "B/s", "share", "s")  # units of curves that are part of the number
 
 
 def clean(text: str) -> str:
@@ -132,6 +133,26 @@ def describe_named(name: str, value: float | int | str | None) -> str:
     else:
         said = describe_share(value) if words.endswith("_share") else describe_number(value)
     return f"{words.replace('_', ' ')}: {said}"
+
+
+def describe_curve(curve: Curve) -> str:
+    """Return the median and the largest reading, and the limit where there is one."""
+    values = sorted(filter(is_number, curve.values))
+    if not values:
+        return UNKNOWN
+    # That a share ends at 100% goes without saying.
+    limits = [curve.limit] if is_number(curve.limit) and curve.unit != "share" else []
+    words = [_describe_reading(one, curve.unit) for one in (values[len(values) // 2], values[-1], *limits)]
+    text = f"{words[0]}, at most {words[1]}" + (f" of {words[2]}" if limits else "")
+    return text if curve.unit in _SPELT else f"{text} {clean(curve.unit)}"
+
+
+def _describe_reading(value: float, unit: str) -> str:
+    if unit in ("B", "B/s"):
+        return format_bytes(value) + unit[1:]
+    if unit == "share":
+        return describe_share(value)
+    return describe_seconds(value) if unit == "s" else describe_number(value)
 
 
 def is_healthy(diagnosis: Diagnosis) -> bool:
