@@ -120,6 +120,18 @@ def test_what_decoding_costs_is_shared_out_by_the_time_of_each_kind(
     assert remedy.predicted_speedup == pytest.approx(110 / then, rel=0.05)
 
 
+def test_what_limits_after_a_faster_decoder_is_not_the_decoder_of_before(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    parts = {"decode:PIL": (60.0, 0.0), "transform:ColorJitter": (35.0, 0.0)}
+    loop.fetches(200, 20, cpu=100, parts=parts).write(tmp_path)
+    loop.main.write(tmp_path)
+    kernel = KernelTime(0.0005, taken=8, tried=8)
+    remedy = find(judge(tmp_path, Surroundings(cores=2.0, data=LOCAL), kernel=kernel)[1], "faster-decode")
+    assert remedy is not None
+    assert remedy.next_bottleneck == "transform-bound"
+
+
 def test_images_inside_of_other_files_are_not_said_to_be_of_another_kind(tmp_path: Path) -> None:
     shard = tmp_path / "shard.tar"
     shard.write_bytes(bytes(1000))

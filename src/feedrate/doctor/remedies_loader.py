@@ -133,13 +133,13 @@ def decode_faster(m: Measured) -> Remedy | None:
             else f"it decodes baseline JPEGs; {timed.left_words}, and it would hand them to Pillow",
         )  # fmt: skip
     # What it does not take, Pillow goes on decoding.
-    per_sample = saved.cpu_s * timed.taken_share - timed.cpu_s_per_image * timed.taken / timed.tried
-    prediction, then = _spare_decoding(m, per_sample)
+    ours_s = saved.cpu_s * (1 - timed.taken_share) + timed.cpu_s_per_image * timed.taken / timed.tried
+    prediction, then = _decode_in(m, ours_s)
     source = shlex.quote(data.folder)
     part = "only what the crop needs" if crops(m) else "them"
     return make_remedy(
         m, "faster-decode", f"pack the images and let feedrate decode {part}",
-        prediction, then, command=f"feedrate pack {source} PACK",
+        prediction, then, decode_s=ours_s, command=f"feedrate pack {source} PACK",
         change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
         note=f"{timed.left_words}, which Pillow goes on decoding" if timed.left else
         f"{format_seconds(timed.cpu_s_per_image)} of CPU an image instead of "
@@ -155,7 +155,7 @@ def normalise_images(m: Measured) -> Remedy | None:
     if timed.taken_share > _MOSTLY_TAKEN or not timed.stored_cpu_s:
         return None
     ours_s = (timed.cpu_s_per_image * timed.taken + timed.stored_cpu_s * timed.left) / timed.tried
-    prediction, then = _spare_decoding(m, decoding(m).cpu_s - ours_s)
+    prediction, then = _decode_in(m, ours_s)
     is_mapped = "--map" in timed.stored_by
     note = "no pixel changes" if timed.is_lossless else "changes pixels a little; with --raw, none"
     return make_remedy(
@@ -163,15 +163,17 @@ def normalise_images(m: Measured) -> Remedy | None:
         "pack what a function of yours makes of the images, as 8-bit pixels"
         if is_mapped
         else "pack the images as baseline JPEGs, and let feedrate decode them",
-        prediction, then, command=f"feedrate pack {shlex.quote(data.folder)} PACK {timed.stored_by}",
+        prediction, then, decode_s=ours_s,
+        command=f"feedrate pack {shlex.quote(data.folder)} PACK {timed.stored_by}",
         change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
         note="it chooses what becomes of more than 8 bits" if is_mapped else note,
     )  # fmt: skip
 
 
-def _spare_decoding(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
-    """Predict the run with so much less CPU time a sample."""
-    return change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - seconds * m.samples_per_step)
+def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
+    """Predict the run with so many seconds of decoding a sample."""
+    saved = (decoding(m).cpu_s - seconds) * m.samples_per_step
+    return change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved)
 
 
 def pack_files(m: Measured) -> Remedy | None:
