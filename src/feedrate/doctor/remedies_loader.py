@@ -157,12 +157,13 @@ def normalise_images(m: Measured) -> Remedy | None:
     ours_s = (timed.cpu_s_per_image * timed.taken + timed.stored_cpu_s * timed.left) / timed.tried
     prediction, then = _decode_in(m, ours_s)
     is_mapped = "--map" in timed.stored_by
-    note = "no pixel changes" if timed.is_lossless else "changes pixels a little; with --raw, none"
+    # Title and note are as short as to be seen whole on one screen.
+    note = "no pixel changes" if timed.is_lossless else "changes pixels; with --raw, none"
     return make_remedy(
         m, "normalise",
-        "pack what a function of yours makes of the images, as 8-bit pixels"
+        "pack 8-bit pixels that your function makes"
         if is_mapped
-        else "pack the images as baseline JPEGs, and let feedrate decode them",
+        else "pack the images as baseline JPEGs for feedrate's decoder",
         prediction, then, decode_s=ours_s,
         command=f"feedrate pack {shlex.quote(data.folder)} PACK {timed.stored_by}",
         change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
