@@ -70,25 +70,23 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
         crops: the user's code takes random crops: a part of each image, as RandomResizedCrop draws it.
     """
     size, share = size or (224, 224), 0.54 if crops else 1.0
-    taken: list[bytes] = []
-    left: list[bytes] = []
+    taken: list[str] = []
+    left: list[str] = []
     seconds: list[float] = []
     reasons: Counter[str] = Counter()
+    deep, is_lossless = 0, True
     for path in random.Random(0).sample(list(images), min(_TIMED_FILES, len(images))):
-        try:
+        with contextlib.suppress(ValueError, OSError):
             data = Path(path).read_bytes()
-        except OSError:
-            continue
-        found = kernel.scan(data)
-        if found.reason is None:
-            try:
-                seconds.append(_time_decoder(data, found, size, share))
-            except ValueError:
-                continue
-            taken.append(data)
-        elif not found.damaged:
-            left.append(data)
-            reasons[found.reason.removeprefix("not a JPEG (").removesuffix(")")] += 1
+            found = kernel.scan_headers(data)
+            if found.reason is None:
+                seconds.append(_time_decoder(data, size, share))
+                taken.append(path)
+            elif not found.damaged:
+                left.append(path)
+                reasons[found.reason.removeprefix("not a JPEG (").removesuffix(")")] += 1
+                deep += _is_deep(data)
+                is_lossless = is_lossless and kernel.to_baseline(data) is not None
     tried = len(taken) + len(left)
     if not tried:
         return None
@@ -96,10 +94,9 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
     if not left:
         return KernelTime(ours_s, len(taken), tried)
     theirs = [
-        len(files) * _mean_time(files, lambda data: _time_pillow(data, size, share))
-        for files in (taken, left)
+        len(paths) * _mean_time(paths, lambda data: _time_pillow(data, size, share))
+        for paths in (taken, left)
     ]
-    is_deep = sum(map(_is_deep, left)) > len(left) / 2
     return KernelTime(
         cpu_s_per_image=ours_s,
         taken=len(taken),
@@ -107,25 +104,24 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
         taken_share=theirs[0] / max(sum(theirs), 1e-9),
         others=" or ".join(reason for reason, _ in reasons.most_common(2)),
         stored_cpu_s=_mean_time(left, lambda data: _time_stored(data, size, share)),
-        stored_by="--map MODULE:FUNCTION --raw" if is_deep else "--normalise",
-        is_lossless=all(kernel.to_baseline(data) is not None for data in left),
+        stored_by="--map MODULE:FUNCTION --raw" if deep > len(left) / 2 else "--normalise",
+        is_lossless=is_lossless,
     )
 
 
-def _mean_time(files: Sequence[bytes], time_one: Callable[[bytes], float]) -> float:
+def _mean_time(paths: Sequence[str], time_one: Callable[[bytes], float]) -> float:
     """Return the mean of a time over files: of as many as can be timed soon; 0: of none."""
     began, seconds = time.thread_time(), []
-    for data in files:
+    for path in paths:
         if time.thread_time() - began > _ENOUGH_S:
             break
         with contextlib.suppress(ValueError, OSError):
-            seconds.append(time_one(data))
+            seconds.append(time_one(Path(path).read_bytes()))
     return mean(seconds) if seconds else 0.0
 
 
-def _time_decoder(
-    data: bytes, found: kernel.Scan, size: tuple[int, int], share: float, repeats: int = 5
-) -> float:
+def _time_decoder(data: bytes, size: tuple[int, int], share: float, repeats: int = 5) -> float:
+    found = kernel.scan(data)
     box = _middle_box(found.width, found.height, share)
     return sum(kernel.profile_decode(data, found.entries, box=box, size=size, repeats=repeats).values())
 
@@ -138,17 +134,17 @@ def _time_pillow(data: bytes, size: tuple[int, int], share: float) -> float:
 def _time_stored(data: bytes, size: tuple[int, int], share: float) -> float:
     """Return what our decoder takes for an image that was stored as it likes it."""
     width, height, _ = pillow.measure(data)
-    if not _is_deep(data):
-        stored = kernel.to_baseline(data)
-        if stored is None:
-            rows = pillow.decode(data, (0, 0, width, height), (height, width, 3))
-            stored = pillow.encode_jpeg(rows, quality=pillow.NORMAL_QUALITY, full_chroma=True, orientation=1)
-        found = kernel.scan(stored)
-        if found.reason is None:
-            return _time_decoder(stored, found, size, share, repeats=2)
-    rows = pillow.decode(data, (0, 0, width, height), (height, width, 1))
-    box = _middle_box(width, height, share)
-    return _time(lambda: pillow.crop_rows(rows[..., 0], box, (*size, 1), is_mask=False))
+    whole, box = (0, 0, width, height), _middle_box(width, height, share)
+    if _is_deep(data):
+        rows = pillow.decode(data, whole, (height, width, 1))[..., 0]
+        return _time(lambda: pillow.crop_rows(rows, box, (*size, 1), is_mask=False))
+    stored = kernel.to_baseline(data)
+    if stored is None:
+        is_gray = pillow.is_gray(data)
+        rows = pillow.decode(data, whole, (height, width, 1 if is_gray else 3))
+        rows = rows[..., 0] if is_gray else rows
+        stored = pillow.encode_jpeg(rows, quality=pillow.NORMAL_QUALITY, full_chroma=True, orientation=1)
+    return _time_decoder(stored, size, share, repeats=2)
 
 
 def _time(work: Callable[[], object]) -> float:
