@@ -34,6 +34,8 @@ RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded", "normalise
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
+# Where normalising cannot be done without loss: little of it.
+NORMAL_QUALITY = pillow.NORMAL_QUALITY
 PSNR_EVERY = 50
 
 # To plan shards before an image is looked at: what a pixel takes as JPEG, what decoding makes of a byte.
@@ -86,9 +88,7 @@ class Recode:
             settings["quality"] = self.quality or DEFAULT_QUALITY
             settings["encoded"] = "resized images" if self.quality is None else "all images"
         if self.normalise:
-            settings["normalise"] = (
-                "upright" if self.raw else f"quality {self.quality or pillow.NORMAL_QUALITY}"
-            )
+            settings["normalise"] = "upright" if self.raw else f"quality {self.quality or NORMAL_QUALITY}"
         return settings
 
     @classmethod
@@ -172,7 +172,7 @@ def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bo
     is_normalised = recode.normalise and not is_normal
     if recode.raw:
         return NewImage(dump_raw(pixels), width, height, pixels, is_normalised)
-    quality = recode.quality or (pillow.NORMAL_QUALITY if is_same else DEFAULT_QUALITY)
+    quality = recode.quality or (NORMAL_QUALITY if is_same else DEFAULT_QUALITY)
     encoded = pillow.encode_jpeg(
         pixels,
         quality=quality,
