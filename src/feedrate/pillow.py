@@ -32,6 +32,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "GIF", "PPM")
 _ORIENTATION = 0x0112  # EXIF
 _LOADING_TRUNCATED = threading.Lock()
 _PNG_EXIF = (b"eXIf", b"rofile type exif", b"rientation")  # a chunk, ImageMagick's, XMP's
+NORMAL_QUALITY = 95  # of the JPEGs that normalising makes of other images
 
 
 class Undecodable(ValueError):

@@ -44,6 +44,58 @@ def test_split_says_what_each_part_has_and_what_comes_next(capsys: pytest.Captur
     assert "  parts    split: train 8, validation 2\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["p", "--by", "age", "train=0.8", "val=0.2"],
+        ["--by", "age", "p", "train=0.8", "val=0.2"],
+        ["p", "train=0.8", "--by", "age", "val=0.2"],
+        ["p", "--stratify", "train=0.8", "val=0.2"],
+        ["p", "train=0.8", "--stratify", "val=0.2"],
+        ["--stratify", "train=0.8", "p", "val=0.2"],
+        ["p", "--stratify", "label", "train=0.8", "val=0.2"],
+        ["p", "--seed", "3", "train=0.8", "--by", "age", "--stratify", "val=0.2", "--name", "split"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("home")
+def test_options_of_split_may_stand_anywhere(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["add-column", "p", "t.csv"])
+    capsys.readouterr()
+    assert main(["split", *words, "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["parts"] == {"train": 8, "val": 2}
+    assert list(document["parts"]) == ["train", "val"]
+    assert bool(document["groups"]) == ("--by" in words)
+
+
+@pytest.mark.usefixtures("home")
+def test_an_option_that_split_does_not_have_is_still_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["split", "p", "--stratifi", "train=0.8", "val=0.2"])
+    assert "did you mean '--stratify'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("home")
+def test_split_says_how_even_whole_groups_allow_the_classes_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    # Two patients, who cannot be in both parts: one has three of the five cats and a dog.
+    patient = {"cat/1.jpg": "a", "cat/3.jpg": "a", "cat/5.jpg": "a", "dog/0.jpg": "a"}
+    paths = [line.path for line in describe("p", samples=10).first_samples]
+    Path("patients.csv").write_text(
+        "path,patient\n" + "".join(f"{path},{patient.get(str(path), 'b')}\n" for path in paths)
+    )
+    main(["add-column", "p", "patients.csv"])
+    capsys.readouterr()
+    assert main(["split", "p", "--by", "patient", "--stratify", "train=0.6", "val=0.4"]) == 0
+    assert capsys.readouterr().out == (
+        "split 10 samples of p ('split')\n"
+        "  train    6 samples in 1 group, 60.00% (dog 4, cat 2)\n"
+        "  val      4 samples in 1 group, 40.00% (cat 3, dog 1)\n"
+        "  classes  within 25.0 points of the whole: cat 75.0% of val, 50.0% of all\n"
+        '\nnext: Loader("p", split="train")\n'
+    )
+
+
 @pytest.mark.usefixtures("home")
 def test_lists_may_stand_before_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     Path("val.txt").write_text("cat/1.jpg\n")

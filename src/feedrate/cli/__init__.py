@@ -109,10 +109,16 @@ class Parser(argparse.ArgumentParser):
     """Says `error:` and `hint:` as the rest of feedrate does, and guesses what a mistyped word meant."""
 
     _typed: Sequence[str] = ()
+    scattered = ""  # the argument whose words options may keep apart, or take (`displaced`)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._typed = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
+        found, rest = super().parse_known_args(args, namespace)
+        if self.scattered and not any(word.startswith("-") for word in rest):
+            words = [*getattr(found, self.scattered), *rest, *getattr(found, "displaced", [])]
+            setattr(found, self.scattered, sorted(words, key=self._typed.index))
+            rest = []
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         known = self._known_words()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from feedrate.results.doctor import Diagnosis
 
 DEFAULT_MAX_EXPOSED_WAIT = 0.05
+_NARROWEST, _WIDEST = 60, 120  # columns: longer lines are hard to read
 
 
 def talk(text: str) -> None:
@@ -24,10 +26,17 @@ def talk(text: str) -> None:
 
 def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any] | None) -> int:
     """Write what was asked for; return the exit code: the command's own, or 1 where a check says no."""
-    from feedrate.report.doctor import draw_diagnosis
     from feedrate.report.document import dump_document
 
-    if arguments.json != "-":
+    if arguments.full:
+        from feedrate.report.doctor_full import draw_full
+
+        columns = shutil.get_terminal_size().columns
+        text = draw_full(diagnosis, min(max(columns, _NARROWEST), _WIDEST))
+        show(text, sys.stderr if arguments.json == "-" else sys.stdout)
+    elif arguments.json != "-":
+        from feedrate.report.doctor import draw_diagnosis
+
         show(draw_diagnosis(diagnosis))
     passed = check_wait(arguments, diagnosis)
     if before is not None:

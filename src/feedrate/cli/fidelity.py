@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from feedrate.cli.arguments import positive, whole_number
+from feedrate.cli.arguments import add_allow_address, positive, whole_number
 from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=Path, metavar="PATH", help="write a page that shows the worst pairs side by side"
     )
+    add_allow_address(parser)
     add_json_arguments(parser, overwritten="the page and the JSON file")
 
 
@@ -63,7 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     check_json_target(arguments)
     if arguments.html is not None:
         check_target(arguments.html, force=arguments.force)
-    options = FidelityOptions(arguments.images, arguments.seed, arguments.size, arguments.originals)
+    options = FidelityOptions(
+        arguments.images,
+        arguments.seed,
+        arguments.size,
+        arguments.originals,
+        tuple(arguments.allow_addresses),
+    )
     with ended_like_an_interrupt(), ProgressBar() as bar:
         result, pictures = measure_fidelity(arguments.sources, options, watch=bar.update)
     if arguments.json != "-":

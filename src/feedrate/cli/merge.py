@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 
+from feedrate.cli.arguments import add_allow_address
 from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--refer", action="store_true", help="refer to the packs by their paths, even where links can be made"
     )
+    add_allow_address(parser)
     add_json_arguments(parser)
 
 
@@ -41,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.report.document import dump_document
 
     check_json_target(arguments)
-    options = MergeOptions(prefix=arguments.prefix, refer=arguments.refer)
+    options = MergeOptions(arguments.prefix, arguments.refer, tuple(arguments.allow_addresses))
     result = merge(arguments.packs, arguments.to, options)
     if arguments.json != "-":
         show_result(draw_merge, result)

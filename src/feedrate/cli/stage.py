@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from feedrate.cli.arguments import positive, reader
+from feedrate.cli.arguments import add_allow_address, positive, reader
 from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check", action="store_true",
         help="read what is there already, and bring anew what is not as it was copied",
     )  # fmt: skip
+    add_allow_address(parser)
     add_json_arguments(parser)
 
 
@@ -83,6 +84,7 @@ def _stage(arguments: argparse.Namespace) -> int:
             streams=arguments.streams,
             allow_network=arguments.allow_network,
             check=arguments.check,
+            allow_addresses=arguments.allow_addresses,
             watch=bar.update,
             say=bar.say,
         )
@@ -120,6 +122,7 @@ def _options(arguments: argparse.Namespace) -> list[str]:
         words.append(f"--to={os.path.abspath(arguments.to) if arguments.to != 'auto' else 'auto'}")
     if arguments.rate_limit is not None:
         words.append(f"--rate-limit={arguments.rate_limit}")
+    words += [f"--allow-address={address}" for address in arguments.allow_addresses]
     words += ["--allow-network"] if arguments.allow_network else []
     return [*words, "--check"] if arguments.check else words
 

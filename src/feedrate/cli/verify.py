@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from feedrate.cli.arguments import add_workers
+from feedrate.cli.arguments import add_allow_address, add_workers
 from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
@@ -21,6 +21,7 @@ from feedrate.cli.output import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pack", metavar="PACK", help="the pack to check")
     add_workers(parser)
+    add_allow_address(parser)
     add_json_arguments(parser)
 
 
@@ -33,7 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_json_target(arguments)
     with ProgressBar() as bar:
-        result = verify(arguments.pack, workers=arguments.workers, watch=bar.update)
+        result = verify(
+            arguments.pack,
+            workers=arguments.workers,
+            allow_addresses=arguments.allow_addresses,
+            watch=bar.update,
+        )
     if arguments.json != "-":
         show_result(draw_verify, result)
     write_json(arguments, dump_document("verify", result))

@@ -58,6 +58,7 @@ class Dataset:
         split: a part of the samples, as `Loader` takes it: positions then count its samples alone.
         output: images as "pil" (what torchvision's transforms expect), "numpy" (H,W,C) or "torch" (C,H,W).
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
+        allow_addresses: where files may lie that the pack names, as `Loader` takes it.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class Dataset:
         output: Output = "pil",
         split: str | tuple[float, float] | None = None,
         mode: Mode = "RGB",
+        allow_addresses: str | Sequence[str] = (),
     ) -> None:
         check_pack(pack)
         if isinstance(pack, Pack):
+            allow_addresses = allow_addresses or getattr(pack, "allow_addresses", ())
             pack = pack.name
         check_image(image, flip, mode)
         check_whole("seed", seed, least=0, optional=True)
@@ -90,7 +93,7 @@ class Dataset:
         self._fields, self._image, self._flip, self._seed, self._output = fields, image, flip, seed, output
         if split is not None and not isinstance(split, str):
             check_split(split)
-        self._split, self._mode = split, mode
+        self._split, self._mode, self._allow_addresses = split, mode, allow_addresses
         self._members: object = None  # what tells the split from one that has its name later
         self._epoch = 0
         self._opened: _Opened | None = None
@@ -98,7 +101,8 @@ class Dataset:
 
     def _open(self) -> _Opened:
         if self._opened is None or self._opened.process != os.getpid():
-            opened = _Opened(self.path, self._fields, self._image, self._flip, self._split, self._mode)
+            pack = open_pack(self.path, allow_addresses=self._allow_addresses)
+            opened = _Opened(pack, self._fields, self._image, self._flip, self._split, self._mode)
             if self._members is not None and opened.subset.identity() != self._members:
                 raise UsageError(
                     f"the split {self._split!r} of {self.path} was made anew since this dataset was opened",
@@ -189,7 +193,7 @@ class _Opened:
 
     def __init__(
         self,
-        path: str,
+        pack: Pack,
         fields: Sequence[str] | None,
         image: ImageOp | None,
         flip: bool | float,
@@ -197,7 +201,7 @@ class _Opened:
         mode: Mode,
     ) -> None:
         self.process = os.getpid()
-        self.pack = open_pack(path)
+        self.pack = pack
         self.subset = find_split(self.pack, split)
         for name in fields or ():
             if isinstance(name, View):

@@ -93,6 +93,8 @@ class Loader:
             Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
         output: "torch" or "numpy"; None: torch where it is installed.
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
+        allow_addresses: hosts, ["s3://bucket"], where files may lie that the pack names: it needs them for a
+            pack that somebody else may have made, and that names files elsewhere.
     """
 
     def __init__(
@@ -120,9 +122,10 @@ class Loader:
         output: Output | None = None,
         scratch: str | os.PathLike[str] | None = None,
         mode: Mode = "RGB",
+        allow_addresses: str | Sequence[str] = (),
         **others: Any,
     ) -> None:
-        check_no_others(others, [*Options.__slots__, "cache"])
+        check_no_others(others, [*Options.__slots__, "cache", "allow_addresses"])
         check_pack(pack)
         check_scratch(scratch)
         options = Options(
@@ -140,7 +143,9 @@ class Loader:
         owns_pack = not isinstance(pack, Pack)
         if not owns_pack and scratch is not None:
             raise UsageError("scratch needs the pack's path or address, not an opened pack")
-        opened = pack if isinstance(pack, Pack) else open_pack(pack, options.scratch)
+        opened = pack
+        if not isinstance(opened, Pack):
+            opened = open_pack(opened, options.scratch, allow_addresses=allow_addresses)
         try:
             self._prepare(opened)
         except BaseException:

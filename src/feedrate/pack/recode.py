@@ -43,7 +43,7 @@ RECODE_SETTINGS = (
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
 # Where normalising cannot be done without loss: little of it.
-NORMAL_QUALITY = 95
+NORMAL_QUALITY = pillow.NORMAL_QUALITY
 PSNR_EVERY = 50
 
 # To plan shards before an image is looked at: what a pixel takes as JPEG, what decoding makes of a byte.

@@ -34,6 +34,7 @@ from feedrate.pack.tables import find_tables
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results.progress import Tick
 from feedrate.results.verify import Problem, VerifyResult
+from feedrate.store.reach import check_addresses
 
 _CHUNK_BYTES = 2**20
 # A shard that is rotten through and through need not be listed sample by sample.
@@ -63,17 +64,23 @@ def verify(
     pack: str | os.PathLike[str],
     *,
     workers: int | None = None,
+    allow_addresses: str | Sequence[str] = (),
     watch: Callable[[Tick], None] = lambda _: None,
 ) -> VerifyResult:
     """Check all checksums of a pack, and that its manifest, index and tars say the same.
 
+    Args:
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
+
     Raises:
         NotFound: there is no pack.
-        PackError: its manifest is so damaged that nothing can be checked.
+        PackError: its manifest is so damaged that nothing can be checked, or names files of a host that is
+            not allowed.
     """
     begin = time.monotonic()
     folder = Path(pack)
     manifest = read_manifest(folder)
+    check_addresses(os.fspath(pack), manifest, allow_addresses)
     total_bytes = sum(s.size_bytes for s in manifest.shards)
     checks = _list_checks(folder, manifest)
 

@@ -31,20 +31,20 @@ from feedrate.format.manifest import (
     Manifest,
     Shard,
     file_path,
-    parse_manifest,
     read_manifest,
 )
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results.load import FetchStats
+from feedrate.store.bringing import fetch_manifest
 from feedrate.store.doubts import SPOILT, Doubts
 from feedrate.store.far_index import FarIndexPack
 from feedrate.store.index_folder import IndexFolder, origin
 from feedrate.store.parcels import Delivery, Parcel, or_nothing
-from feedrate.store.patience import Attempts, Patience
+from feedrate.store.patience import OPENING, Attempts, Patience
 from feedrate.store.place import Place, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
-from feedrate.store.reach import OPENING, Reach, check_sizes, say_change
+from feedrate.store.reach import Reach, check_addresses, check_sizes, read_addresses, say_change
 
 if TYPE_CHECKING:
     from feedrate.store.landing import Landing
@@ -54,15 +54,27 @@ IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
 
 
 def open_pack(
-    source: str | os.PathLike[str], scratch: str | None = None, patience: Patience | None = None
+    source: str | os.PathLike[str],
+    scratch: str | None = None,
+    patience: Patience | None = None,
+    allow_addresses: str | Sequence[str] = (),
 ) -> Pack:
-    """Open a pack wherever it lies; `scratch`: "auto" or a folder: copy it there while it is read."""
-    text = os.fspath(source)
+    """Open a pack wherever it lies.
+
+    Args:
+        scratch: "auto" or a folder: copy it there while it is read.
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
+
+    Raises:
+        NotFound, StorageError: there is none, or nobody answers.
+        PackError: it is damaged, or names files of a host that is not allowed.
+    """
+    text, allowed = os.fspath(source), read_addresses(allow_addresses)
     if not is_url(text) and scratch is None:
         manifest = read_manifest(text)
         if not any(shard.is_elsewhere for shard in manifest.shards):
             return _hold(Pack(text, manifest))
-    return ThroughPack(text, scratch, patience)
+    return ThroughPack(text, scratch, patience, allow_addresses=allowed)
 
 
 def _hold(pack: Pack) -> Pack:
@@ -115,8 +127,10 @@ class ThroughPack(FarIndexPack):
         scratch: str | None = None,
         patience: Patience | None = None,
         in_flight: int = IN_FLIGHT,
+        allow_addresses: tuple[str, ...] = (),
     ) -> None:
         self.source, self._scratch, self._patience = source, scratch, patience
+        self.allow_addresses = allow_addresses
         self._local = threading.local()
         self._lock = threading.Lock()  # of the counts
         self._counts = {"from_scratch": 0, "from_source": 0}
@@ -126,6 +140,7 @@ class ThroughPack(FarIndexPack):
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
         try:
             manifest = self._read_manifest()
+            check_addresses(source, manifest, allow_addresses)
             index = IndexFolder(source, self.reader)
             closing.append(index.close)
             self.landing = self._begin_landing(manifest)
@@ -152,22 +167,18 @@ class ThroughPack(FarIndexPack):
             return None
         from feedrate.store.landing import Landing
 
-        return Landing.begin(self.source, self._scratch, manifest, self.reader)
+        return Landing.begin(self.source, self._scratch, manifest, self.reader, self.allow_addresses)
 
     def _read_manifest(self) -> Manifest:
         address = f"{self.source.rstrip('/')}/{FILE_NAME}"
         attempts = Attempts(self.reader.trouble, address, OPENING)
         try:
-            text = attempts.run(lambda: Place(self.source).read_whole(os.fsencode(FILE_NAME)))
+            return attempts.run(lambda: fetch_manifest(Place(self.source)))[1]
         except NotFound:
             raise NotFound(
                 f"no pack at {self.source}: it has no {FILE_NAME}",
                 hint="a pack is what 'feedrate pack' makes",
             ) from None
-        try:
-            return parse_manifest(text)
-        except PackError as error:
-            raise PackError(f"{address}: {error}", hint=error.hint) from None
 
     # What differs from a pack of this machine: where files lie.
 
@@ -212,10 +223,10 @@ class ThroughPack(FarIndexPack):
             super()._check_referred()
 
     def reopen(self) -> Pack:
-        return open_pack(self.source, self._scratch, self._patience)
+        return open_pack(self.source, self._scratch, self._patience, self.allow_addresses)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_pack, (self.source, self._scratch, self._patience)
+        return open_pack, (self.source, self._scratch, self._patience, self.allow_addresses)
 
     def close(self) -> None:
         super().close()
