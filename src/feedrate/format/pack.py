@@ -455,10 +455,10 @@ class Pack:
         at = np.array([position], np.int64)
         shard, _ = self.locate(at)
         try:
-            (key,), is_unknown = self.keys(at)
-        except StorageError:
-            key, is_unknown = "", {0: "the index is gone"}
-        key = f"number {position}" if is_unknown else key
+            (key,), unknown = self.keys(at)
+        except (PackError, StorageError):
+            unknown = {0: "the index cannot be read"}
+        key = f"number {position}" if unknown else key
         offset_column = f"{field}.offset"
         offset = (
             int(row[offset_column]) if row is not None and offset_column in (row.dtype.names or ()) else 0
@@ -486,8 +486,8 @@ class Pack:
 
 def _place_texts(index: IndexPart, column: str) -> tuple[int, int, int]:
     """Return where offsets, data and checksums of a variable-width column begin; -1: it has no checksums."""
-    offsets_at, data_at = index.columns[column][:2]
-    return offsets_at, data_at, index.columns.get(text_check(column), (-1,))[0]
+    places = index.columns[column]
+    return places[0], places[1], index.columns.get(text_check(column), (-1,))[0]
 
 
 def refuse_change(shard: Shard, address: str, size_bytes: int) -> None:
