@@ -17,7 +17,7 @@ from feedrate.cli import main
 from feedrate.errors import BadSample, FeedrateError, PackError
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
-from feedrate.pack import PackOptions, pack, split, verify
+from feedrate.pack import MergeOptions, PackOptions, SplitOptions, merge, pack, split, verify
 from packs import write_images
 
 FROZEN = Path(__file__).parent / "data" / "pack-v1"
@@ -141,3 +141,18 @@ def test_a_key_of_an_old_pack_that_is_no_text_any_more_is_an_error_in_words(tmp_
     path.write_bytes(data)
     with pytest.raises(BadSample, match="the index is damaged there"):
         Dataset(tmp_path / "p", fields=("key",))[0]
+
+
+def test_a_damaged_label_is_written_to_no_other_pack_and_given_to_no_sampler(
+    images: Path, tmp_path: Path
+) -> None:
+    other = write_images(tmp_path / "other", count=3, shards=1)
+    edit_manifest(other, lambda m: m["fields"]["label"].update(classes=["emu", "cat", "dog"]))
+    flip_byte(images / "shard-00000.arrow", read_manifest(images).shards[0].index.columns["label"][0])
+    for read in (
+        lambda: merge([other, images], tmp_path / "merged", MergeOptions(prefix=True)),
+        lambda: split(images, {"train": 0.5, "rest": 0.5}, SplitOptions(stratify="label")),
+        lambda: Dataset(images).targets,
+    ):
+        with pytest.raises(PackError, match=r"shard-00000\.arrow is damaged: row 0 fails its checksum"):
+            read()

@@ -38,6 +38,14 @@ def test_crc32c_takes_any_buffer(kind) -> None:
     assert kernel.crc32c(kind(data)) == kernel.crc32c(data)
 
 
+def test_crc32c_of_many_texts_is_that_of_each() -> None:
+    texts = [b"", b"a", b"bc" * 100]
+    starts = np.cumsum([0, *map(len, texts)])
+    assert kernel.crc32c_texts(b"".join(texts), starts).tolist() == [kernel.crc32c(text) for text in texts]
+    with pytest.raises(ValueError, match="starts do not fit what they divide"):
+        kernel.crc32c_texts(b"abc", np.array([0, 4]))
+
+
 def test_crc32c_refuses_a_value_beyond_32_bits() -> None:
     with pytest.raises(ValueError, match="value must be a 32-bit number, got 4294967296"):
         kernel.crc32c(b"", 2**32)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def test_slurm_jobs_make_the_pack_of_one_process_and_find_their_tasks_in_no_file
     slurm()
     pack(jpeg_folder, tmp_path / "local", PackOptions(shard_bytes=10_000, workers=1))
     target = tmp_path / "100% of p"
-    pack(jpeg_folder, target, SLURM)
+    pack(jpeg_folder, target, dataclasses.replace(SLURM, workers=2))
     assert read_tree(target) == read_tree(tmp_path / "local")
     (line,) = seen.read_text().splitlines()
     assert line.startswith("0o700 0 ")

@@ -55,7 +55,9 @@ def draw(function: Callable[..., Any], *, is_page: bool) -> str:
     hints = typing.get_type_hints(function, {**vars(inspect.getmodule(function)), **_names()})
     stream = io.StringIO()
     arguments = {}
-    for name in inspect.signature(function).parameters:
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not parameter.empty:
+            continue  # how wide the report may be
         hint = hints[name]
         value = Console(file=stream, width=200) if hint is Console else make_hostile(hint)
         arguments[name] = value if is_page or hint is Console else clean_values(value)

@@ -386,11 +386,13 @@ class Pack:
                 f"{self.name}: {path.name} cannot be read", hint=f"feedrate verify {typed(self.name)}"
             ) from error
 
-    def checked_classes(self, name: str) -> I64:
-        """Return a column of classes of the whole pack; where it was added, its files are checked first.
+    def checked_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return a fixed-width column of the whole pack, for what will be written or divided by it.
+
+        Files that were added are checked as a whole, and rows of the index each by its own checksum.
 
         Raises:
-            PackError: a file of it cannot be read, or is not what was added.
+            PackError: a file of it cannot be read, or is not what was packed or added.
         """
         for part in self._parts:
             if name in part.entry.fields:
@@ -404,8 +406,22 @@ class Pack:
                         f"{self.name}: {path.name}, which holds '{name}' of its samples, is damaged or gone",
                         hint=f"feedrate verify {typed(self.name)}",
                     )
-        values: I64 = self.column(name)
-        return values
+        if name in (self._stored.names or ()):
+            for shard in self.manifest.shards:
+                self._check_rows(shard)
+        return self.column(name)
+
+    def _check_rows(self, shard: Shard) -> None:
+        columns = {name: self._stored_column(shard, name) for name in self._stored.names or ()}
+        rows = np.zeros(shard.samples, self._stored)
+        for name, values in columns.items():
+            rows[name] = values
+        wrong = np.flatnonzero(rows["check"] != kernel.crc32c_rows(rows))
+        if wrong.size:
+            raise PackError(
+                f"{self.name}: {shard.index.name} is damaged: row {wrong[0]} fails its checksum",
+                hint=f"feedrate verify {typed(self.name)}",
+            )
 
     def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
         """Yield a variable-width column of the whole pack, a stretch at a time.
@@ -455,10 +471,10 @@ class Pack:
         at = np.array([position], np.int64)
         shard, _ = self.locate(at)
         try:
-            (key,), is_unknown = self.keys(at)
-        except StorageError:
-            key, is_unknown = "", {0: "the index is gone"}
-        key = f"number {position}" if is_unknown else key
+            (key,), unknown = self.keys(at)
+        except (PackError, StorageError):
+            unknown = {0: "the index cannot be read"}
+        key = f"number {position}" if unknown else key
         offset_column = f"{field}.offset"
         offset = (
             int(row[offset_column]) if row is not None and offset_column in (row.dtype.names or ()) else 0
@@ -486,8 +502,8 @@ class Pack:
 
 def _place_texts(index: IndexPart, column: str) -> tuple[int, int, int]:
     """Return where offsets, data and checksums of a variable-width column begin; -1: it has no checksums."""
-    offsets_at, data_at = index.columns[column][:2]
-    return offsets_at, data_at, index.columns.get(text_check(column), (-1,))[0]
+    places = index.columns[column]
+    return places[0], places[1], index.columns.get(text_check(column), (-1,))[0]
 
 
 def refuse_change(shard: Shard, address: str, size_bytes: int) -> None:

@@ -223,7 +223,7 @@ class _Opened:
     def read_labels(self, positions: I64) -> list[Any]:
         label = find_label(self.pack)
         if label.kind is Kind.NUMBER:
-            numbers: list[Any] = self.pack.column(label.name)[positions].tolist()
+            numbers: list[Any] = self.pack.checked_column(label.name)[positions].tolist()
             return numbers
         wanted = Wanted(label.name, label)
         return list(self._read_column(wanted, self._find(positions, (wanted,)), None))

@@ -35,7 +35,7 @@ def find_split(pack: Pack, split: str | tuple[float, float] | None) -> Split:
     if not colon:
         column, parts = DEFAULT_COLUMN, split
     field = _find_column(pack, column)
-    values = pack.checked_classes(column)
+    values = pack.checked_column(column)
     chosen = np.flatnonzero(np.isin(values, [_number(field, name) for name in parts.split("+")]))
     # Half the memory where it is enough: 4 MB per million samples.
     return Members(split, chosen.astype(np.int32) if len(pack) < 2**31 else chosen)

@@ -24,7 +24,7 @@ def group_by_field(pack: Pack, name: str) -> list[bytes]:
     """Return each sample's group: the value of a field."""
     column = _find_field(pack, name)
     if column.kind is Kind.NUMBER:
-        return [repr(value).encode() for value in pack.column(column.name).tolist()]
+        return [repr(value).encode() for value in pack.checked_column(column.name).tolist()]
     return _read_texts(pack, column)
 
 
@@ -77,7 +77,7 @@ def find_strata(pack: Pack, name: str | None) -> I64:
         raise UsageError(
             f"--stratify needs a field of classes or whole numbers; '{name}' is {column.dtype or column.kind}"
         )
-    _, strata = np.unique(pack.column(name), return_inverse=True)
+    _, strata = np.unique(pack.checked_column(name), return_inverse=True)
     return strata.astype(np.int64)
 
 

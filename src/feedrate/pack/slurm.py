@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -230,8 +229,10 @@ def _open_folder(folder: Path) -> Iterator[int]:
     try:
         if os.fstat(fd).st_uid != os.geteuid():
             raise _not_private(folder)
-        if stat.S_IMODE(os.fstat(fd).st_mode) != 0o700:
-            os.fchmod(fd, 0o700)  # an earlier version made it as others may read it
+        with contextlib.suppress(OSError):
+            os.fchmod(fd, 0o700)  # an earlier version made it as the user's mask says
+        if os.fstat(fd).st_mode & 0o022:
+            raise _not_private(folder)
         yield fd
     finally:
         os.close(fd)

@@ -131,7 +131,7 @@ def extend_split(pack: str | os.PathLike[str], name: str = "split") -> SplitResu
                 hint="give longer lists: --file NAME=FILE --replace",
             )
         told = {key: made[key] for key in ("seed", "by", "by_path", "by_folder", "stratify") if key in made}
-        given = opened.checked_classes(name)
+        given = opened.checked_column(name)
         values, groups = _divide(opened, made["shares"], SplitOptions(**told), given)
         return _store(opened, name, column.classes, values, groups, made, replaced=True)
 
@@ -232,7 +232,7 @@ def _find_least_even(pack: Pack, name: str | None, parts: tuple[str, ...], value
     column = None if name is None else pack.manifest.field(name)
     if column is None:
         return None
-    kinds, strata = np.unique(pack.column(column.name), return_inverse=True)
+    kinds, strata = np.unique(pack.checked_column(column.name), return_inverse=True)
     table = np.zeros((len(parts), len(kinds)))
     np.add.at(table, (values[values >= 0], strata[values >= 0]), 1)
     of_parts, of_all = table / table.sum(axis=1, keepdims=True), table.sum(axis=0) / table.sum()

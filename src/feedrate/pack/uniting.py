@@ -218,7 +218,7 @@ def _needs_numbers(there: Field, field: Field) -> bool:
 
 
 def _read_values(pack: Pack, there: Field, field: Field) -> Values:
-    values = pack.column(field.name)
+    values = pack.checked_column(field.name)
     if there.classes is not None:
         places = {name: number for number, name in enumerate(field.classes or ())}
         numbers = np.array([places[name] for name in there.classes], np.int64)
