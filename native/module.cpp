@@ -57,8 +57,16 @@ RangeArrays arrays_of(nb::tuple ranges) {
             nb::cast<Array<const int64_t>>(ranges[2]), nb::cast<Array<const uint32_t>>(ranges[3])};
 }
 
+// Too little memory is no fault of a sample: nobody may take it for damage and skip it.
+void need_memory(const Outcome& outcome) {
+    if (outcome.why != Why::out_of_memory) return;
+    PyErr_SetString(PyExc_MemoryError, "out of memory while samples were read and decoded; fewer threads and smaller batches need less");
+    throw nb::python_error();
+}
+
 void write_details(const std::vector<Outcome>& outcomes, const Details& details) {
     for (size_t i = 0; i < outcomes.size(); ++i) {
+        need_memory(outcomes[i]);
         int64_t* to = details.data() + 4 * i;
         to[0] = static_cast<int64_t>(outcomes[i].status);
         to[1] = static_cast<int64_t>(outcomes[i].why);
@@ -68,6 +76,7 @@ void write_details(const std::vector<Outcome>& outcomes, const Details& details)
 }
 
 nb::tuple as_tuple(const Outcome& o) {
+    need_memory(o);
     return nb::make_tuple(static_cast<int>(o.status), o.ok() ? std::string() : words(o));
 }
 
@@ -212,6 +221,7 @@ nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, 
         nb::gil_scoped_release release;
         outcome = profile_one(bytes_of(data), bytes_of(entries), b, target, repeats, times);
     }
+    need_memory(outcome);
     nb::list seconds;
     for (const double value : times.seconds) seconds.append(value);
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), seconds);
@@ -351,6 +361,14 @@ void crc32c_rows_door(Array<const uint8_t> rows, size_t width, Array<uint32_t> o
     for (size_t i = 0; i < out.shape(0); ++i) out.data()[i] = crc32c(rows.data() + i * width, width - 4, 0);
 }
 
+// The checksum of each text; text `i` lies between `starts[i]` and `starts[i + 1]`.
+void crc32c_texts_door(Array<const uint8_t> texts, Array<const int64_t> starts, Array<uint32_t> out) {
+    check_starts(starts, out.shape(0), texts.shape(0));
+    nb::gil_scoped_release release;
+    for (size_t i = 0; i < out.shape(0); ++i)
+        out.data()[i] = crc32c(texts.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]), 0);
+}
+
 uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
     nb::gil_scoped_release release;
     return crc32c(data.data(), data.shape(0), value);
@@ -373,6 +391,7 @@ NB_MODULE(_native, m) {
         .def("close", &Files::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Pool>(m, "Pool")
         .def(nb::init<int>())
+        .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
     m.def("simd_level", [] { return level().name; });
     m.def("simd_levels", [] {
@@ -399,6 +418,7 @@ NB_MODULE(_native, m) {
     m.def("find_first", &find_first_door);
     m.def("join_pieces", &join_pieces_door);
     m.def("crc32c_rows", &crc32c_rows_door);
+    m.def("crc32c_texts", &crc32c_texts_door);
     m.def("make_members", &make_members_door, nb::arg("root"), nb::arg("paths"), nb::arg("path_starts"), nb::arg("sizes"), nb::arg("labels").none(),
           nb::arg("header"), nb::arg("scan"), nb::arg("starts"), nb::arg("out"), nb::arg("pool").none(), nb::arg("facts"));
 }

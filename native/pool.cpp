@@ -35,8 +35,9 @@ void Pool::serve(State& state) {
         Batch& batch = *state.queue.front();
         const int64_t first = batch.next++;
         if (first + 1 >= batch.count) state.queue.pop_front();
+        const bool wanted = !state.cancelled;
         lock.unlock();
-        (*batch.work)(first);
+        if (wanted) (*batch.work)(first);
         lock.lock();
         if (++batch.done == batch.count) batch.finished.notify_one();
     }
@@ -61,12 +62,18 @@ bool Pool::run(int64_t count, const std::function<void(int64_t)>& work) {
     batch.count = count;
     batch.work = &work;
     std::unique_lock<std::mutex> lock(state.mutex);
-    if (state.closing) return false;
+    if (state.closing || state.cancelled) return false;
     if (state.threads.empty()) start_threads(state);
     state.queue.push_back(&batch);
     state.changed.notify_all();
     batch.finished.wait(lock, [&] { return batch.done == batch.count; });
-    return true;
+    return !state.cancelled;
+}
+
+void Pool::cancel() {
+    State& state = state_.get();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    state.cancelled = true;
 }
 
 void Pool::close() {

@@ -42,9 +42,16 @@ def replace_index(folder: Path, part: Part) -> None:
 
 
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change pack.json, and take the digest away that would tell."""
     document = json.loads((folder / "pack.json").read_text())
+    document.pop("digest", None)
     change(document)
     (folder / "pack.json").write_text(json.dumps(document))
+
+
+def without_digest(text: bytes) -> bytes:
+    """Return a pack.json as earlier versions wrote it."""
+    return text[: text.rindex(b',\n "digest"')] + b"\n}\n"
 
 
 def flip_byte(path: Path, at: int) -> None:

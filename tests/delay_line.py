@@ -42,6 +42,7 @@ class DelayLine:
         self.server_port, self.one_way_s = server_port, one_way_s
         self.port = 0
         self.cuts = 0
+        self.break_bytes = 0  # a connection is lost after so many bytes from the server; 0: never
         self._cuts_asked = 0
         self._there, self._back = (Way(one_way_s, bytes_per_s) for _ in range(2))
         self._ends: set[asyncio.StreamWriter] = set()
@@ -112,7 +113,7 @@ class DelayLine:
             arriving.cancel()
 
     async def _arrive(self, flying: Flying, target: asyncio.StreamWriter, way: Way) -> None:
-        data = b"begin"
+        data, sent_bytes = b"begin", 0
         while data:
             at, data = await flying.get()
             await asyncio.sleep(at - self._loop.time())
@@ -126,6 +127,10 @@ class DelayLine:
             if is_cut:
                 self.cuts += 1
                 self._reset_all()
+            sent_bytes += len(data)
+            if way is self._back and 0 < self.break_bytes < sent_bytes:
+                self.cuts += not target.is_closing()
+                target.transport.abort()  # what still comes arrives nowhere
 
 
 @contextmanager

@@ -80,8 +80,11 @@ class FakeLoop:
 
     def fetches(self, pid: int, count: int, *, cpu: float, blocked: float = 0, queue: float = 0,
                 parts: Mapping[str, tuple[float, float]] | None = None, phase: int = layout.REAL,
-                from_disk: bool = False, faults: int = 0) -> FakeProcess:  # fmt: skip
-        """A worker that made `count` batches; times per batch. `parts`: name -> cpu, blocked."""
+                from_disk: float = 0.0, faults: int = 0) -> FakeProcess:  # fmt: skip
+        """A worker that made `count` batches; times per batch. `parts`: name -> cpu, blocked.
+
+        `from_disk`: the bytes that a disk gave, for each one that was read.
+        """
         worker = FakeProcess(pid, ppid=self.main.pid, role="worker")
         now = 1000 * MS
         wall = cpu + blocked + queue
@@ -97,6 +100,6 @@ class FakeLoop:
                     cpu=round(part_cpu * MS), a=self.batch,
                 )  # fmt: skip
             read = 100_000 * self.batch
-            worker.record(layout.IO, "", now, 0, phase=phase, a=read, b=read if from_disk else 0, c=faults)
+            worker.record(layout.IO, "", now, 0, phase=phase, a=read, b=round(read * from_disk), c=faults)
             now += round(wall * MS)
         return worker

@@ -104,6 +104,22 @@ def write_images(folder: Path, count: int = 20, side: int | None = 16, **options
     return write_pack(folder, (field, LABEL), samples, **options)
 
 
+def write_multi_label(folder: Path, count: int = 8, side: int = 16) -> Path:
+    """Write images of which each may have several of three classes: the bits of its number."""
+    fields = (
+        Field("image", Kind.IMAGE, shape=(side, side)),
+        Field("labels", Kind.ARRAY, dtype="uint8", shape=(3,), classes=("cat", "dog", "emu")),
+    )
+    samples = [
+        {
+            "image": encode_image(make_image(i, side, side)),
+            "labels": encode_array(np.array([i & 1, i >> 1 & 1, i >> 2 & 1], np.uint8)),
+        }
+        for i in range(count)
+    ]
+    return write_pack(folder, fields, samples)
+
+
 def write_numbers(folder: Path, count: int, **options: Any) -> Path:
     """Write a pack with no file content at all: labels only. Cheap, for tests of order and state."""
     return write_pack(folder, (LABEL,), [{"label": i % 3} for i in range(count)], **options)

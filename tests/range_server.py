@@ -15,7 +15,8 @@ from pathlib import Path
 # Samples in the pack that the fixture `pack_server` serves.
 COUNT = 60
 
-# What to do with a request: answer it, answer "500", cut the connection, or never answer.
+# What to do with a request: answer it, answer "500", cut the connection, never answer, send `break_bytes` of
+# the answer and cut the connection then, or flip a bit of the answer.
 Fault = str | None
 
 
@@ -24,6 +25,8 @@ class RangeServer:
 
     def __init__(self, folder: Path, *, delay_s: float = 0.0, ranges: bool = True) -> None:
         self.folder, self.delay_s, self.ranges = folder, delay_s, ranges
+        self.tells_version = True  # an ETag
+        self.break_bytes = 1000
         self.fault: Callable[[str, int], Fault] = lambda _path, _number: None
         self.asked: list[tuple[str, str | None]] = []
         self.bytes_sent = 0
@@ -106,17 +109,18 @@ class _Handler(BaseHTTPRequestHandler):
             elif fault == "error":
                 self.send_error(500)
             else:
-                self.answer(with_body=True)
+                self.answer(with_body=True, fault=fault)
         finally:
             with owner.lock:
                 owner.in_flight -= 1
 
-    def answer(self, *, with_body: bool) -> None:
+    def answer(self, *, with_body: bool, fault: Fault = None) -> None:
         path = self.owner.folder / self.path.lstrip("/")
         if not path.is_file():
             self.send_error(404)
             return
-        total = path.stat().st_size
+        facts = path.stat()
+        total = facts.st_size
         wanted = self.headers.get("Range") if self.owner.ranges else None
         first, stop = 0, total
         if wanted:
@@ -128,10 +132,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if wanted else 200)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Accept-Ranges", "bytes")
+        if self.owner.tells_version:
+            self.send_header("ETag", f'"{facts.st_mtime_ns:x}-{total:x}"')
         if wanted:
             self.send_header("Content-Range", f"bytes {first}-{stop - 1}/{total}")
         self.end_headers()
         if with_body:
+            if fault == "flip":
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            if fault == "break" and len(data) > self.owner.break_bytes:
+                data = data[: self.owner.break_bytes]
+                self.close_connection = True
             self.wfile.write(data)
             with self.owner.lock:
                 self.owner.bytes_sent += len(data)

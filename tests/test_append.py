@@ -163,7 +163,7 @@ def test_new_samples_go_through_the_map_of_the_pack(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     mapped = tmp_path / "mapped"
     pack(tmp_path / "old", mapped, dataclasses.replace(SMALL, map=find_map("append_maps:smaller")))
-    append(tmp_path / "new", mapped, ONE)
+    append(tmp_path / "new", mapped, AppendOptions(workers=1, map="append_maps:smaller"))
     assert len(labels_of(mapped)) == 16
     assert {Dataset(mapped, fields=("image",))[i].size for i in range(16)} == {(32, 24)}
     assert verify(mapped, workers=1).problems == ()

@@ -229,7 +229,7 @@ def test_raw_pixels_are_left_where_they_are(jpeg_folder: Path, tmp_path: Path) -
 
 
 def test_bad_samples_are_the_same_ones(tmp_path: Path) -> None:
-    files = [encode_image(make_image(i, 40, 40), quality=90) for i in range(6)]
+    files = [encode_image(make_image(i, 40, 40), quality=90) for i in range(30)]
     files[2] = files[2][: len(files[2]) * 2 // 3] + b"\xff\xd9"  # damaged below: some crops do not show it
     files[4] = encode_image(make_image(4, 8, 8))  # too small
     folder = write_pack(tmp_path / "pack", (IMAGE, LABEL), [{"image": f, "label": 0} for f in files])
@@ -249,7 +249,7 @@ def test_bad_samples_are_the_same_ones(tmp_path: Path) -> None:
     plain, bad = run(None)
     with Cache(ram="1GB") as cache:
         assert_same(run(cache), (plain, bad))
-        with pytest.raises(BadSample, match="sample-0000"):
+        with pytest.raises(BadSample, match="sample-000"):
             load(folder, image=RandomCrop(16), cache=cache)
     assert bad
 
@@ -260,7 +260,7 @@ def test_masks_beyond_8_bits_are_bad_only_where_a_crop_shows_it(tmp_path: Path) 
     fields = (Field("image", Kind.IMAGE), Field("mask", Kind.MASK))
     image = encode_image(make_image(0, 40, 40))
     folder = write_pack(
-        tmp_path / "pack", fields, [{"image": image, "mask": encode_image(values, "PNG")}] * 6
+        tmp_path / "pack", fields, [{"image": image, "mask": encode_image(values, "PNG")}] * 20
     )
     options = {"image": RandomCrop(20), "fields": ("image", "mask", "key"), "on_bad_sample": "skip"}
     with Cache(ram="1GB") as cache:

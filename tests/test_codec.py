@@ -37,7 +37,7 @@ class Label(enum.IntEnum):
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.uint16, torch.uint32, torch.uint64,
+    *(getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)),
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from contracts import Load, LoaderContract, spoil
 from feedrate import Dataset, Loader, RandomResizedCrop, Resize
 from feedrate.errors import BadSample, UsageError
-from packs import write_everything, write_images
+from packs import write_everything, write_images, write_multi_label
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 DataLoader = torch.utils.data.DataLoader
@@ -181,3 +181,31 @@ def test_a_bad_sample_survives_pickling(tmp_path: Path):
 def test_options_that_make_no_sense_are_refused(pack: Path, options: dict, words: str):
     with pytest.raises(UsageError, match=words):
         Dataset(pack, **options)
+
+
+def test_a_sample_of_a_multi_label_pack_is_image_and_labels(tmp_path: Path):
+    dataset = Dataset(write_multi_label(tmp_path / "pack"), target_transform=lambda labels: labels.tolist())
+    image, labels = dataset[6]
+    assert image.size == (16, 16)
+    assert labels == [0, 1, 1]
+    assert dataset.classes == ["cat", "dog", "emu"]
+    assert dataset.class_to_idx == {"cat": 0, "dog": 1, "emu": 2}
+
+
+def test_targets_of_a_multi_label_pack_are_its_arrays(tmp_path: Path):
+    dataset = Dataset(write_multi_label(tmp_path / "pack"), split=(0, 0.5))
+    targets = np.stack(dataset.targets)
+    np.testing.assert_array_equal(targets, np.stack([labels for _, labels in dataset]))
+    assert targets.shape == (4, 3)
+
+
+def test_mode_l_gives_gray_images(tmp_path: Path):
+    pack = write_images(tmp_path / "pack")
+    colour, _ = Dataset(pack)[3]
+    gray, _ = Dataset(pack, mode="L")[3]
+    assert gray.mode == "L"
+    np.testing.assert_array_equal(gray, colour.convert("L"))
+    assert Dataset(pack, mode="L", output="numpy")[3][0].shape == (16, 16, 1)
+    assert Dataset(pack, mode="L", output="torch")[3][0].shape == (1, 16, 16)
+    with pytest.raises(UsageError, match="mode must be"):
+        Dataset(pack, mode="gray")

@@ -238,7 +238,7 @@ def judge_slow_files(folder: Path, data: DataFiles, *, blocked: float = 95, cpu:
     loop = FakeLoop(workers=2)
     run_steps(loop, 40)
     parts = {"read:open": (1.0, blocked), "decode:PIL": (0.8 * cpu, 0.0)}
-    loop.fetches(200, 20, cpu=cpu, blocked=blocked, parts=parts, from_disk=True).write(folder)
+    loop.fetches(200, 20, cpu=cpu, blocked=blocked, parts=parts, from_disk=1.0).write(folder)
     loop.fetches(201, 20, cpu=cpu, blocked=1, phase=layout.AGAIN).write(folder)
     loop.main.fact("phase", phase=layout.DRAIN, start_ns=0, end_ns=1, batches=4)
     for phase in (layout.DRAIN, layout.AGAIN):
@@ -297,7 +297,7 @@ def preprocess(folder: Path, suffix: str) -> Remedy | None:
 def test_preprocessing_of_images_once_is_a_map_of_pack(tmp_path: Path) -> None:
     remedy = preprocess(tmp_path, ".png")
     assert remedy is not None
-    assert remedy.command == "feedrate pack /data PACK --map MODULE:FUNCTION"
+    assert remedy.command == "feedrate pack /data PACK --map MODULE:FUNCTION --raw"
     make_parser().parse_args(shlex.split(remedy.command)[1:])
 
 

@@ -14,7 +14,7 @@ from feedrate.doctor.measured import KernelTime, Measured
 from feedrate.doctor.measuring import measure
 from feedrate.doctor.records import read_run
 from feedrate.doctor.sample import measure_sample
-from feedrate.doctor.surroundings import Surroundings
+from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.probe.machine import describe_machine
 from feedrate.results.doctor import Diagnosis
 
@@ -247,3 +247,30 @@ def test_fetches_without_a_cpu_clock_are_split_as_those_that_have_one(tmp_path: 
     assert [total.cpu_s, total.queue_s, total.blocked_s] == pytest.approx(
         [share * total.wall_s for share in (0.6, 0.1, 0.3)]
     )
+
+
+@pytest.mark.parametrize(
+    ("from_disk", "words"),
+    [
+        (0.5, "50% of the bytes came from the disk, not memory"),
+        (4.3, "the disk gave 430 KB for the 100 KB that a sample reads: it reads ahead, or whole blocks"),
+    ],
+)
+def test_a_disk_that_reads_ahead_gives_no_more_than_all_of_the_bytes(
+    tmp_path: Path, from_disk: float, words: str
+) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=40)
+    parts = {"decode:PIL": (4.0, 80.0)}
+    loop.fetches(200, 20, cpu=5, blocked=95, parts=parts, from_disk=from_disk).write(tmp_path)
+    loop.fetches(201, 20, cpu=5, blocked=1, phase=layout.AGAIN).write(tmp_path)
+    loop.main.write(tmp_path)
+    data = DataFiles(
+        folder="/data", kind="ext4", source="/dev/sda1", is_network=False, is_fuse=False, is_memory=False,
+        is_rotational=False, files_seen=400, mean_bytes=1e5, suffixes=(".jpg",), resident=0.1,
+        dataset_bytes=1e9,
+    )  # fmt: skip
+    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, data=data, memory_limit_bytes=8e9))
+    assert diagnosis.findings[0].code == "cold-cache"
+    assert words in diagnosis.findings[0].evidence

@@ -220,7 +220,7 @@ def test_the_rank_whose_data_comes_late_is_named(tmp_path: Path) -> None:
 def test_files_that_come_from_memory_the_second_time_are_a_cold_cache(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     run_steps(loop, 40)
-    worker = loop.fetches(200, 20, cpu=5, blocked=95, parts={"decode:PIL": (4, 80)}, from_disk=True)
+    worker = loop.fetches(200, 20, cpu=5, blocked=95, parts={"decode:PIL": (4, 80)}, from_disk=1.0)
     worker.write(tmp_path)
     loop.fetches(201, 20, cpu=5, blocked=1, phase=layout.AGAIN).write(tmp_path)
     loop.main.write(tmp_path)

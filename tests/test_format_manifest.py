@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from damage import without_digest
 from feedrate.errors import NotFound, PackError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.manifest import (
@@ -68,6 +71,42 @@ def test_any_bytes_as_manifest_end_in_a_pack_error(data: bytes) -> None:
         parse_manifest(data)
 
 
+PLAIN = Manifest(
+    (Field("label", Kind.NUMBER, dtype="int64", classes=("c2", "c3")),),
+    (Shard("shard-00000.tar", 10, 0x0A1B2C3D, 2, IndexPart("shard-00000.arrow", 20, 7, {"key": (8, 24)})),),
+    {"seed": 0, "plan": "caf\u00e9"},
+)
+
+
+def test_every_flipped_bit_of_a_manifest_is_refused() -> None:
+    whole = dump_manifest(PLAIN)
+    unseen = []
+    for at, bit in itertools.product(range(len(whole)), range(8)):
+        text = bytearray(whole)
+        text[at] ^= 1 << bit
+        with contextlib.suppress(PackError):
+            parse_manifest(bytes(text))
+            unseen.append((at, bit))
+    assert unseen == []
+
+
+def test_manifest_without_a_digest_is_read_as_before() -> None:
+    assert parse_manifest(without_digest(dump_manifest(PLAIN))) == PLAIN
+
+
+def test_digest_is_the_sha256_of_the_file_without_that_entry() -> None:
+    text = dump_manifest(PLAIN)
+    assert json.loads(text)["digest"] == hashlib.sha256(without_digest(text)).hexdigest()
+
+
+def test_manifest_that_was_laid_out_anew_is_refused_with_what_to_do() -> None:
+    text = json.dumps(json.loads(dump_manifest(PLAIN)), indent=4).encode()
+    with pytest.raises(PackError, match="does not fit the digest in it") as caught:
+        parse_manifest(text)
+    assert caught.value.hint is not None
+    assert "delete its last entry, 'digest'" in caught.value.hint
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -90,6 +129,7 @@ def test_manifest_with_any_value_put_in_any_place_is_read_or_refused_in_words(
             place[key] = data.draw(JSON)
             break
         place = inner
+    document.pop("digest", None)  # or nothing but that would be looked at
     with contextlib.suppress(PackError):
         parse_manifest(json.dumps(document).encode())
 
@@ -104,7 +144,7 @@ def test_deeply_nested_manifest_is_refused() -> None:
 )
 def test_manifest_cannot_name_a_file_outside_the_pack(name: str) -> None:
     manifest = Manifest((), (Shard("NAME", 1, 1, 0, IndexPart("i.arrow", 1, 1, {})),), {})
-    text = dump_manifest(manifest).replace(b'"NAME"', json.dumps(name).encode())
+    text = without_digest(dump_manifest(manifest)).replace(b'"NAME"', json.dumps(name).encode())
     with pytest.raises(PackError, match="is not a plain file name"):
         parse_manifest(text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,6 +76,31 @@ history = model.fit(dataset, epochs=2, verbose=0)
 assert len(history.history["loss"]) == 2
 """
 
+CLUSTER = """
+import json, os, sys
+cluster = {"chief": ["localhost:1"], "worker": ["localhost:2"], "evaluator": ["localhost:3"]}
+import tensorflow as tf
+import feedrate.tensorflow
+from feedrate import Loader
+
+options = dict(batch_size=4, fields=("number",), shuffle=False)
+def numbers_of(kind, source, **options):
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
+    dataset = feedrate.tensorflow.dataset(source, **options)
+    numbers = [n for (batch,) in dataset for n in batch.numpy().tolist()]
+    return numbers, dataset.options().experimental_distribute.auto_shard_policy
+
+parts = [numbers_of(kind, sys.argv[1], **options) for kind in ("chief", "worker")]
+assert sorted(len(numbers) for numbers, _ in parts) == [10, 11], parts
+assert sorted(parts[0][0] + parts[1][0]) == list(range(21)), parts
+# TensorFlow must not divide once more what the loader has divided.
+assert {policy for _, policy in parts} == {tf.data.experimental.AutoShardPolicy.OFF}
+with Loader(sys.argv[1], output="numpy", **options) as loader:
+    assert numbers_of("worker", loader) == parts[1]
+assert numbers_of("evaluator", sys.argv[1], **options)[0] == list(range(21))
+assert numbers_of("worker", sys.argv[1], rank=0, world_size=1, **options)[0] == list(range(21))
+"""
+
 JAX = """
 import sys
 import jax
@@ -114,6 +140,11 @@ def test_keras_trains_on_the_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_each_worker_of_a_tensorflow_cluster_gets_its_part_once(tmp_path: Path) -> None:
+    run_with("tensorflow", CLUSTER, write_images(tmp_path / "pack", count=21))
+
+
+@pytest.mark.slow
 def test_jax_arrays_are_the_batches_of_the_loader(tmp_path: Path) -> None:
     run_with("jax", JAX, write_images(tmp_path / "pack"))
 
@@ -131,7 +162,7 @@ def test_missing_framework_is_a_sentence(
 
 
 def test_loader_for_jax_must_give_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jax", object())
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(process_count=lambda: 1))
     with (
         Loader(write_images(tmp_path / "pack"), output="torch") as loader,
         pytest.raises(UsageError, match="gives torch tensors"),

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -320,6 +321,34 @@ class TestChanges:
         with pytest.raises(BadSample, match=r"sample0003.*has changed since it was indexed"):
             load(tmp_path / "s")
         assert [p.key for p in verify(tmp_path / "s").problems] == ["cat/sample0003"]
+
+    def test_file_that_is_gone_or_short_is_skipped_as_one_sample(self, tmp_path: Path) -> None:
+        index(write_folder(tmp_path / "s"), tmp_path / "index")
+        (tmp_path / "s" / "cat" / "sample0003.jpg").unlink()
+        os.truncate(tmp_path / "s" / "emu" / "sample0005.jpg", 100)
+        with pytest.raises(BadSample, match=r"sample000[35]"):
+            load(tmp_path / "index")
+        keys = {key for _, _, keys in load(tmp_path / "index", on_bad_sample="skip") for key in keys}
+        assert len(keys) == IMAGES - 2
+        assert not {"cat/sample0003", "emu/sample0005"} & keys
+
+    @pytest.mark.parametrize("gone", ["s", "s/cat"])
+    def test_folder_that_is_gone_is_not_skipped(self, tmp_path: Path, gone: str) -> None:
+        index(write_folder(tmp_path / "s"), tmp_path / "index")
+        with Loader(tmp_path / "index", 4, image=Resize(16), on_bad_sample="skip") as loader:
+            shutil.rmtree(tmp_path / gone)
+            with pytest.raises(StorageError, match=f"the folder .*/{gone} is gone"):
+                list(loader)
+
+    def test_folder_that_is_empty_as_without_its_mount_is_not_skipped(self, tmp_path: Path) -> None:
+        for n in range(8):
+            save_image(tmp_path / "s" / f"{n}.jpg", n)
+        index(tmp_path / "s", tmp_path / "index")
+        with Loader(tmp_path / "index", 4, image=Resize(16), on_bad_sample="skip") as loader:
+            for path in (tmp_path / "s").iterdir():
+                path.unlink()
+            with pytest.raises(StorageError, match=r"the folder .*/s is empty: is something mounted there\?"):
+                list(loader)
 
     def test_touched_shard_is_loaded_since_its_bytes_are_the_same(self, tmp_path: Path) -> None:
         index(write_webdataset(tmp_path / "s"))

@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from damage import read_part
+from damage import read_part, without_digest
 from feedrate import Dataset, Loader, RandomResizedCrop
 from feedrate.errors import (
     AlreadyExists,
@@ -174,7 +174,8 @@ def test_a_shard_is_brought_once_and_whole(
     make(server, tmp_path)
     size_bytes = (shards / "001.tar").stat().st_size
     asked = [wanted for path, wanted in server.asked if path == "/train/001.tar"]
-    assert asked == [f"bytes=0-{size_bytes - 1}"]
+    # And once more at the end, whether it is still the same.
+    assert asked == [f"bytes=0-{size_bytes - 1}", "bytes=0-0"]
 
 
 def test_no_more_shards_are_near_than_there_are_workers(
@@ -435,9 +436,9 @@ def test_a_manifest_with_a_secret_or_a_chain_is_damaged(server: RangeServer, tmp
     good = f"{server.url}/train".encode()
     for bad in (b"http://a:b@host/x", b"zip://x::http://host/y", b"http://host/x?y", b"http://host/../x"):
         with pytest.raises(PackError, match="is damaged"):
-            parse_manifest(text.replace(good, bad))
+            parse_manifest(without_digest(text).replace(good, bad))
     with pytest.raises(PackError, match="is damaged"):
-        parse_manifest(text.replace(b'"container": "ranges"', b'"container": "tfrecord"'))
+        parse_manifest(without_digest(text).replace(b'"container": "ranges"', b'"container": "tfrecord"'))
 
 
 def test_what_cannot_be_indexed_from_afar_can_be_packed(server: RangeServer, tmp_path: Path) -> None:

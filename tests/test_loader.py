@@ -17,8 +17,18 @@ from PIL import Image
 from contracts import Load, LoaderContract, plain
 from feedrate import CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View
 from feedrate.errors import NotFound, UsageError
+from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from packs import LABEL, encode_image, make_image, write_everything, write_images, write_numbers, write_pack
+from packs import (
+    LABEL,
+    encode_image,
+    make_image,
+    write_everything,
+    write_images,
+    write_multi_label,
+    write_numbers,
+    write_pack,
+)
 
 ALL = ("image", "small", "mask", "label", "weight", "points", "ragged", "caption", "meta", "blob", "boxes")
 
@@ -122,6 +132,24 @@ def test_torch_batches_are_channels_last_views_of_one_buffer(everything: Path):
     assert all(isinstance(b, torch.Tensor) and b.dtype == torch.float32 for b in boxes)
     assert all(isinstance(r, torch.Tensor) for r in ragged)
     assert isinstance(caption[0], str)
+
+
+@pytest.mark.parametrize("fields", [None, ("image", "label", "weight", "number", "patient")])
+def test_a_batch_of_one_sample_comes_from_a_pack_with_a_text_field(tmp_path: Path, fields: tuple | None):
+    # The text makes rows of the index a length that is no multiple of a number's eight bytes.
+    pytest.importorskip("torch", reason="torch is not installed")
+    columns = (
+        Field("image", Kind.IMAGE, shape=(8, 8)), LABEL, Field("weight", Kind.NUMBER, dtype="float64"),
+        Field("patient", Kind.TEXT),
+    )  # fmt: skip
+    image = encode_image(make_image(0, 8, 8))
+    samples = [{"image": image, "label": i, "weight": i / 2, "patient": b"p%d" % i} for i in range(3)]
+    pack = write_pack(tmp_path / "pack", columns, samples)
+    with Loader(pack, 2, shuffle=False, fields=fields, output="torch") as loader:
+        *_, (images, labels, *rest) = loader
+    assert (images.shape, labels.tolist()) == ((1, 3, 8, 8), [2])
+    if fields is not None:
+        assert [rest[0].tolist(), rest[1].tolist(), rest[2]] == [[1.0], [2], ["p2"]]
 
 
 def test_mask_and_boxes_follow_the_image(everything: Path):
@@ -433,3 +461,14 @@ def test_loading_needs_neither_pyarrow_nor_pillow_nor_torch(tmp_path: Path):
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert ran.stdout == "1 []\n"
+
+
+def test_a_multi_label_pack_gives_images_and_labels(tmp_path: Path):
+    pack = write_multi_label(tmp_path / "pack")
+    with Loader(pack, 8, shuffle=False, output="numpy") as loader:
+        ((images, labels),) = loader
+        assert loader.classes == ["cat", "dog", "emu"]
+    assert images.shape == (8, 16, 16, 3)
+    assert labels.tolist() == [[i & 1, i >> 1 & 1, i >> 2 & 1] for i in range(8)]
+    with pytest.raises(UsageError, match="needs a label of whole numbers; this pack's labels is array"):
+        Loader(pack, weights="balanced")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -268,3 +269,67 @@ def test_an_interrupt_while_waiting_ends_the_iteration(pack: Path):
 
     with Loader(pack, 4, transform=interrupt) as loader, pytest.raises(KeyboardInterrupt):
         list(loader)
+
+
+def test_a_transform_that_hangs_is_named_and_left_behind(
+    pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("feedrate.load.pipeline.STOP_S", 0.01)
+    both, release, calls = threading.Barrier(3), threading.Event(), []
+
+    def hang_on_a_lock(sample: dict) -> dict:
+        calls.append(1)
+        both.wait()
+        release.wait()
+        return sample
+
+    before = set(threading.enumerate())
+    loader = Loader(pack, 20, transform=hang_on_a_lock, threads=2)
+    iterator = iter(loader)
+    both.wait()
+    loader.close()  # would hang
+    loader.close()
+    with pytest.raises(UsageError, match="closed"):
+        next(iterator)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "feedrate"]
+    assert "left 2 threads behind" in message
+    assert f"in hang_on_a_lock ({__file__}, line " in message
+    left = set(threading.enumerate()) - before
+    assert all(thread.daemon for thread in left)
+    release.set()
+    for thread in left:
+        thread.join()
+    assert len(calls) == 2, "of twenty samples each, none was begun after the end"
+
+
+# Hangs in a transform, and says so once.
+HANGING = """
+import sys, threading
+import feedrate.load.pipeline
+from feedrate import Loader
+
+feedrate.load.pipeline.STOP_S = 0.05
+never = threading.Event()
+
+def hang(sample):
+    print("begun", flush=True)
+    never.wait()
+
+for batch in Loader(sys.argv[1], 4, transform=hang, threads=1, prefetch=1, output="numpy"):
+    pass
+"""
+
+
+def test_an_interrupt_ends_a_loop_whose_transform_hangs(pack: Path):
+    words = [sys.executable, "-c", HANGING, str(pack)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == "begun\n"
+            child.send_signal(signal.SIGINT)
+            _, errors = child.communicate(timeout=120)  # would hang
+        finally:
+            child.kill()
+    assert child.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+    assert errors.count("left a thread behind, still busy after 0.05 s in hang (<string>, line ") == 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,101 @@ def test_resuming_in_mid_epoch_gives_the_remaining_samples(pack: Path, batch, st
     assert sorted(seen + together[: N - len(seen)]) == list(range(N))
 
 
+def open_ranks(pack: Path, n: int, batch: int, world: int, state: dict | None = None) -> list[Loader]:
+    ranks = [
+        open_loader(pack, batch, order=list(range(n)), rank=rank, world_size=world) for rank in range(world)
+    ]
+    for loader in ranks:
+        if state is not None:
+            loader.load_state_dict(state)
+    return ranks
+
+
+def give_all(ranks: list[Loader]) -> list[list[list[int]]]:
+    """Return the samples of each rank's batches, and close the loaders."""
+    given_batches = []
+    for loader in ranks:
+        with loader:
+            expected = len(loader)
+            given_batches.append([numbers.tolist() for (numbers,) in loader])
+            assert len(given_batches[-1]) == expected
+    return given_batches
+
+
+def samples_of(ranks: list[list[list[int]]]) -> list[int]:
+    return sorted(n for batches in ranks for batch in batches for n in batch)
+
+
+@given(world=st.integers(1, 6), batch=st.integers(1, 9), n=st.integers(1, N), stop=st.integers(0, 9))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_sample_comes_once_on_equally_many_batches_whatever_the_ranks(pack, world, batch, n, stop):
+    n = max(n, world)
+    whole = give_all(open_ranks(pack, n, batch, world))
+    assert len({len(batches) for batches in whole}) == 1
+    assert samples_of(whole) == list(range(n))
+    sizes = [len(one) for batches in whole for one in batches]
+    assert min(sizes) >= 1
+    assert max(sizes) <= (batch if batch > 1 else 2)
+    for step in zip(*whole, strict=True):
+        assert max(map(len, step)) - min(map(len, step)) <= 1
+    # A state of any rank, taken anywhere, leads to the batches that were due.
+    stop = min(stop, len(whole[0]))
+    with open_ranks(pack, n, batch, world)[-1] as loader:
+        iterator = iter(loader)
+        for _ in range(stop):
+            next(iterator)
+        state = loader.state_dict()
+    rest = give_all(open_ranks(pack, n, batch, world, state))
+    assert rest == [batches[stop:] for batches in whole]
+
+
+@given(
+    n=st.integers(9, N), remaining=st.integers(0, 30), batch=st.integers(1, 9), world=st.integers(1, 9),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_resume_on_other_ranks_gives_the_rest_or_says_that_it_is_left_out(pack, n, remaining, batch, world):
+    remaining = min(n, remaining)
+    with open_ranks(pack, n, 1, 1)[0] as loader:
+        state = {**loader.state_dict(), "samples": n - remaining}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ranks = open_ranks(pack, n, batch, world, state)
+        rest = samples_of(give_all(ranks))
+    left_out = remaining if remaining < world else 0
+    assert rest == ([] if left_out else list(range(n - remaining, n)))
+    assert [loader.stats().left_out for loader in ranks] == [left_out] * world
+    assert len(said) == (left_out > 0)
+
+
+def test_images_of_a_last_batch_of_two_are_whole_with_a_batch_size_of_one(tmp_path: Path):
+    pack = write_images(tmp_path / "images", count=5)
+    with Loader(pack, 5, shuffle=False, output="numpy") as loader:
+        expected = next(iter(loader))[0]
+    with Loader(pack, 1, shuffle=False, output="numpy", rank=1, world_size=3) as loader:
+        (images, labels), *others = loader
+    assert not others
+    assert labels.tolist() == [2, 0]
+    np.testing.assert_array_equal(images, expected[2:4])
+
+
+def test_a_state_saved_before_the_tail_was_spread_is_loadable(pack: Path):
+    # 97 samples on 4 ranks of 8: three global batches were given, and one sample was left.
+    with open_loader(pack, 8, rank=0, world_size=4) as loader:
+        state = {**loader.state_dict(), "samples": 96}
+        loader.load_state_dict(state)
+        with pytest.warns(RuntimeWarning, match=r"1 sample of epoch 0: fewer than there are ranks \(4\)"):
+            assert list(loader) == []
+        assert loader.epoch == 1
+        assert len(numbers_of(loader)) in (24, 25)
+
+
+def test_fewer_samples_than_ranks_in_a_later_epoch_is_an_error(pack: Path):
+    with open_loader(pack, 2, order=lambda epoch: range(8 - 5 * epoch), rank=0, world_size=4) as loader:
+        assert len(numbers_of(loader)) == 2
+        with pytest.raises(UsageError, match="3 samples are there for 4 ranks"):
+            iter(loader)
+
+
 def test_the_epoch_after_a_resumed_one_is_whole(pack: Path):
     with open_loader(pack) as loader:
         iterator = iter(loader)
@@ -114,6 +210,46 @@ def test_the_epoch_after_a_resumed_one_is_whole(pack: Path):
         assert numbers_of(loader) == rest
         assert len(loader) == 10
         assert numbers_of(loader) == following
+
+
+def test_set_epoch_of_the_epoch_that_was_resumed_keeps_the_position(pack: Path):
+    with open_loader(pack) as loader:
+        loader.set_epoch(2)
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        rest = numbers_of(iterator)
+        following = numbers_of(loader)
+    with open_loader(pack) as loader:
+        loader.load_state_dict(state)
+        epochs = []
+        for epoch in range(2, 4):  # the loop everybody has
+            loader.set_epoch(epoch)
+            epochs.append(numbers_of(loader))
+        assert epochs == [rest, following]
+        loader.set_epoch(2)  # the position was used: the epoch begins anew
+        assert len(numbers_of(loader)) == N
+
+
+def test_a_resumed_position_is_kept_until_a_batch_was_given(pack: Path):
+    with open_loader(pack) as loader:
+        state = {**loader.state_dict(), "epoch": 1, "samples": 90}
+        loader.load_state_dict(state)
+        loader.set_epoch(1)
+        iter(loader)
+        loader.set_epoch(1)  # a framework and its user may both call it
+        assert len(next(iter(loader))[0]) == 7
+        loader.set_epoch(1)
+        assert len(loader) == 10
+
+
+def test_set_epoch_of_another_epoch_drops_the_resumed_position(pack: Path):
+    with open_loader(pack) as loader:
+        loader.load_state_dict({**loader.state_dict(), "samples": 90})
+        loader.set_epoch(1)
+        assert len(loader) == 10
+        loader.set_epoch(0)
+        assert len(loader) == 10
 
 
 def test_state_counts_what_was_given_and_not_what_was_prefetched(pack: Path):
@@ -197,15 +333,3 @@ def test_what_is_no_state_is_refused(pack: Path):
         pytest.raises(UsageError, match="not the state of a feedrate Loader: it lacks"),
     ):
         loader.load_state_dict({"epoch": 1})
-
-
-def test_ranks_come_from_torch_distributed_once_it_is_there(pack: Path, monkeypatch: pytest.MonkeyPatch):
-    import torch.distributed
-
-    with open_loader(pack, batch_size=5) as loader:
-        assert len(loader) == 20
-        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-        assert len(loader) == 5
-        assert len(numbers_of(loader)) in (24, 25)

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from damage import without_digest
 from feedrate import Dataset, Loader
-from feedrate.errors import AlreadyExists, BadSample, NotFound, PackError, SourceError, UsageError
+from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
 from feedrate.pack import (
     ColumnOptions,
@@ -110,7 +111,7 @@ def test_a_pack_that_refers_to_others_moves_with_them_and_misses_them(
     assert {problem.text for problem in problems} == {"cannot be read: No such file or directory"}
     dataset = Dataset(elsewhere / "m.pack", fields=("image",))
     assert dataset[0] is not None
-    with pytest.raises(BadSample, match="cannot be opened or read"):
+    with pytest.raises(StorageError, match=r"b\.pack/.* cannot be read: No such file"):
         dataset[11]
 
 
@@ -355,7 +356,7 @@ def test_a_manifest_that_a_stranger_wrote_is_checked(
     text = (tmp_path / "m.pack" / "pack.json").read_bytes()
     assert old in text
     with pytest.raises(PackError, match=message):
-        parse_manifest(text.replace(old, new))
+        parse_manifest(without_digest(text).replace(old, new))
 
 
 def test_an_added_field_that_some_sample_lacks_is_damage(two: tuple[Path, Path]) -> None:
@@ -364,5 +365,5 @@ def test_an_added_field_that_some_sample_lacks_is_damage(two: tuple[Path, Path])
     short = text.replace(b'"first": 0,\n   "samples": 6', b'"first": 0,\n   "samples": 5')
     assert short != text
     with pytest.raises(PackError, match="sample 5 has no value of field 'split'"):
-        parse_manifest(short)
+        parse_manifest(without_digest(short))
     assert dump_manifest(read_manifest(two[0])) == text

@@ -134,12 +134,17 @@ def test_ranks_cover_the_epoch_exactly_once(n: int, batch: int, world: int, star
         slices = [shares.slots(step) for shares in ranks]
         sizes = [len(s) for s in slices]
         assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) <= max(batch, 2 if world > 1 else 1)
         assert min(sizes) >= 1
         used += np.concatenate(slices).tolist()
         assert start + len(used) == ranks[0].after(step)
     lost = n - start - len(used)
     assert used == list(range(start, n - lost))
-    assert lost < (batch * world if drop_last else world)
+    if drop_last:
+        assert lost < batch * world
+        assert ranks[0].left_out == 0
+    else:
+        assert lost == ranks[0].left_out == (n - start if n - start < world else 0)
 
 
 @given(n=st.integers(1, 200), batch=st.integers(1, 20), world=st.integers(1, 9))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from elsewhere import read_keys
+from feedrate import Loader
 from feedrate.errors import AlreadyExists, NotFound, SourceError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.pack import PackOptions, describe, pack, unpack, verify
@@ -249,14 +250,33 @@ def test_hidden_files_are_left_out(jpeg_folder: Path, tmp_path: Path) -> None:
     assert (result.samples, result.classes) == (16, 2)
 
 
-def test_parts_of_a_dataset_are_refused_with_the_command_to_type(tmp_path: Path) -> None:
-    for part in ("train", "val"):
-        save_image(tmp_path / "s" / part / "cat" / "1.jpg", 1)
-    with pytest.raises(
-        SourceError, match=r"holds the parts of a dataset \(train, val\), not classes"
-    ) as caught:
+def test_parts_of_a_dataset_become_one_pack_with_its_split(tmp_path: Path) -> None:
+    for number, path in enumerate(("train/cat/1", "train/dog/2", "train/dog/3", "val/dog/4", "val/emu/5")):
+        save_image(tmp_path / "s" / f"{path}.jpg", number)
+    result = pack(tmp_path / "s", tmp_path / "p")
+    assert (result.samples, result.classes) == (5, 3)
+    whole = Loader(tmp_path / "p", fields=("number", "label", "split"), shuffle=False, output="numpy")
+    (batch,) = whole
+    rows = sorted(zip(*(values.tolist() for values in batch), strict=True))
+    assert rows == [(0, 0, 0), (1, 1, 0), (2, 1, 0), (3, 1, 1), (4, 2, 1)]
+    assert whole.classes == ["cat", "dog", "emu"]
+    validation = Loader(tmp_path / "p", fields=("key",), split="val", output="numpy")
+    assert sorted(key for (keys,) in validation for key in keys) == ["val/dog/4", "val/emu/5"]
+
+
+def test_a_part_without_class_folders_beside_one_that_has_some_is_refused(tmp_path: Path) -> None:
+    save_image(tmp_path / "s" / "train" / "cat" / "1.jpg", 1)
+    save_image(tmp_path / "s" / "test" / "1.jpg", 1)
+    with pytest.raises(SourceError, match=r"s/test has images without a class folder, as '1.jpg'") as caught:
         pack(tmp_path / "s", tmp_path / "p")
-    assert caught.value.hint == f"pack each by itself: feedrate pack {tmp_path / 's' / 'train'} PACK-train"
+    assert caught.value.hint == f"pack it by itself: feedrate pack {tmp_path / 's' / 'test'} PACK-test"
+
+
+def test_damaged_files_of_a_part_are_named_with_it(tmp_path: Path) -> None:
+    save_image(tmp_path / "s" / "train" / "cat" / "1.jpg", 1)
+    (tmp_path / "s" / "train" / "cat" / "2.jpg").symlink_to("nowhere")
+    result = pack(tmp_path / "s", tmp_path / "p")
+    assert [one.path for one in result.rejected] == ["train/cat/2.jpg"]
 
 
 def test_images_beside_class_folders_are_refused(jpeg_folder: Path, tmp_path: Path) -> None:

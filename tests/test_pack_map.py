@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -20,7 +21,18 @@ from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, SourceError, UsageError
 from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import FieldSpec, PackOptions, Recode, find_map, pack, unpack, verify
+from feedrate.pack import (
+    AppendOptions,
+    FieldSpec,
+    PackOptions,
+    Recode,
+    append,
+    find_map,
+    pack,
+    unpack,
+    verify,
+)
+from feedrate.pack.mapping import Map
 from feedrate.results.progress import Tick
 from images import read_tree, save_image
 
@@ -331,7 +343,99 @@ def test_pack_json_names_the_function_and_its_code(xrays: Path, tmp_path: Path, 
     name = write_map(SHRINK)
     pack(xrays, tmp_path / "p", ONE, map=name)
     settings = read_manifest(tmp_path / "p").settings["map"]
-    assert settings == {"function": name, "source": find_map(name).digest}
+    assert settings == {"function": name, "source": find_map(name).digest, "modules": {}}
+
+
+HELPED = """
+import json
+import re
+import textwrap
+
+import numpy as np
+from PIL import Image
+
+
+def change(sample):
+    from helping_size import SIZE  # when it is needed
+
+    return {"image": sample["image"].resize(SIZE)}
+"""
+
+
+def write_helpers(write_map: WriteMap, tmp_path: Path, size: str = "(50, 40)") -> str:
+    """Write a map whose helper, a package, has a helper of its own."""
+    package = tmp_path / "helping_package"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text("")
+    (package / "values.py").write_text(f"SIZE = {size}\n")
+    (package / "unused.py").write_text("raise ImportError")
+    for name in ("helping_package", "helping_package.values"):
+        sys.modules.pop(name, None)
+    write_map("from helping_package.values import SIZE\n", "helping_size")
+    return write_map(HELPED, "helped_maps")
+
+
+def test_the_digest_covers_modules_of_ones_own_that_the_map_imports_and_no_installed_ones(
+    xrays: Path, tmp_path: Path, write_map: WriteMap
+) -> None:
+    pack(xrays, tmp_path / "p", ONE, map=write_helpers(write_map, tmp_path))
+    modules = read_manifest(tmp_path / "p").settings["map"]["modules"]
+    assert list(modules) == ["helping_package", "helping_package.values", "helping_size"]
+
+
+def test_a_pack_is_not_gone_on_with_when_a_helper_of_the_map_has_changed(
+    xrays: Path, tmp_path: Path, write_map: WriteMap
+) -> None:
+    options = PackOptions(shard_bytes=3000, workers=1)
+    name = write_helpers(write_map, tmp_path)
+    with pytest.raises(Stop, match="stopped"):
+        pack(xrays, tmp_path / "p", options, map=name, watch=stop)
+    write_helpers(write_map, tmp_path, "(40, 50)")
+    with pytest.raises(AlreadyExists, match="the map function, or its code, is another one"):
+        pack(xrays, tmp_path / "p", options, map=name)
+
+
+def test_nothing_is_appended_when_a_helper_of_the_map_has_changed(
+    xrays: Path, tmp_path: Path, write_map: WriteMap
+) -> None:
+    pack(xrays, tmp_path / "p", ONE, map=write_helpers(write_map, tmp_path))
+    name = write_helpers(write_map, tmp_path, "(40, 50)")
+    save_image(tmp_path / "more" / "ill" / "more.png", 9, mode="L")
+    words = f"the code of {name} is no longer what the pack was made with: helping_package.values is another"
+    with pytest.raises(UsageError, match=re.escape(words)):
+        append(tmp_path / "more", tmp_path / "p", AppendOptions(workers=1, map=name))
+
+
+def forget_modules(path: Path) -> None:
+    """Make pack.json or packing.json that of a version whose digest covered one module."""
+    document = json.loads(path.read_bytes())
+    document.pop("digest", None)
+    del document["settings"]["map"]["modules"]
+    path.write_text(json.dumps(document))
+
+
+def test_a_pack_with_the_digest_of_one_module_grows_by_that(
+    xrays: Path, tmp_path: Path, write_map: WriteMap
+) -> None:
+    name = write_helpers(write_map, tmp_path)
+    pack(xrays, tmp_path / "p", ONE, map=name)
+    forget_modules(tmp_path / "p" / "pack.json")
+    save_image(tmp_path / "more" / "ill" / "more.png", 9, mode="L")
+    assert append(tmp_path / "more", tmp_path / "p", AppendOptions(workers=1, map=name)).added == 1
+
+
+def test_an_unfinished_pack_with_the_digest_of_one_module_goes_on_by_that(
+    xrays: Path, tmp_path: Path, write_map: WriteMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = PackOptions(shard_bytes=3000, workers=1)
+    name = write_helpers(write_map, tmp_path)
+    with monkeypatch.context() as before:
+        before.setattr(Map, "settings", lambda self: {"function": self.name, "source": self.digest})
+        with pytest.raises(Stop, match="stopped"):
+            pack(xrays, tmp_path / "p", options, map=name, watch=stop)
+    assert pack(xrays, tmp_path / "p", options, map=name).resumed_shards > 0
+    with pytest.raises(AlreadyExists, match=r"a finished pack of 6 samples$"):
+        pack(xrays, tmp_path / "p", options, map=name)
 
 
 def test_what_the_map_saves_per_epoch_is_measured(xrays: Path, tmp_path: Path, write_map: WriteMap) -> None:

@@ -194,7 +194,7 @@ def test_arrays_and_numeric_labels_are_examined_too(tmp_path: Path) -> None:
     assert quality is not None
     assert [(one.name, one.samples) for one in quality.classes] == [("7", 1), ("9", 1)]
     assert quality.duplicates.conflicting == 1
-    assert done(quality)["unreadable"] == {"rejected": 1}
+    assert done(quality)["missing"] == {"rejected": 1}
     assert done(quality)["incomplete"] == {"rejected": 1}
 
 
@@ -221,7 +221,7 @@ def test_a_pack_without_a_report_and_a_damaged_one_get_a_sentence(odd_folder: Pa
         ("not a JPEG (PNG); image file is truncated", "truncated"),
         ("invalid Huffman code in MCU row 3 of 9", "corrupt"),
         ("cannot be read: Permission denied", "unreadable"),
-        ("no such file in the source folder", "unreadable"),
+        ("no such file in the source folder", "missing"),
         ("the table has no label", "incomplete"),
         ("lies outside the source folder", "outside"),
         ("row 3 of the table names it again, after row 1", "named-twice"),

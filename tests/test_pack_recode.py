@@ -7,13 +7,14 @@ import dataclasses
 import gc
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from damage import edit_manifest
 from feedrate import Dataset, Loader, RandomResizedCrop, kernel
@@ -390,3 +391,47 @@ def test_an_unknown_coding_is_refused_in_words(jpeg_folder: Path, tmp_path: Path
 def test_a_coding_fits_its_kind(kind: Kind, coding: Coding) -> None:
     with pytest.raises(UsageError, match="cannot be stored as"):
         Field("x", kind, coding=coding)
+
+
+def cut_short(folder: Path) -> Path:
+    """Write a whole image, and two that end too early: a JPEG and a PNG."""
+    for name in ("cat/whole.jpg", "cat/cut.jpg", "dog/cut.png"):
+        save_image(folder / name, 1, width=120, height=90)
+    for path in (folder / "cat/cut.jpg", folder / "dog/cut.png"):
+        os.truncate(path, path.stat().st_size * 2 // 3)
+    return folder
+
+
+def test_truncated_images_are_kept_on_request_as_pillow_fills_them_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = cut_short(tmp_path / "s")
+    result = pack(source, tmp_path / "p", PackOptions(recode=Recode(keep_truncated=True), workers=1))
+    assert (result.samples, len(result.rejected), len(result.damaged)) == (3, 0, 2)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    expected = {path.stem + path.suffix: Image.open(path).convert("RGB") for path in source.rglob("*.*")}
+    monkeypatch.undo()
+    dataset = Dataset(tmp_path / "p", fields=("key", "image"))
+    seen = {key: np.asarray(image.convert("RGB")) for key, image in (dataset[i] for i in range(3))}
+    assert np.array_equal(seen["cat/cut"], np.asarray(expected["cut.jpg"]))
+    assert np.array_equal(seen["dog/cut"], np.asarray(expected["cut.png"]))
+    assert verify(tmp_path / "p").is_good
+
+
+def test_truncated_images_that_were_kept_are_marked(tmp_path: Path) -> None:
+    result = pack(
+        cut_short(tmp_path / "s"), tmp_path / "p", PackOptions(recode=Recode(keep_truncated=True), workers=1)
+    )
+    assert result.quality is not None
+    odd = {one.code: dict(one.done) for one in result.quality.oddities}
+    assert odd["truncated"] == {"filled up": 2}
+    assert "wrong-suffix" not in odd
+    assert describe(tmp_path / "p").pixels == "truncated images filled up"
+    unpack(tmp_path / "p", tmp_path / "out")
+    names = sorted(path.name for path in (tmp_path / "out").rglob("*.*"))
+    assert names == ["cut.jpg.png", "cut.png", "whole.jpg"]
+
+
+def test_keeping_truncated_images_needs_the_scan_that_finds_them() -> None:
+    with pytest.raises(UsageError, match="nobody sees which images end too early"):
+        PackOptions(recode=Recode(keep_truncated=True), scan=False)

@@ -266,6 +266,12 @@ def test_column_that_is_not_there_is_named(flat: Path) -> None:
         pack_table(flat, "path,label\nimages/0.jpg,1\n", "mask:mask=mask_file")
 
 
+def test_a_mistyped_column_is_answered_with_the_nearest(flat: Path) -> None:
+    with pytest.raises(SourceError, match="has no column 'findings' for the labels") as caught:
+        pack_table(flat, "path,finding\nimages/0.jpg,1\n", label_column="findings")
+    assert caught.value.hint == "did you mean 'finding'? it has: path, finding"
+
+
 def test_missing_table_is_named(flat: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"cannot read the table .*no\.csv"):
         pack(flat, tmp_path / "p", PackOptions(labels=tmp_path / "no.csv"))

@@ -94,6 +94,21 @@ def test_plain_readers_find_what_was_packed(inside: Path, words: str) -> None:
     assert run(block)["samples"] == expected(inside)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_plain_webdataset_finds_images_of_mixed_suffixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n, suffix in enumerate((".jpg", ".png", ".webp", ".jpeg")):
+        save_image(tmp_path / "photos" / "cat" / f"{n}{suffix}", n)
+    pack(tmp_path / "photos", tmp_path / "photos.tar", PackOptions(workers=1))
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks_with("webdataset.WebDataset")
+    found = run(block)["samples"]
+    assert found == {
+        f"cat/{path.stem}": (path.read_bytes(), 0) for path in (tmp_path / "photos" / "cat").iterdir()
+    }
+
+
 @pytest.mark.slow
 def test_plain_tensorflow_finds_what_was_packed(inside: Path) -> None:
     import base64

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import fsspec.asyn
 import numpy as np
 import pytest
 
@@ -25,6 +28,7 @@ from feedrate.store.through import ThroughPack, open_pack
 from images import save_image
 from packs import write_everything, write_images
 from range_server import RangeServer, serve
+from scratches import wait_for
 
 QUICK = Patience(stall_s=120, give_up_s=120, first_wait_s=0.001, longest_wait_s=0.01)
 
@@ -161,6 +165,31 @@ def test_a_server_that_errs_now_and_then_costs_no_sample(server: RangeServer) ->
     source.close()
 
 
+def test_a_line_that_breaks_within_every_request_is_gone_on_with_where_it_broke(server: RangeServer) -> None:
+    expected = batches(server.folder / "pack", 20, fields=("image", "number"))
+    server.fault = lambda path, _number: "break" if path.endswith((".tar", ".arrow")) else None
+    source = open_pack(f"{server.url}/pack", patience=replace(QUICK, tries=4))
+    assert_same(batches(source, 20, fields=("image", "number")), expected)
+    source.close()
+    asked = [int(wanted.removeprefix("bytes=").split("-")[0]) for _, wanted in server.asked if wanted]
+    assert len(set(asked)) > 10 * len(expected)  # never twice from the same byte on within an epoch
+
+
+def test_a_loader_that_is_left_while_requests_wait_says_nothing(
+    server: RangeServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedrate.store.ahead.STOP_S", 0.01)
+    loop, held = fsspec.asyn.get_loop(), threading.Event()
+    with Loader(f"{server.url}/pack", 4, output="numpy") as loader:
+        loop.call_soon_threadsafe(held.wait)
+        iter(loader)
+        wait_for(lambda: loader.stats().fetch.requests > 0, "something to be asked for")
+    held.set()
+    for _ in range(3):  # until what was asked for had its turn
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 def test_a_server_that_is_restarted_under_an_epoch_costs_no_sample(server: RangeServer) -> None:
     expected = batches(server.folder / "pack", 2, epochs=1, fields=("number", "image"))
     source = open_pack(f"{server.url}/pack", patience=QUICK)
@@ -177,12 +206,44 @@ def test_a_server_that_is_restarted_under_an_epoch_costs_no_sample(server: Range
     assert_same(found, expected)
 
 
-def test_a_server_that_stays_away_ends_in_a_sentence(server: RangeServer) -> None:
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_a_server_that_stays_away_ends_in_a_sentence(server: RangeServer, policy: Any) -> None:
     source = open_pack(f"{server.url}/pack", patience=Patience(give_up_s=0.05, first_wait_s=0.01))
     server.fault = lambda path, _number: "error" if path.endswith(".tar") else None
     with (
-        Loader(source, 4, output="numpy") as loader,
+        Loader(source, 4, output="numpy", on_bad_sample=policy) as loader,
         pytest.raises(StorageError, match=r"cannot read .*/pack/shard-0000\d\.tar"),
+    ):
+        list(loader)
+    source.close()
+
+
+def test_a_file_of_a_folder_index_that_is_gone_or_short_at_the_source_is_one_sample(
+    server: RangeServer,
+) -> None:
+    for n in range(30):
+        save_image(server.folder / "s" / "cat" / f"{n:02}.jpg", n)
+    index(server.folder / "s")
+    (server.folder / "s" / "cat" / "03.jpg").unlink()
+    os.truncate(server.folder / "s" / "cat" / "05.jpg", 100)
+    source = open_pack(f"{server.url}/s", patience=QUICK)
+    options = {"image": RandomResizedCrop(8), "fields": ("key", "image"), "output": "numpy"}
+    with Loader(source, 4, on_bad_sample="skip", **options) as loader:
+        keys = {key for keys, _ in loader for key in keys}
+        assert len(keys) == 28
+        assert not {"cat/03", "cat/05"} & keys
+        (server.folder / "s").rename(server.folder / "gone")
+        with pytest.raises(StorageError, match=r"/s is gone: it has no pack\.json any more"):
+            list(loader)
+    source.close()
+
+
+def test_a_shard_that_is_cut_short_at_the_source_is_not_skipped(server: RangeServer) -> None:
+    os.truncate(server.folder / "pack" / "shard-00001.tar", 200)
+    source = open_pack(f"{server.url}/pack", patience=QUICK)
+    with (
+        Loader(source, 4, shuffle=False, output="numpy", on_bad_sample="skip") as loader,
+        pytest.raises(StorageError, match=r"shard-00001\.tar"),
     ):
         list(loader)
     source.close()
@@ -221,6 +282,40 @@ def test_a_damaged_index_at_the_source_gets_a_sentence(server: RangeServer) -> N
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     with pytest.raises(PackError, match=r"shard-00000\.arrow is not what pack\.json describes"):
         batches(f"{server.url}/pack")
+
+
+def test_a_part_of_the_index_that_came_damaged_is_fetched_once_more(server: RangeServer) -> None:
+    damaged: list[str] = []
+
+    def flip_once(path: str, _number: int) -> str | None:
+        if not path.endswith((".arrow", "pack.json")) or path in damaged:
+            return None
+        damaged.append(path)
+        return "flip"
+
+    expected = batches(server.folder / "pack")
+    server.fault = flip_once
+    assert_same(batches(f"{server.url}/pack"), expected)
+    assert len(damaged) == 4
+
+
+def test_a_pack_json_that_does_not_come_at_once_is_asked_for_again(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once by who reads the pack, and once by who copies it."""
+    monkeypatch.setattr("feedrate.store.patience.Patience.wait_s", lambda *_: 0.0)
+    (tmp_path / "scr").mkdir()
+    expected = batches(server.folder / "pack", order="staged")
+    asked: list[str] = []
+
+    def fail_now_and_then(path: str, _number: int) -> str | None:
+        asked.append(path)
+        return "error" if path.endswith("pack.json") and asked.count(path) % 4 else None
+
+    server.fault = fail_now_and_then
+    found = batches(f"{server.url}/pack", order="staged", scratch=tmp_path / "scr")
+    assert_same(found, expected)
+    assert asked.count("/pack/pack.json") == 8
 
 
 def test_memory_is_bounded(server: RangeServer) -> None:

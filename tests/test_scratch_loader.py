@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from damage import flip_byte
 from feedrate import Cache, Loader, RandomResizedCrop
 from feedrate.errors import FeedrateError, UsageError
+from feedrate.format.manifest import read_manifest
 from feedrate.load.order import Shuffled, Staged
 from feedrate.store.copies import Copy
 from feedrate.store.flow import order_shards
@@ -180,6 +182,20 @@ def test_a_copy_that_is_damaged_under_a_job_is_noticed_and_read_from_the_source(
             if "the copy on scratch is damaged or gone" in r.getMessage()
         ]
         assert len(said) == 1
+
+
+def test_a_key_that_is_damaged_on_scratch_is_read_from_the_source(
+    served_pack: Path, scratch: Path, pack_server: RangeServer
+) -> None:
+    options: dict[str, Any] = {"fields": ("key", "number"), "output": "numpy", "seed": 3}
+    with Loader(served_pack, 4, order="staged", **options) as plain:
+        expected = read(plain)
+    with make(f"{pack_server.url}/pack", scratch) as loader:
+        copy = wait_for_copy(loader)
+    for shard in read_manifest(served_pack).shards:
+        flip_byte(copy.data / shard.index.name, shard.index.columns["key"][1] + 2)
+    with Loader(f"{pack_server.url}/pack", 4, scratch=scratch, **options) as loader:
+        assert_same(read(loader), expected)
 
 
 def test_a_copy_that_vanishes_while_it_is_made_does_not_stop_training(

@@ -193,9 +193,10 @@ def test_a_table_of_this_machine_labels_files_elsewhere(local: Path, tmp_path: P
 
 @pytest.mark.parametrize("command", [pack, read_contents])
 def test_a_server_that_is_not_there_is_not_taken_for_a_file_that_is_not(
-    tmp_path: Path, command: Callable[..., object]
+    tmp_path: Path, command: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("aiohttp")
+    monkeypatch.setattr("feedrate.store.patience.Patience.wait_s", lambda *_: 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/x.tar"
     with pytest.raises(StorageError, match=r"cannot read .*Connect call failed"):

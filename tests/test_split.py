@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ from feedrate.pack import (
     parse_shares,
     split,
 )
-from feedrate.pack.shares import count_missing, count_shares, hash_names, split_groups, split_samples
+from feedrate.pack.shares import (
+    count_missing,
+    count_shares,
+    hash_names,
+    split_groups,
+    split_samples,
+    split_strata_of_groups,
+)
 from packs import write_images, write_numbers
 
 SHARES = {"train": 0.8, "validation": 0.2}
@@ -107,6 +115,63 @@ def test_groups_stay_whole_and_counts_are_near(groups: list[int], seed: int, sha
     parts = split_groups(of_sample, hash_names([b"%d" % n for n in names], seed), counts)
     assert all(len(set(parts[of_sample == group])) == 1 for group in range(len(names)))
     assert abs((parts == 0).sum() - counts[0]) <= np.bincount(of_sample).max()
+
+
+@given(
+    labels=st.lists(st.integers(0, 3), min_size=2, max_size=150),
+    draw=st.randoms(use_true_random=False),
+    share=st.floats(0.1, 0.9),
+)
+def test_stratified_groups_stay_whole_and_counts_are_near(
+    labels: list[int], draw: random.Random, share: float
+) -> None:
+    groups = np.array([draw.randrange(len(labels)) for _ in labels])
+    names, of_sample = np.unique(groups, return_inverse=True)
+    strata = np.unique(labels, return_inverse=True)[1]
+    counts = count_shares({"a": share, "b": "rest"}, len(labels))
+    hashes = hash_names([b"%d" % n for n in names], 0)
+    parts = split_strata_of_groups(of_sample, hashes, strata, counts, np.full(len(labels), -1))
+    assert all(len(set(parts[of_sample == group])) == 1 for group in range(len(names)))
+    assert abs((parts == 0).sum() - counts[0]) <= 2 * np.bincount(of_sample).max() + len(set(labels))
+
+
+def make_patients(seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return patient and finding of 3,000 images: most patients have one finding, one finding is rare."""
+    draw = np.random.default_rng(seed)
+    finding_of = draw.choice(4, 600, p=[0.6, 0.25, 0.12, 0.03])
+    patients = np.repeat(np.arange(600), draw.geometric(0.15, 600))[:3000]
+    return patients, np.where(draw.random(len(patients)) < 0.8, finding_of[patients], 0)
+
+
+def worst_share(parts: np.ndarray[Any, Any], strata: np.ndarray[Any, Any]) -> float:
+    whole = np.bincount(strata) / len(strata)
+    of_part = [np.bincount(strata[parts == part], minlength=len(whole)) for part in range(3)]
+    return max(float(np.abs(counts / counts.sum() - whole).max()) for counts in of_part)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stratified_groups_are_more_even_than_groups_by_chance(seed: int) -> None:
+    patients, findings = make_patients(seed)
+    names, groups = np.unique(patients, return_inverse=True)
+    counts = count_shares({"train": 0.7, "validation": 0.15, "test": 0.15}, len(groups))
+    hashes = hash_names([b"%d" % name for name in names], seed)
+    even = split_strata_of_groups(groups, hashes, findings, counts, np.full(len(groups), -1))
+    chance = split_groups(groups, hashes, counts)
+    assert worst_share(even, findings) < 0.5 * worst_share(chance, findings)
+
+
+def test_another_seed_gives_other_stratified_groups() -> None:
+    patients, findings = make_patients(0)
+    names, groups = np.unique(patients, return_inverse=True)
+    none = np.full(len(groups), -1)
+    parts = [
+        split_strata_of_groups(
+            groups, hash_names([b"%d" % name for name in names], seed), findings, [2400, 600], none
+        )
+        for seed in (0, 0, 1)
+    ]
+    assert (parts[0] == parts[1]).all()
+    assert (parts[0] != parts[2]).sum() > 100
 
 
 def test_a_split_is_read_by_loader_and_dataset(numbers: Path) -> None:
@@ -312,7 +377,15 @@ def test_an_extended_split_meets_its_counts_where_it_can(
         assert (there + missing).tolist() == counts
 
 
-@pytest.mark.parametrize("way", [{}, {"stratify": "label"}, {"by_path": r"(\d)\.image"}])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"stratify": "label"},
+        {"by_path": r"(\d)\.image"},
+        {"by_path": r"(\d)\.image", "stratify": "label"},
+    ],
+)
 def test_samples_that_came_later_get_a_part_and_no_other_moves(tmp_path: Path, way: dict[str, Any]) -> None:
     half = {"a": 0.5, "b": 0.5}
     packs = [write_images(tmp_path / name, count) for name, count in (("p", 20), ("q", 30))]

@@ -215,7 +215,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
         self.is_reached = threading.Event()
-        real = Fetcher.read
+        real = Fetcher.fetch
 
         def read(fetcher: Fetcher, file: Incoming, offset: int, length: int) -> bytes:
             if file.source.endswith(b".tar"):
@@ -223,7 +223,7 @@ class Gate:
                 assert self.open.wait(120)
             return real(fetcher, file, offset, length)
 
-        monkeypatch.setattr(Fetcher, "read", read)
+        monkeypatch.setattr(Fetcher, "fetch", read)
 
 
 def test_who_comes_while_it_is_copied_joins(

@@ -81,6 +81,62 @@ def test_what_is_announced_is_how_long_this_request_is_tried(caplog: pytest.LogC
     assert "trying again for up to 15.0 s" in caplog.text
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("feedrate.store.patience.time", clock)
+    return clock
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def fail_until_given_up(attempts: Attempts, clock: Clock) -> float:
+    """Return after how long it was given up."""
+    began = clock.now
+
+    def wait(seconds: float) -> None:
+        clock.now += seconds
+
+    def read() -> bytes:
+        raise OSError("the line is dead")
+
+    with pytest.raises(StorageError, match="the line is dead"):
+        attempts.run(read, wait)
+    return clock.now - began
+
+
+def test_requests_of_one_batch_share_their_time(clock: Clock) -> None:
+    trouble = Trouble("s3://x", Patience())
+    assert 280 <= fail_until_given_up(Attempts(trouble, "s3://x/a"), clock) <= 300
+    clock.now += 1
+    # What waited behind it, or is turned to next, gets no time of its own.
+    assert fail_until_given_up(Attempts(trouble, "s3://x/b"), clock) <= 15
+
+
+def test_a_later_outage_has_its_own_time(clock: Clock) -> None:
+    trouble = Trouble("s3://x", Patience())
+    fail_until_given_up(Attempts(trouble, "s3://x/a"), clock)
+    clock.now += 3600
+    assert fail_until_given_up(Attempts(trouble, "s3://x/a"), clock) >= 280
+
+
+def test_a_request_that_brings_bytes_is_not_given_up(clock: Clock) -> None:
+    attempts = Attempts(Trouble("s3://x", Patience(tries=3)), "s3://x/a")
+    for _ in range(100):
+        clock.now += 20 + attempts.failed(OSError("the line broke"), has_brought=True)
+    attempts.failed(OSError("the line broke"))
+    with pytest.raises(StorageError, match="tried 3 times"):
+        attempts.failed(OSError("the line broke"))
+
+
 def test_a_sentence_is_not_put_into_itself() -> None:
     attempts = Attempts(Trouble("s3://x", Patience()), "s3://x/a", Patience(tries=2, first_wait_s=0))
     error = StorageError("cannot read s3://x/a: the line is dead")

@@ -21,6 +21,7 @@ from feedrate.store import fetching, readers, transfer
 from feedrate.store.fetching import Incoming, RateLimit, Stopped
 from feedrate.store.place import Place
 from feedrate.store.transfer import Transfer
+from range_server import serve
 
 
 class Server(Place):
@@ -286,8 +287,35 @@ def test_a_file_without_checksum_that_changes_meanwhile_is_named(shelf: Shelf, t
 def test_a_server_without_ranges_is_named(shelf: Shelf) -> None:
     server = Server({b"one": b"x" * 5000})
     server.answer = lambda *_: b"x" * 5000
-    with pytest.raises(SourceError, match="the server sends all of it when asked for a part"):
+    with pytest.raises(SourceError, match="sends whole files instead of the bytes asked for"):
         Transfer(1, block_bytes=1000).carry(incoming(server), shelf.open_part, shelf.arrived)
+
+
+def test_a_block_that_breaks_off_is_gone_on_with_where_it_broke(shelf: Shelf, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "one").write_bytes(data := os.urandom(50_000))
+    with serve(tmp_path / "served") as server:
+        server.fault = lambda _path, _number: "break"
+        file = Incoming("one", Place(server.url), b"one", len(data), kernel.crc32c(data))
+        Transfer(2, wait=lambda _: False).carry([file], shelf.open_part, shelf.arrived)
+        asked = [wanted for _, wanted in server.asked]
+    assert shelf.whole == {"one": data}
+    assert asked[:2] == ["bytes=0-49999", "bytes=1000-49999"]
+    assert len(asked) == 50
+
+
+def test_of_a_storage_that_keeps_nothing_of_a_broken_answer_less_is_asked_for(shelf: Shelf) -> None:
+    server = Server({b"one": os.urandom(600_000)})
+
+    def answer(_name: bytes, _offset: int, size: int, data: bytes) -> bytes:
+        if size > 200_000:
+            raise OSError("the line broke")
+        return data
+
+    server.answer = answer
+    Transfer(1, wait=lambda _: False).carry(incoming(server), shelf.open_part, shelf.arrived)
+    assert shelf.whole == text(server.files)
 
 
 def test_stopping_leaves_a_beginning_to_go_on_with(shelf: Shelf) -> None:

@@ -15,14 +15,38 @@ FeedrateError
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
+
+def clean(text: str) -> str:
+    """Return text of one line: what a terminal would obey, or cannot show, is written as an escape.
+
+    Names of files, classes and columns come from strangers.
+    """
+    if text.isprintable():
+        return text
+    from unicodedata import category
+
+    # Spaces of other scripts are not printable to Python, and harmless.
+    return "".join(
+        c if c.isprintable() or category(c) == "Zs" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def clean_lines(text: str) -> str:
+    """Return text whose line breaks are meant."""
+    return "\n".join(map(clean, text.split("\n")))
+
 
 class FeedrateError(Exception):
     """What the user should read: `str(error)` says what happened, `hint` what to type next."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        message = clean_lines(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = None if hint is None else clean_lines(hint)
 
     def __str__(self) -> str:
         # OSError would print its errno tuple otherwise.
@@ -55,6 +79,23 @@ class StorageError(FeedrateError, OSError):
 
 class MissingExtra(FeedrateError, ImportError):
     """An optional package is needed and not installed."""
+
+
+def need(module: str) -> Any:
+    """Import `module` of a package that is installed with feedrate, unless somebody left dependencies out.
+
+    Raises:
+        MissingExtra: it is not there: loading needs numpy and Pillow alone, so others may be missing.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name != package:
+            raise
+        raise MissingExtra(
+            f"this needs {package}, which is not installed", hint=f"pip install {package}"
+        ) from error
 
 
 class DoctorError(FeedrateError, RuntimeError):

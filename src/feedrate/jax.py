@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from feedrate.errors import MissingExtra, UsageError
+from feedrate.errors import MissingExtra
 from feedrate.format.pack import Pack
+from feedrate.load.frameworks import open_for
 from feedrate.load.loader import Loader
 from feedrate.load.options import check_whole
+from feedrate.load.ranks import Rank
 
 
 def batches(
@@ -28,7 +30,8 @@ def batches(
         pack: the pack's folder; or a `Loader` with `output="numpy"`, to go through several epochs.
         device: a device or a sharding, as `jax.device_put` takes it; None: JAX's default.
         ahead: batches that are put on the device before they are asked for.
-        options: what `Loader` takes.
+        options: what `Loader` takes. Where JAX has several processes and no `rank` is given, each gets its
+            part, as `jax.process_index()` says.
 
     Raises:
         MissingExtra: JAX is not installed.
@@ -36,13 +39,13 @@ def batches(
     """
     jax = _import_jax()
     check_whole("ahead", ahead, least=1)
-    is_ours = not isinstance(pack, Loader)
-    loader = Loader(pack, **{**options, "output": "numpy"}) if not isinstance(pack, Loader) else pack
-    if not is_ours and options:
-        raise UsageError(f"the loader is made already; give it {', '.join(options)} itself")
-    if loader.output != "numpy":
-        raise UsageError('this loader gives torch tensors; make it with output="numpy"')
-    return _put_ahead(jax, loader, device, ahead, is_ours)
+    loader = open_for("jax", _find_rank(jax), pack, options)
+    return _put_ahead(jax, loader, device, ahead, loader is not pack)
+
+
+def _find_rank(jax: Any) -> Rank | None:
+    processes = jax.process_count()
+    return (jax.process_index(), processes) if processes > 1 else None
 
 
 def _put_ahead(jax: Any, loader: Loader, device: Any, ahead: int, is_ours: bool) -> Iterator[Any]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way through Pillow, for what the kernel leaves to it. Every failure is an `Undecodable`, in words.
 
+But for want of memory, which is no fault of an image: that is a `MemoryError`.
+
 Pillow's warnings (large images, odd metadata) are not silenced here: Python's filters belong to the whole
 process, and threads must not swap them.
 """
@@ -9,6 +11,8 @@ from __future__ import annotations
 
 import io
 import math
+import mmap
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +30,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "GIF", "PPM")
 
 
 _ORIENTATION = 0x0112  # EXIF
+_LOADING_TRUNCATED = threading.Lock()
 _PNG_EXIF = (b"eXIf", b"rofile type exif", b"rientation")  # a chunk, ImageMagick's, XMP's
+NORMAL_QUALITY = 95  # of the JPEGs that normalising makes of other images
 
 
 class Undecodable(ValueError):
@@ -143,9 +149,28 @@ def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
     buffer = io.BytesIO()
     try:
         image.save(buffer, "PNG", compress_level=1 if is_brief else 6)
+    except MemoryError:
+        raise
     except Exception as error:
         raise Undecodable(f"mode {image.mode} does not go into PNG: {_words(error)}") from error
     return buffer.getvalue()
+
+
+def fill_up(data: bytes) -> bytes:
+    """Return an image that ends too early as PNG, filled up as Pillow's LOAD_TRUNCATED_IMAGES does.
+
+    Raises:
+        Undecodable: not even that helps.
+    """
+    from PIL import ImageFile
+
+    with _LOADING_TRUNCATED:  # a switch of the whole process
+        before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
+        try:
+            with _open(data) as image:
+                return encode_png(image, is_mask=False)
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def is_gray(data: bytes) -> bool:
@@ -177,6 +202,8 @@ def read_orientation(data: bytes) -> int:
     try:
         with _open(data) as image:
             value = image.getexif().get(_ORIENTATION, 1)
+    except MemoryError:
+        raise
     except Exception:  # broken EXIF is no reason to refuse good pixels
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
@@ -192,6 +219,8 @@ def resize_mask(data: bytes, size: tuple[int, int]) -> bytes:
     buffer = io.BytesIO()
     try:
         resized.save(buffer, "PNG")
+    except MemoryError:
+        raise
     except Exception as error:
         raise Undecodable(f"mask of mode {image.mode} does not go into PNG: {_words(error)}") from error
     return buffer.getvalue()
@@ -213,6 +242,8 @@ def _open(data: bytes) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=[f for f in FORMATS if f in Image.OPEN])
     except UnidentifiedImageError:
         raise Undecodable("not an image that feedrate knows") from None
+    except MemoryError:
+        raise
     except Image.DecompressionBombError as error:
         how = "if you trust it, raise the limit with 'import PIL.Image; PIL.Image.MAX_IMAGE_PIXELS = None'"
         raise Undecodable(f"{_words(error)}; {how}") from error
@@ -224,8 +255,19 @@ def _load(image: Image.Image) -> None:
     # Pillow's readers raise whatever damage leads them into: OSError, SyntaxError, struct.error ...
     try:
         image.load()
+    except MemoryError:
+        raise
     except Exception as error:
+        _check_memory(*image.size)
         raise Undecodable(_words(error)) from error
+
+
+def _check_memory(width: int, height: int) -> None:
+    """Raise MemoryError where there is none for an image: its decoders may have called that a broken file."""
+    try:
+        mmap.mmap(-1, max(1, 12 * width * height)).close()  # pixels, and coefficients of a progressive JPEG
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"no memory for an image of {width} x {height} pixels") from error
 
 
 def _words(error: Exception) -> str:

@@ -13,8 +13,10 @@ import numpy as np
 from feedrate.errors import MissingExtra, UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
+from feedrate.load.frameworks import open_for
 from feedrate.load.loader import Loader
 from feedrate.load.options import Wanted
+from feedrate.load.ranks import ALONE, Rank
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -30,19 +32,15 @@ def dataset(pack: str | os.PathLike[str] | Pack | Loader, **options: Any) -> tf.
 
     Args:
         pack: the pack's folder; or a `Loader` with `output="numpy"`, whose state you want to save.
-        options: what `Loader` takes.
+        options: what `Loader` takes. Where the strategy in scope, or $TF_CONFIG, names several workers and no
+            `rank` is given, each worker gets its part, and TensorFlow's own sharding is off.
 
     Raises:
         MissingExtra: TensorFlow is not installed.
         UsageError: a field has no tensors: arrays that differ in shape; or the loader gives torch tensors.
     """
     tf = _import_tensorflow()
-    is_ours = not isinstance(pack, Loader)
-    loader = Loader(pack, **{**options, "output": "numpy"}) if not isinstance(pack, Loader) else pack
-    if not is_ours and options:
-        raise UsageError(f"the loader is made already; give it {', '.join(options)} itself")
-    if loader.output != "numpy":
-        raise UsageError('this loader gives torch tensors; make it with output="numpy"')
+    loader = open_for("tf.distribute", _find_rank(tf), pack, options)
     if loader.has_functions:
         raise UsageError(
             "transform and collate decide what a batch is, so its tensors are not known",
@@ -55,10 +53,31 @@ def dataset(pack: str | os.PathLike[str] | Pack | Loader, **options: Any) -> tf.
             yield tuple(convert(values) for (_, convert), values in zip(columns, batch, strict=True))
 
     made = tf.data.Dataset.from_generator(batches, output_signature=tuple(spec for spec, _ in columns))
-    if is_ours and options.get("on_bad_sample", "raise") == "raise":
+    if loader is not pack and options.get("on_bad_sample", "raise") == "raise":
         # Nobody can have loaded a state that leaves only the rest of an epoch, or skip a whole batch.
         made = made.apply(tf.data.experimental.assert_cardinality(len(loader)))
+    if loader.ranks.look() != ALONE:
+        # Otherwise each worker would get its part of its part.
+        policy = tf.data.Options()
+        policy.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        made = made.with_options(policy)
     return made.prefetch(PREFETCH)
+
+
+def _find_rank(tf: Any) -> Rank | None:
+    """Return which worker this process is, as its strategy or $TF_CONFIG says; None: there are no others."""
+    strategy = tf.distribute.get_strategy()
+    resolver = strategy.cluster_resolver
+    if resolver is None:
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    elif not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return None  # with TPUs or parameter servers, one process feeds all workers
+    jobs = resolver.cluster_spec().as_dict()
+    first = len(jobs.get("chief", ()))
+    world = first + len(jobs.get("worker", ()))
+    if world < 2 or "ps" in jobs or resolver.task_type not in ("chief", "worker"):
+        return None
+    return resolver.task_id + (first if resolver.task_type == "worker" else 0), world
 
 
 def _column(tf: Any, wanted: Wanted) -> tuple[Any, Callable[[Any], Any]]:
@@ -70,7 +89,7 @@ def _column(tf: Any, wanted: Wanted) -> tuple[Any, Callable[[Any], Any]]:
         return tf.TensorSpec((None,), tf.string), _encode
     if field.has_pixels:
         assert wanted.out_size is not None
-        channels = (3,) if field.kind is Kind.IMAGE else ()
+        channels = (wanted.channels,) if field.kind is Kind.IMAGE else ()
         return tf.TensorSpec((None, *wanted.out_size, *channels), tf.uint8), np.asarray
     if field.kind is Kind.NUMBER:
         return tf.TensorSpec((None,), tf.as_dtype(field.dtype)), np.asarray

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from damage import without_digest
+from feedrate import Dataset
 from feedrate.cli import main
-from feedrate.pack import PackOptions, describe, pack
+from feedrate.pack import PackOptions, describe, mapping, pack
 from images import save_image
 
 
@@ -38,6 +42,58 @@ def test_split_says_what_each_part_has_and_what_comes_next(capsys: pytest.Captur
     )
     assert main(["ls", "p"]) == 0
     assert "  parts    split: train 8, validation 2\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["p", "--by", "age", "train=0.8", "val=0.2"],
+        ["--by", "age", "p", "train=0.8", "val=0.2"],
+        ["p", "train=0.8", "--by", "age", "val=0.2"],
+        ["p", "--stratify", "train=0.8", "val=0.2"],
+        ["p", "train=0.8", "--stratify", "val=0.2"],
+        ["--stratify", "train=0.8", "p", "val=0.2"],
+        ["p", "--stratify", "label", "train=0.8", "val=0.2"],
+        ["p", "--seed", "3", "train=0.8", "--by", "age", "--stratify", "val=0.2", "--name", "split"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("home")
+def test_options_of_split_may_stand_anywhere(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["add-column", "p", "t.csv"])
+    capsys.readouterr()
+    assert main(["split", *words, "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["parts"] == {"train": 8, "val": 2}
+    assert list(document["parts"]) == ["train", "val"]
+    assert bool(document["groups"]) == ("--by" in words)
+
+
+@pytest.mark.usefixtures("home")
+def test_an_option_that_split_does_not_have_is_still_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["split", "p", "--stratifi", "train=0.8", "val=0.2"])
+    assert "did you mean '--stratify'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("home")
+def test_split_says_how_even_whole_groups_allow_the_classes_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    # Two patients, who cannot be in both parts: one has three of the five cats and a dog.
+    patient = {"cat/1.jpg": "a", "cat/3.jpg": "a", "cat/5.jpg": "a", "dog/0.jpg": "a"}
+    paths = [line.path for line in describe("p", samples=10).first_samples]
+    Path("patients.csv").write_text(
+        "path,patient\n" + "".join(f"{path},{patient.get(str(path), 'b')}\n" for path in paths)
+    )
+    main(["add-column", "p", "patients.csv"])
+    capsys.readouterr()
+    assert main(["split", "p", "--by", "patient", "--stratify", "train=0.6", "val=0.4"]) == 0
+    assert capsys.readouterr().out == (
+        "split 10 samples of p ('split')\n"
+        "  train    6 samples in 1 group, 60.00% (dog 4, cat 2)\n"
+        "  val      4 samples in 1 group, 40.00% (cat 3, dog 1)\n"
+        "  classes  within 25.0 points of the whole: cat 75.0% of val, 50.0% of all\n"
+        '\nnext: Loader("p", split="train")\n'
+    )
 
 
 @pytest.mark.usefixtures("home")
@@ -112,3 +168,88 @@ def test_merge_says_what_it_links_and_refers_to(capsys: pytest.CaptureFixture[st
 def test_mistakes_are_sentences(command: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        ("split p train=80% rest=20%", "p"),
+        ("add-column p t.csv", "p"),
+        ("append new p --workers 1", "p"),
+        ("index old --to i --workers 1", "i"),
+        ("merge p q --to m --prefix", "m"),
+    ],
+)
+def test_every_command_that_writes_pack_json_gives_it_its_digest_also_of_a_pack_that_had_none(
+    command: str, written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("p/pack.json").read_bytes()
+    Path("p/pack.json").write_bytes(without_digest(text))
+    pack("new", "q", PackOptions(workers=1))
+    assert main(command.split()) == 0
+    capsys.readouterr()
+    assert b'\n "digest": "' in Path(written, "pack.json").read_bytes()
+    assert main(["verify", written, "--workers", "1"]) == 0
+    assert capsys.readouterr().out.endswith("\ngood: every byte is as it was packed\n")
+
+
+MAPS = """
+from pathlib import Path
+
+Path("imported").touch()
+
+
+def smaller(sample):
+    return {"image": sample["image"].reduce(2)}
+
+
+def same(sample):
+    return {}
+"""
+
+
+@pytest.fixture
+def mapped(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A pack that was made with a map, whose module no process has imported since."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("change_maps.py").write_text(MAPS)
+    assert main(["pack", "old", "mapped", "--map", "change_maps:smaller", "--workers", "1"]) == 0
+    Path("imported").unlink()
+    sys.modules.pop("change_maps")
+    mapping._found.clear()
+    yield home / "mapped"
+    sys.modules.pop("change_maps", None)
+
+
+@pytest.mark.usefixtures("mapped")
+def test_append_imports_nothing_that_only_the_pack_names_and_says_what_to_type(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    assert main(["append", "new", "mapped", "--workers", "1"]) == 1
+    assert capsys.readouterr().err == (
+        "appending new to mapped\n"
+        "error: mapped was made with a function, change_maps:smaller, and code is not imported because a "
+        "pack names it\n\n"
+        "hint: if that is your code: feedrate append new mapped --map change_maps:smaller\n"
+    )
+    assert not Path("imported").exists()
+
+
+@pytest.mark.usefixtures("mapped")
+def test_append_with_the_map_that_the_pack_was_made_with_goes_through_it() -> None:
+    assert main(["append", "new", "mapped", "--workers", "1", "--map", "change_maps:smaller"]) == 0
+    assert len(Dataset("mapped")) == 20
+    assert {Dataset("mapped", fields=("image",))[i].size for i in range(20)} == {(32, 24)}
+
+
+@pytest.mark.usefixtures("mapped")
+def test_append_with_another_function_of_the_same_module_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    assert main(["append", "new", "mapped", "--workers", "1", "--map", "change_maps:same"]) == 1
+    assert "error: mapped was made with change_maps:smaller, not with change_maps:same\n" in (
+        capsys.readouterr().err
+    )

@@ -216,3 +216,65 @@ def test_a_pack_with_a_map_ends_when_it_is_told_to(tmp_path: Path) -> None:
             (tmp_path / "reached").open().close()  # until the map is called
             process.send_signal(number)
             assert process.wait() == code
+
+
+def write_table(tmp_path: Path, missing: int) -> tuple[str, str]:
+    names = [f"{n}.jpg" for n in range(3 + missing)]
+    for number, name in enumerate(names[:3]):
+        save_image(tmp_path / "s" / name, number)
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label\n" + "".join(f"{name},{n % 2}\n" for n, name in enumerate(names)))
+    return str(tmp_path / "s"), str(table)
+
+
+def test_rows_whose_files_do_not_exist_are_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, table = write_table(tmp_path, missing=2)
+    assert main(["pack", source, str(tmp_path / "p"), "--labels", table, "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "        2  rows name files that do not exist: all rejected" in out
+    assert "disk" not in out
+    assert "WARNING" not in out
+
+
+def test_a_dataset_of_which_most_was_left_out_is_said_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, table = write_table(tmp_path, missing=4)
+    assert main(["pack", source, str(tmp_path / "p"), "--labels", table, "--workers", "1"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "WARNING: most of the dataset was left out: 4 of 7 samples, see below"
+
+
+def test_strict_packing_fails_when_a_sample_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, table = write_table(tmp_path, missing=1)
+    pack = str(tmp_path / "p")
+    assert main(["pack", source, pack, "--labels", table, "--workers", "1", "--strict"]) == 1
+    err = capsys.readouterr().err
+    assert "error: 1 sample left out, and --strict allows none" in err
+    assert f"hint: see {pack}/rejected.jsonl" in err
+    assert main(["verify", pack]) == 0
+
+
+def test_strict_packing_of_a_whole_dataset_succeeds(tmp_path: Path) -> None:
+    source, table = write_table(tmp_path, missing=0)
+    assert main(["pack", source, str(tmp_path / "p"), "--labels", table, "--workers", "1", "--strict"]) == 0
+
+
+def test_too_little_memory_is_a_sentence_and_rejects_no_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_image(tmp_path / "s" / "a.jpg", 1, progressive=True)
+
+    def fail(_image: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", fail)
+    code = main(["pack", str(tmp_path / "s"), str(tmp_path / "p"), "--workers", "1"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (1, "")
+    assert "error: out of memory" in err
+    assert not (tmp_path / "p" / "pack.json").exists()

@@ -18,6 +18,7 @@ from feedrate.results.scratch import StageResult
 from feedrate.stage.nodes import stage_on_nodes
 from images import read_tree
 from packs import write_images
+from range_server import serve
 
 
 @pytest.fixture
@@ -39,6 +40,19 @@ def test_standard_output_is_the_path_alone(
     again = capsys.readouterr()
     assert again.out == out
     assert "it was there already" in again.err
+
+
+def test_a_source_that_errs_at_first_is_asked_again_and_that_is_said(
+    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    monkeypatch.setattr("feedrate.store.patience.Patience.wait_s", lambda *_: 0.0)
+    with serve(source.parent) as server:
+        server.fault = lambda _path, number: "error" if number <= 3 else None
+        assert main(["stage", f"{server.url}/set.pack", "--to", str(scratch)]) == 0
+    out, err = capsys.readouterr()
+    assert read_tree(Path(out.strip())) == read_tree(source)
+    assert "trying again in" in err
 
 
 def test_scratch_is_found_by_itself_and_named(

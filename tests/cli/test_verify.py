@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from damage import without_digest
+from feedrate import Loader
 from feedrate.cli import main
+from feedrate.errors import PackError
 
 
 @pytest.fixture
@@ -48,6 +51,32 @@ def test_bad_pack_as_json_is_exit_code_1(packed: Path, capsys: pytest.CaptureFix
     assert main(["verify", str(packed), "--json", "-"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["problems"][0]["text"] == "cannot be read: No such file or directory"
+
+
+def test_changed_class_name_in_pack_json_is_refused_by_verify_and_loader(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = packed / "pack.json"
+    text = path.read_bytes()
+    name = json.loads(text)["fields"]["label"]["classes"][0]
+    path.write_bytes(text.replace(f'"{name}"'.encode(), f'"{name[:-1]}_"'.encode()))
+    sentence = f"{path}: does not fit the digest in it: bytes of it are damaged, or it was edited"
+    assert main(["verify", str(packed)]) == 1
+    assert capsys.readouterr().err.splitlines()[0] == f"error: {sentence}"
+    with pytest.raises(PackError, match=re.escape(sentence)):
+        Loader(packed, batch_size=4)
+
+
+def test_pack_without_a_digest_of_pack_json_is_good_and_verify_says_what_it_could_not_check(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = packed / "pack.json"
+    path.write_bytes(without_digest(path.read_bytes()))
+    assert main(["verify", str(packed)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "good: every byte of its data is as it was packed; pack.json is of an earlier version or was edited, "
+        "and has no digest to check it by"
+    )
 
 
 def test_no_pack_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -229,6 +230,42 @@ def test_a_pool_closes_twice_and_then_refuses_work(mixed: Store) -> None:
     pool.close()
     with pytest.raises(ValueError, match="the pool is closed"):
         mixed.decode(BOXES, pool=pool)
+
+
+def test_a_pool_that_is_cancelled_gives_whole_batches_or_none(mixed: Store) -> None:
+    expected, _ = mixed.decode(BOXES)
+    pool = Pool(2)
+    with ThreadPoolExecutor(8) as callers:
+        calls = [callers.submit(mixed.decode, BOXES, pool=pool) for _ in range(64)]
+        calls[0].result()
+        pool.cancel()
+    for call in calls:
+        if call.exception() is None:
+            np.testing.assert_array_equal(call.result()[0], expected)
+        else:
+            assert str(call.exception()) == "the pool is closed"
+    nothing = Ranges(np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int64))
+    with pytest.raises(ValueError, match="the pool is closed"):
+        kernel.read_ranges(mixed.files, nothing, pool)
+    pool.close()
+
+
+def test_what_goes_through_pillow_is_cancelled_too() -> None:
+    pool, begun, release, calls = Pool(1), threading.Event(), threading.Event(), []
+
+    def work(i: int) -> None:
+        calls.append(i)
+        begun.set()
+        release.wait()
+
+    with ThreadPoolExecutor(1) as callers:
+        call = callers.submit(pool.map, work, range(10))
+        begun.wait()
+        pool.cancel()
+        release.set()
+    assert str(call.exception()) == "the pool is closed"
+    assert calls == [0]
+    pool.close()
 
 
 def test_a_pool_that_never_worked_closes() -> None:

@@ -63,7 +63,6 @@ class KillMidway(threading.Thread):
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[dict[str, str]]:
-    pytest.importorskip("submitit")
     with cluster_or_skip() as environment:
         yield environment
 

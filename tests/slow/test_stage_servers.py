@@ -87,3 +87,14 @@ def test_a_server_that_is_killed_and_started_again_costs_nothing(
             assert staging.error is None
             assert read_tree(staging.path) == read_tree(source)
     assert "trying again in" in said[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_that_breaks_in_every_block_is_gone_on_with(
+    kind: str, source: Path, tmp_path: Path, scratch: Path
+) -> None:
+    with serve(kind, tmp_path, pack=source) as server:
+        server.line.break_bytes = 400_000
+        result = stage(f"{server.url}/pack", scratch)
+        assert read_tree(Path(result.path)) == read_tree(source)
+        assert server.line.cuts >= 20

@@ -43,7 +43,14 @@ with open(os.path.join(results, f"{about['job']}-{os.environ['SLURM_PROCID']}.js
 TRAIN = """
 import os, sys
 import feedrate
-with feedrate.Loader(sys.argv[1], batch_size=8, fields=("label",), output="numpy") as loader:
+ranks = dict(rank=int(os.environ["SLURM_PROCID"]), world_size=int(os.environ["SLURM_STEP_NUM_TASKS"]))
+try:
+    feedrate.Loader(sys.argv[1])
+except feedrate.UsageError as error:
+    assert f"task {ranks['rank']} of 2" in str(error)
+else:
+    raise AssertionError("tasks of a step are taken for trainings of their own")
+with feedrate.Loader(sys.argv[1], batch_size=8, fields=("label",), output="numpy", **ranks) as loader:
     count = sum(len(labels) for (labels,) in loader)
 copies = len(os.listdir(os.path.dirname(os.path.dirname(sys.argv[1]))))
 name = f"{os.environ['SLURM_JOB_ID']}-{os.environ['SLURMD_NODENAME']}"
@@ -171,7 +178,7 @@ def test_the_sbatch_file_of_the_manual_works_as_it_stands(
     log = (tmp_path / f"train-{job}.log").read_text()
     assert states == ["COMPLETED"], log
     found = {path.name: path.read_text() for path in results.iterdir()}
-    assert found == {f"{job}-n1": "24 samples, 1 copy", f"{job}-n2": "24 samples, 1 copy"}
+    assert found == {f"{job}-n1": "12 samples, 1 copy", f"{job}-n2": "12 samples, 1 copy"}
     assert "2 of 2 nodes have a copy" in log
     assert "($FEEDRATE_SCRATCH" in log
 

@@ -51,6 +51,9 @@ class PackFeed:
             image=feedrate.RandomResizedCrop(options.side),
             flip=True,
             threads=options.threads,
+            # Alone, whatever the launcher: each process measures its own machine.
+            rank=0,
+            world_size=1,
             # A dataset that is large enough goes the way that a training takes.
             order=None if options.repeat == 1 else lambda epoch: _shuffled(repeated, options.seed, epoch),
         )

@@ -34,12 +34,13 @@ SOURCE_IMAGES = 100  # of a folder or a pack, unless the user says otherwise
 
 @dataclass(frozen=True, slots=True)
 class KernelOptions:
-    """`images`: per set; None: as many as the set has."""
+    """`images`: per set; None: as many as the set has. `allow_addresses`: where a pack's files may lie."""
 
     images: int | None = None
     side: int = 224
     rounds: int = 10
     seed: int = 0
+    allow_addresses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, flag in (("images", "--images"), ("side", "--size"), ("rounds", "--rounds")):
@@ -58,7 +59,7 @@ def bench_source(source: str, options: KernelOptions, *, say: Say) -> KernelResu
     name = printable(os.fsencode(source))
     wanted = SOURCE_IMAGES if options.images is None else options.images
     if is_pack(source):
-        pack = open_anywhere(source)
+        pack = open_anywhere(source, allow_addresses=options.allow_addresses)
         try:
             with open_pack(pack, pick(len(pack), wanted, options.seed)) as samples:
                 return _finish([bench_set(name, samples, options, say=say)], options)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypedDict, TypeVar
 
+from feedrate.errors import need
+
 Batch = TypeVar("Batch", covariant=True)
 Clock = Callable[[], float]
 
@@ -79,7 +81,7 @@ def measure(
 
 def measure_tree_cpu() -> float:
     """Return the CPU seconds of this process, of its live descendants, and of those that have ended."""
-    import psutil
+    psutil = need("psutil")
 
     this = psutil.Process()
     total = 0.0

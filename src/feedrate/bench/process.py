@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import feedrate
-from feedrate.errors import FeedrateError
+from feedrate.errors import FeedrateError, need
 from feedrate.probe.memory import measure_tree_memory
 
 # A look at a process of some hundred MB takes milliseconds of kernel time: seldom enough not to disturb, and
@@ -84,7 +84,7 @@ def _environment() -> dict[str, str]:
 
 
 def _end_tree(process: subprocess.Popen[bytes]) -> None:
-    import psutil
+    psutil = need("psutil")
 
     if process.poll() is not None:
         return

@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FeedrateError as error:
         say_error(error.message, error.hint)
         return EXIT_FAILED
+    except MemoryError as error:
+        say_error(str(error) or "out of memory", "fewer --workers need less, where the command has them")
+        return EXIT_FAILED
     except KeyboardInterrupt:
         say_error("interrupted")
         return EXIT_INTERRUPTED
@@ -63,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def say_error(message: str, hint: str | None = None) -> None:
-    sys.stderr.write(f"error: {message}\n")
-    if hint:
-        sys.stderr.write(f"\nhint: {hint}\n")
+    from feedrate.cli.output import show
+
+    show(f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else ""), sys.stderr)
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
@@ -106,10 +109,16 @@ class Parser(argparse.ArgumentParser):
     """Says `error:` and `hint:` as the rest of feedrate does, and guesses what a mistyped word meant."""
 
     _typed: Sequence[str] = ()
+    scattered = ""  # the argument whose words options may keep apart, or take (`displaced`)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._typed = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
+        found, rest = super().parse_known_args(args, namespace)
+        if self.scattered and not any(word.startswith("-") for word in rest):
+            words = [*getattr(found, self.scattered), *rest, *getattr(found, "displaced", [])]
+            setattr(found, self.scattered, sorted(words, key=self._typed.index))
+            rest = []
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         known = self._known_words()

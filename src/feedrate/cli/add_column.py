@@ -12,9 +12,13 @@ Loader(PACK, fields=("image", "age")).
 from __future__ import annotations
 
 import argparse
-import sys
 
-from feedrate.cli.output import add_json_arguments, check_json_target, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    show_result,
+    write_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     result = add_column(arguments.pack, arguments.table, options)
     if arguments.json != "-":
-        sys.stdout.write(draw_column(result))
+        show_result(draw_column, result)
     write_json(arguments, dump_document("add-column", result))
     return 0

@@ -9,12 +9,19 @@ are. When it is interrupted, the pack is what it was, and the same command goes 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import add_workers
 from feedrate.cli.engine import add_engine, read_engine
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    add_strict,
+    check_json_target,
+    exit_code,
+    say,
+    show_result,
+    write_json,
+)
 from feedrate.errors import UsageError
 
 
@@ -39,8 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--default", action="append", default=[], metavar="NAME=VALUE", dest="defaults",
         help="the value of an added column for the new samples",
     )  # fmt: skip
+    parser.add_argument(
+        "--map", metavar="MODULE:FUNCTION",
+        help="the function that the pack was made with; MODULE may lie in the current folder",
+    )  # fmt: skip
     add_workers(parser)
     add_engine(parser)
+    add_strict(parser)
     add_json_arguments(parser)
 
 
@@ -58,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         path_column=arguments.path_column,
         label_column=arguments.label_column,
         fields=None if fields is None else tuple(FieldSpec.parse(text) for text in fields),
+        map=arguments.map,
         skip_existing=arguments.skip_existing,
         defaults=_parse_defaults(arguments.defaults),
         workers=arguments.workers,
@@ -71,9 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
         say_error("interrupted", "run the same command again to go on")
         return EXIT_INTERRUPTED
     if arguments.json != "-":
-        sys.stdout.write(draw_append(result))
+        show_result(draw_append, result)
     write_json(arguments, dump_document("append", result))
-    return 0
+    return exit_code(arguments, len(result.rejected), f"{arguments.pack}/rejected.jsonl")
 
 
 def _parse_defaults(texts: list[str]) -> dict[str, str]:

@@ -21,6 +21,13 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_allow_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-address", action="append", default=[], metavar="ADDRESS", dest="allow_addresses",
+        help="let a pack that somebody else may have made name files there (s3://bucket); can be repeated",
+    )  # fmt: skip
+
+
 def positive(text: str) -> int:
     return whole_number(text, least=1)
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 
-from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.arguments import add_allow_address, positive
+from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
+from feedrate.errors import need
 
 SETS = ("photographs", "camera", "png")
 
@@ -40,11 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=positive, metavar="N", default=10, help="runs of each decoder, in turn (default: 10)"
     )
+    add_allow_address(parser)
     add_json_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    Console = need("rich.console").Console
 
     from feedrate.bench.kernel import KernelOptions, bench_made, bench_source
     from feedrate.errors import UsageError
@@ -54,13 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.source is not None and arguments.sets:
         raise UsageError(f"--set makes images, and {arguments.source} has its own: give one of the two")
     check_json_target(arguments)
-    options = KernelOptions(arguments.images, arguments.size, arguments.rounds)
+    allowed = tuple(arguments.allow_addresses)
+    options = KernelOptions(arguments.images, arguments.size, arguments.rounds, allow_addresses=allowed)
     with ended_like_an_interrupt():
         if arguments.source is not None:
             result = bench_source(arguments.source, options, say=say)
         else:
             result = bench_made(arguments.sets or SETS, options, say=say)
     if arguments.json != "-":
-        draw_kernel(result, Console())
+        draw_kernel(clean_values(result), Console())
     write_json(arguments, dump_document("bench kernel", result))
     return 0

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
-from feedrate.errors import NotFound
+from feedrate.errors import NotFound, need
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    Console = need("rich.console").Console
 
     from feedrate.bench.feeds import require_torch
     from feedrate.bench.loader import BenchOptions, bench_loader
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ended_like_an_interrupt(), _files_and_pack(arguments.source) as (files, pack):
         result = bench_loader(str(files), str(pack), options, source=str(arguments.source), say=say)
     if arguments.json != "-":
-        draw_bench(result, Console())
+        draw_bench(clean_values(result), Console())
     write_json(arguments, dump_document("bench loader", result))
     return 0
 

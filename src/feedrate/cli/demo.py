@@ -14,8 +14,9 @@ import argparse
 from pathlib import Path
 
 from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
+from feedrate.errors import need
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    Console = need("rich.console").Console
 
     from feedrate.demo.run import DemoOptions, run_demo
     from feedrate.report.bench import draw_demo
@@ -48,6 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
     with ended_like_an_interrupt():
         result = run_demo(options, say=say)
     if arguments.json != "-":
-        draw_demo(result, Console())
+        draw_demo(clean_values(result), Console())
     write_json(arguments, dump_document("demo", result))
     return 0

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a local folder: predict what staging the data there gives",
     )
+    parser.add_argument("--full", action="store_true", help="print the whole report, not one screen of it")
     parser.add_argument("--html", type=Path, metavar="PATH", help="write the report as a page too")
     parser.add_argument("--trace", type=Path, metavar="PATH", help="write a trace for ui.perfetto.dev too")
     parser.add_argument(

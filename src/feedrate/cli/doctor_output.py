@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from feedrate.cli.output import say, write_json, write_text
+from feedrate.cli.output import say, show, write_json, write_text
 from feedrate.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from feedrate.results.doctor import Diagnosis
 
 DEFAULT_MAX_EXPOSED_WAIT = 0.05
+_NARROWEST, _WIDEST = 60, 120  # columns: longer lines are hard to read
 
 
 def talk(text: str) -> None:
@@ -24,11 +26,18 @@ def talk(text: str) -> None:
 
 def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any] | None) -> int:
     """Write what was asked for; return the exit code: the command's own, or 1 where a check says no."""
-    from feedrate.report.doctor import draw_diagnosis
     from feedrate.report.document import dump_document
 
-    if arguments.json != "-":
-        write_anyhow(sys.stdout, draw_diagnosis(diagnosis))
+    if arguments.full:
+        from feedrate.report.doctor_full import draw_full
+
+        columns = shutil.get_terminal_size().columns
+        text = draw_full(diagnosis, min(max(columns, _NARROWEST), _WIDEST))
+        show(text, sys.stderr if arguments.json == "-" else sys.stdout)
+    elif arguments.json != "-":
+        from feedrate.report.doctor import draw_diagnosis
+
+        show(draw_diagnosis(diagnosis))
     passed = check_wait(arguments, diagnosis)
     if before is not None:
         passed = compare(arguments, diagnosis, before) and passed
@@ -68,17 +77,11 @@ def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[st
 
     verification = compare_runs(before, diagnosis)
     stream = sys.stderr if arguments.json == "-" else sys.stdout
-    write_anyhow(stream, "\n" + draw_verification(verification))
+    show("\n" + draw_verification(verification), stream)
     if arguments.max_slowdown is None:
         return not verification.differs
     talk(f"check {draw_gate(verification, arguments.max_slowdown).rstrip()}")
     return passes_gate(verification, arguments.max_slowdown)
-
-
-def write_anyhow(stream: TextIO, text: str) -> None:
-    """Write to a terminal that may know no more than ASCII."""
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, errors="replace").decode(encoding))
 
 
 def read_before(path: Path) -> dict[str, Any]:

@@ -12,15 +12,15 @@ re-encoding at packing time costs. Exit code 1 when pixels differ by more than r
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from feedrate.cli.arguments import positive, whole_number
+from feedrate.cli.arguments import add_allow_address, positive, whole_number
 from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
     check_target,
     say,
+    show_result,
     write_json,
     write_text,
 )
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=Path, metavar="PATH", help="write a page that shows the worst pairs side by side"
     )
+    add_allow_address(parser)
     add_json_arguments(parser, overwritten="the page and the JSON file")
 
 
@@ -63,11 +64,17 @@ def run(arguments: argparse.Namespace) -> int:
     check_json_target(arguments)
     if arguments.html is not None:
         check_target(arguments.html, force=arguments.force)
-    options = FidelityOptions(arguments.images, arguments.seed, arguments.size, arguments.originals)
+    options = FidelityOptions(
+        arguments.images,
+        arguments.seed,
+        arguments.size,
+        arguments.originals,
+        tuple(arguments.allow_addresses),
+    )
     with ended_like_an_interrupt(), ProgressBar() as bar:
         result, pictures = measure_fidelity(arguments.sources, options, watch=bar.update)
     if arguments.json != "-":
-        sys.stdout.write(draw_fidelity(result))
+        show_result(draw_fidelity, result)
     write_json(arguments, dump_document("fidelity", result))
     if arguments.html is not None:
         write_text(arguments.html, draw_page(result, pictures))

@@ -16,11 +16,18 @@ the same command goes on where it stopped. When the files change, index them aga
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import add_workers
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    add_strict,
+    check_json_target,
+    exit_code,
+    say,
+    show_result,
+    write_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path-column", metavar="C", help="its column of file names (default: guessed)")
     parser.add_argument("--label-column", metavar="C", help="its column of labels (default: guessed)")
     add_workers(parser)
+    add_strict(parser)
     add_json_arguments(parser)
 
 
@@ -68,6 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
         say_error("interrupted", "run the same command again to go on")
         return EXIT_INTERRUPTED
     if arguments.json != "-":
-        sys.stdout.write(draw_index(result))
+        show_result(draw_index, result)
     write_json(arguments, dump_document("index", result))
-    return 0
+    return exit_code(arguments, len(result.rejected), f"{result.target}/rejected.jsonl")

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from feedrate.cli.arguments import whole_number
-from feedrate.cli.output import add_json_arguments, check_json_target, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    show_result,
+    write_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     check_json_target(arguments)
     result = describe(arguments.pack, samples=arguments.samples)
     if arguments.json != "-":
-        sys.stdout.write(draw_description(result))
+        show_result(draw_description, result)
     write_json(arguments, dump_document("ls", result))
     return 0

@@ -13,9 +13,14 @@ must be the same. 'feedrate append' adds files that are not packed yet.
 from __future__ import annotations
 
 import argparse
-import sys
 
-from feedrate.cli.output import add_json_arguments, check_json_target, write_json
+from feedrate.cli.arguments import add_allow_address
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    show_result,
+    write_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--refer", action="store_true", help="refer to the packs by their paths, even where links can be made"
     )
+    add_allow_address(parser)
     add_json_arguments(parser)
 
 
@@ -37,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.report.document import dump_document
 
     check_json_target(arguments)
-    options = MergeOptions(prefix=arguments.prefix, refer=arguments.refer)
+    options = MergeOptions(arguments.prefix, arguments.refer, tuple(arguments.allow_addresses))
     result = merge(arguments.packs, arguments.to, options)
     if arguments.json != "-":
-        sys.stdout.write(draw_merge(result))
+        show_result(draw_merge, result)
     write_json(arguments, dump_document("merge", result))
     return 0

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import stat
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TextIO
 
-from feedrate.errors import AlreadyExists, NotFound, StorageError
+from feedrate.errors import AlreadyExists, NotFound, StorageError, clean, clean_lines
+from feedrate.units import format_count
 
 
 def add_json_arguments(parser: argparse.ArgumentParser, *, overwritten: str = "the JSON file") -> None:
@@ -71,6 +75,25 @@ def write_json(arguments: argparse.Namespace, text: str) -> None:
         write_text(Path(arguments.json), text)
 
 
+def add_strict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a sample was left out")
+
+
+def exit_code(arguments: argparse.Namespace, rejected: int, where: str) -> int:
+    """Return what the shell should see of a command that may leave samples out."""
+    if not rejected or not arguments.strict:
+        return 0
+    from feedrate.cli import EXIT_FAILED, say_error
+
+    say_error(f"{format_count(rejected, 'sample')} left out, and --strict allows none", f"see {where}")
+    return EXIT_FAILED
+
+
+def write_path(path: str) -> None:
+    """Write the path that a command's output is, as it is: `DATA=$(feedrate stage SOURCE)`."""
+    sys.stdout.write(path + "\n")
+
+
 def write_text(target: Path, text: str) -> None:
     try:
         # A path on the command line need not be text.
@@ -79,6 +102,36 @@ def write_text(target: Path, text: str) -> None:
         raise StorageError(f"cannot write {target}: {error.strerror}") from error
 
 
+def show(text: str, stream: TextIO | None = None) -> None:
+    """Write a report, to standard output: the terminal's door.
+
+    What a terminal would obey is written as an escape, and what its encoding lacks as '?'.
+    """
+    stream = stream or sys.stdout
+    encoding = stream.encoding or "utf-8"
+    stream.write(clean_lines(text).encode(encoding, errors="replace").decode(encoding))
+
+
+def show_result(draw: Callable[..., str], *results: Any) -> None:
+    """Draw results whose texts cannot break a line in two, and so say what feedrate does not."""
+    show(draw(*map(clean_values, results)))
+
+
+def clean_values(value: Any) -> Any:
+    """Return a result with every text in it as one line that a terminal does not obey."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {clean_values(name): clean_values(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        cleaned = map(clean_values, value)
+        return type(value)(*cleaned) if hasattr(value, "_fields") else tuple(cleaned)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [one.name for one in dataclasses.fields(value) if one.init]
+        return dataclasses.replace(value, **{name: clean_values(getattr(value, name)) for name in fields})
+    return value
+
+
 def say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    show(text + "\n", sys.stderr)
     sys.stderr.flush()

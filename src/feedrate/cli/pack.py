@@ -19,16 +19,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from feedrate.cli.arguments import add_workers, positive, quality, reader, whole_number
 from feedrate.cli.engine import add_engine, read_engine
 from feedrate.cli.output import (
     add_json_arguments,
+    add_strict,
     check_json_target,
     check_target,
+    exit_code,
     say,
+    show_result,
     write_json,
     write_text,
 )
@@ -91,6 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              "possible, else with quality 95",
     )  # fmt: skip
     parser.add_argument(
+        "--keep-truncated", action="store_true",
+        help="keep images that end too early: as PNG, filled up as Pillow's LOAD_TRUNCATED_IMAGES does",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-scan", action="store_true",
         help="pack faster: do not look where JPEGs can be entered. Loading is slower then, and damage found "
              "when it is loaded",
@@ -102,6 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the quality report as a page, too")
     add_workers(parser)
     add_engine(parser)
+    add_strict(parser)
     add_json_arguments(parser, overwritten="the page and the JSON file")
 
 
@@ -129,7 +136,12 @@ def _run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         engine=read_engine(arguments),
         recode=Recode(
-            arguments.resize, arguments.max_side, arguments.quality, arguments.raw, arguments.normalise
+            resize=arguments.resize,
+            max_side=arguments.max_side,
+            quality=arguments.quality,
+            raw=arguments.raw,
+            normalise=arguments.normalise,
+            keep_truncated=arguments.keep_truncated,
         ),
         map=None if arguments.map is None else find_map(arguments.map),
         scan=not arguments.no_scan,
@@ -149,11 +161,11 @@ def _run(arguments: argparse.Namespace) -> int:
     from feedrate.report.terminal import draw_pack
 
     if arguments.json != "-":
-        sys.stdout.write(draw_pack(result))
+        show_result(draw_pack, result)
     write_json(arguments, dump_document("pack", result))
     if arguments.html is not None and result.quality is not None:
         from feedrate.report.quality_page import draw_quality_page
 
         write_text(arguments.html, draw_quality_page(arguments.pack, result.quality))
         say(f"wrote {arguments.html}")
-    return 0
+    return exit_code(arguments, len(result.rejected), f"{arguments.pack}/rejected.jsonl")

@@ -8,7 +8,6 @@ rejected, normalised, or mapped by a function of yours. Reads PACK/quality.json,
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from feedrate.cli.output import (
@@ -16,6 +15,7 @@ from feedrate.cli.output import (
     check_json_target,
     check_target,
     say,
+    show_result,
     write_json,
     write_text,
 )
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_target(arguments.html, force=arguments.force)
     quality = read_quality(arguments.pack)
     if arguments.json != "-":
-        sys.stdout.write(draw_quality(arguments.pack, quality))
+        show_result(draw_quality, arguments.pack, quality)
     write_json(arguments, dump_document("quality", quality))
     if arguments.html is not None:
         write_text(arguments.html, draw_quality_page(arguments.pack, quality))

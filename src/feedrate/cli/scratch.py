@@ -13,10 +13,15 @@ and deleted too: they have no source, and can be made anew.
 from __future__ import annotations
 
 import argparse
-import sys
 
 from feedrate.cli.arguments import reader
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    say,
+    show_result,
+    write_json,
+)
 from feedrate.units import parse_bytes
 
 
@@ -80,13 +85,14 @@ def _ls(arguments: argparse.Namespace) -> int:
 
     if arguments.everywhere:
         everywhere = list_everywhere()
-        text, document = draw_everywhere(everywhere), dump_document("scratch ls --everywhere", everywhere)
-    else:
-        listing = list_scratch(arguments.scratch)
-        text, document = draw_scratch(listing), dump_document("scratch ls", listing)
+        if arguments.json != "-":
+            show_result(draw_everywhere, everywhere)
+        write_json(arguments, dump_document("scratch ls --everywhere", everywhere))
+        return 0
+    listing = list_scratch(arguments.scratch)
     if arguments.json != "-":
-        sys.stdout.write(text)
-    write_json(arguments, document)
+        show_result(draw_scratch, listing)
+    write_json(arguments, dump_document("scratch ls", listing))
     return 0
 
 
@@ -103,7 +109,7 @@ def _rm(arguments: argparse.Namespace) -> int:
         say=say,
     )
     if arguments.json != "-":
-        sys.stdout.write(draw_cleared(result))
+        show_result(draw_cleared, result)
     write_json(arguments, dump_document("scratch rm", result))
     if any(one.is_only_copy for one in result.kept):
         say(
@@ -122,6 +128,6 @@ def _gc(arguments: argparse.Namespace) -> int:
         arguments.scratch, limit_bytes=arguments.limit, is_trial=arguments.dry_run, say=say
     )
     if arguments.json != "-":
-        sys.stdout.write(draw_cleared(result))
+        show_result(draw_cleared, result)
     write_json(arguments, dump_document("scratch gc", result))
     return 0

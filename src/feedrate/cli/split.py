@@ -3,9 +3,11 @@
 
 A sample's part follows from its key and the seed, so the same data gives the same parts.
 Counts are exact; with --by, --by-path or --by-folder samples of one group stay together,
-and counts are met as nearly as groups allow. In Python: Loader(PACK, split="train").
+and counts, with --stratify also the shares of classes, are met as nearly as groups allow.
+In Python: Loader(PACK, split="train").
 
   feedrate split photos.pack train=0.9 validation=0.1 --stratify label
+  feedrate split xray.pack --by patient --stratify finding train=80% validation=10% test=rest
   feedrate split xray.pack train=80% validation=10% test=rest --by-path '(patient[0-9]+)'
   feedrate split photos.pack --file validation=val.txt train=rest
 """
@@ -13,12 +15,16 @@ and counts are met as nearly as groups allow. In Python: Loader(PACK, split="tra
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from feedrate.cli.arguments import whole_number
-from feedrate.cli.output import add_json_arguments, check_json_target, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    show_result,
+    write_json,
+)
 from feedrate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.scattered = "parts"  # type: ignore[attr-defined]  # options may stand between them
     parser.add_argument("pack", metavar="PACK", help="the pack to divide")
     parser.add_argument(
         "parts", nargs="*", metavar="NAME=SHARE",
@@ -44,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--by-folder", action="store_true", help="keep the samples of a folder together")
     parser.add_argument(
-        "--stratify", nargs="?", const="label", metavar="FIELD",
+        "--stratify", nargs="?", const="label", metavar="FIELD", action=_Stratify,
         help="give each part its share of each class (default field: label)",
     )  # fmt: skip
     parser.add_argument("--name", default="split", metavar="NAME", help="of the column (default: split)")
@@ -54,6 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--replace", action="store_true", help="in the place of the split that is there")
     add_json_arguments(parser)
+
+
+class _Stratify(argparse.Action):
+    """Takes a field, or none: what follows may be a part already."""
+
+    def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        namespace.stratify = self.const if "=" in values else values
+        if "=" in values:
+            namespace.displaced = [values]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.files = [text for text in arguments.files if text not in rest]
         result = split(arguments.pack, parse_shares([*arguments.parts, *rest]), _read_options(arguments))
     if arguments.json != "-":
-        sys.stdout.write(draw_split(result))
+        show_result(draw_split, result)
     write_json(arguments, dump_document("split", result))
     return 0
 

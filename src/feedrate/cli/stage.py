@@ -12,11 +12,17 @@ checksums of their pack. 'feedrate scratch' lists copies and clears them away.
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 
-from feedrate.cli.arguments import positive, reader
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.arguments import add_allow_address, positive, reader
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    clean_values,
+    say,
+    write_json,
+    write_path,
+)
 from feedrate.units import parse_keep, parse_rate
 
 
@@ -47,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check", action="store_true",
         help="read what is there already, and bring anew what is not as it was copied",
     )  # fmt: skip
+    add_allow_address(parser)
     add_json_arguments(parser)
 
 
@@ -77,12 +84,13 @@ def _stage(arguments: argparse.Namespace) -> int:
             streams=arguments.streams,
             allow_network=arguments.allow_network,
             check=arguments.check,
+            allow_addresses=arguments.allow_addresses,
             watch=bar.update,
             say=bar.say,
         )
-    say(draw_stage(result))
+    say(draw_stage(clean_values(result)))
     if arguments.json != "-":
-        sys.stdout.write(result.path + "\n")
+        write_path(result.path)
     write_json(arguments, dump_document("stage", result))
     return 0
 
@@ -94,9 +102,9 @@ def _stage_on_nodes(arguments: argparse.Namespace) -> int:
     from feedrate.stage import stage_on_nodes
 
     result = stage_on_nodes(arguments.source, _options(arguments), say=say)
-    say(draw_nodes(result))
+    say(draw_nodes(clean_values(result)))
     if result.path and arguments.json != "-":
-        sys.stdout.write(result.path + "\n")
+        write_path(result.path)
     write_json(arguments, dump_document("stage", result))
     if not result.path and not result.failures:
         say_error("the copies lie under different paths", "name a folder that all nodes have: --to FOLDER")
@@ -114,6 +122,7 @@ def _options(arguments: argparse.Namespace) -> list[str]:
         words.append(f"--to={os.path.abspath(arguments.to) if arguments.to != 'auto' else 'auto'}")
     if arguments.rate_limit is not None:
         words.append(f"--rate-limit={arguments.rate_limit}")
+    words += [f"--allow-address={address}" for address in arguments.allow_addresses]
     words += ["--allow-network"] if arguments.allow_network else []
     return [*words, "--check"] if arguments.check else words
 

@@ -8,10 +8,15 @@ interrupted unpack goes on with the same command; one with other bytes stops it.
 from __future__ import annotations
 
 import argparse
-import sys
 
 from feedrate.cli.arguments import add_workers
-from feedrate.cli.output import add_json_arguments, check_json_target, say, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    say,
+    show_result,
+    write_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
     with ProgressBar() as bar:
         result = unpack(arguments.pack, arguments.folder, workers=arguments.workers, watch=bar.update)
     if arguments.json != "-":
-        sys.stdout.write(draw_unpack(result))
+        show_result(draw_unpack, result)
     write_json(arguments, dump_document("unpack", result))
     return 0

@@ -8,15 +8,20 @@ kernel can enter each image where the index says. Exit code 1 when something is 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from feedrate.cli.arguments import add_workers
-from feedrate.cli.output import add_json_arguments, check_json_target, write_json
+from feedrate.cli.arguments import add_allow_address, add_workers
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    show_result,
+    write_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pack", metavar="PACK", help="the pack to check")
     add_workers(parser)
+    add_allow_address(parser)
     add_json_arguments(parser)
 
 
@@ -29,8 +34,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_json_target(arguments)
     with ProgressBar() as bar:
-        result = verify(arguments.pack, workers=arguments.workers, watch=bar.update)
+        result = verify(
+            arguments.pack,
+            workers=arguments.workers,
+            allow_addresses=arguments.allow_addresses,
+            watch=bar.update,
+        )
     if arguments.json != "-":
-        sys.stdout.write(draw_verify(result))
+        show_result(draw_verify, result)
     write_json(arguments, dump_document("verify", result))
     return EXIT_OK if result.is_good else EXIT_FAILED

@@ -8,10 +8,14 @@ locked: memory that a process needs drives the files out again.
 from __future__ import annotations
 
 import argparse
-import sys
 
 from feedrate.cli.arguments import reader
-from feedrate.cli.output import add_json_arguments, check_json_target, write_json
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    show_result,
+    write_json,
+)
 from feedrate.units import parse_bytes
 
 
@@ -36,6 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
     with ProgressBar() as bar:
         result = warm(arguments.pack, limit_bytes=arguments.limit, watch=bar.update)
     if arguments.json != "-":
-        sys.stdout.write(draw_warm(result))
+        show_result(draw_warm, result)
     write_json(arguments, dump_document("warm", result))
     return 0

@@ -83,7 +83,8 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     ]
     if m.kernel is not None and m.kernel.taken:
         ours = format_seconds(m.kernel.cpu_s_per_image)
-        lines.append(f"feedrate's decoder takes {ours} on the same files")
+        rest = f"; {m.kernel.left_words}, which it does not take" if m.kernel.left else ""
+        lines.append(f"feedrate's decoder takes {ours} on {'the same files' if not rest else 'JPEGs'}{rest}")
     numbers = {"decode_cpu_s": decode.cpu_s, "sample_s": sample.total.wall_s}
     cause = "Images are decoded whole, on the CPU, and the crop throws a part away." if crops(m) else ""
     return _of_loader(m, share, tuple(lines), numbers, cause)
@@ -158,7 +159,7 @@ def find_cold_cache(m: Measured) -> Evidence | None:
     sample, again, data = m.sample, m.sample_again, m.around.data
     if sample is None or again is None or data is None or data.is_network or data.is_fuse:
         return None
-    if not waits_for_data(m) or sample.device_bytes < 0.3 * sample.read_bytes:
+    if not waits_for_data(m) or sample.device_bytes <= 0.3 * sample.read_bytes:
         return None
     blocked = read_blocked(m)
     if again.total.blocked_s > 0.5 * blocked.blocked_s:
@@ -172,10 +173,19 @@ def find_cold_cache(m: Measured) -> Evidence | None:
     warm = format_seconds(again.total.blocked_s)
     lines = (
         f"a sample waits {format_seconds(blocked.blocked_s)} for the disk, {warm} when it is read again",
-        f"{percent(sample.device_bytes / sample.read_bytes)} of the bytes came from the disk, not memory",
+        _word_disk(sample.device_bytes, sample.read_bytes),
         word_storage(m),
     )
     return _of_loader(m, share, lines, {"cold_s": blocked.blocked_s, "warm_s": again.total.blocked_s})
+
+
+def _word_disk(given: float, read: float) -> str:
+    if not read:
+        return f"the disk gave {format_bytes(given)} a sample, for files that are mapped into memory"
+    if given <= 1.05 * read:
+        return f"{percent(min(given / read, 1.0))} of the bytes came from the disk, not memory"
+    asked = f"the {format_bytes(read)} that a sample reads"
+    return f"the disk gave {format_bytes(given)} for {asked}: it reads ahead, or whole blocks"
 
 
 def find_slow_handover(m: Measured) -> Evidence | None:

@@ -27,7 +27,10 @@ def find_contention(m: Measured) -> Evidence | None:
     if on_gpu is None or on_cores is None:
         return on_gpu or on_cores
     more, less = sorted((on_gpu, on_cores), key=lambda evidence: -evidence.share)
-    return Evidence(more.share, (*more.lines, *less.lines), {**less.numbers, **more.numbers})
+    weights = [one.rank_by for one in (more, less)]
+    return Evidence(
+        more.share, (*more.lines, *less.lines), {**less.numbers, **more.numbers}, weight=max(weights)
+    )
 
 
 def _find_company_on_gpu(m: Measured) -> Evidence | None:
@@ -37,26 +40,38 @@ def _find_company_on_gpu(m: Measured) -> Evidence | None:
     theirs = percent(m.around.gpu_others_share or 0.0)
     who = format_count(m.around.gpu_others, "other process", "other processes")
     line = f"{who} {'has' if m.around.gpu_others == 1 else 'have'} {theirs} of the GPU's time"
-    return Evidence(share, (line,), {"gpu_others_share": m.around.gpu_others_share})
+    numbers = {"gpu_others_share": m.around.gpu_others_share}
+    return Evidence(share, (line,), numbers, weight=_weigh(share, m.exposed_share + share))
 
 
 def _find_company_on_cores(m: Measured) -> Evidence | None:
     others = m.around.cores_others + m.around.steal_cores
-    if others < 0.15 * m.around.cores:
+    if not m.around.is_busy:
         return None
     # What counts is the waiting for a core, by whoever makes the step long: others of low priority take
     # cores that nobody wants.
     share = waiting_for_cores(m)
     if share < WORTH_TELLING:
         return None
-    who = f": {m.around.biggest_other}" if m.around.biggest_other else ""
+    who = f", {m.around.biggest_other}" if m.around.biggest_other else ""
     lines = [f"other processes use {others:.1f} of {m.around.cores:.0f} cores{who}"]
     if m.sample is not None:
         lines.append(f"a sample spends {percent(queue_share(m))} of its time waiting for a core")
     if m.computing_queue_share >= WORTH_TELLING:
         queued = percent(m.computing_queue_share)
         lines.append(f"forward and backward spend {queued} of their time waiting for a core")
-    return Evidence(share, tuple(lines), {"cores_others": round(others, 2), "cores": m.around.cores})
+    computing_waits = (m.own_s - m.exposed_s) * m.computing_queue_share / m.step_s
+    weight = _weigh(share, m.exposed_share + computing_waits)
+    numbers = {"cores_others": round(others, 2), "cores": m.around.cores}
+    return Evidence(share, tuple(lines), numbers, weight=weight)
+
+
+def _weigh(share: float, lost: float) -> float:
+    """Return what company counts for in the order of findings, where so much of the time is lost in all.
+
+    The user can do something about the rest: as long as that is the larger part, it comes first.
+    """
+    return share if share > 0.5 * lost else min(share, 0.9 * WORTH_A_VERDICT)
 
 
 def find_short_memory(m: Measured) -> Evidence | None:

@@ -3,25 +3,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 
-from feedrate import kernel
+from feedrate import kernel, pillow
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import KernelTime
 from feedrate.doctor.records import Recording
 from feedrate.doctor.surroundings import DataFiles
+from feedrate.format.suffixes import IMAGE_SUFFIXES
 from feedrate.probe.residency import measure_residency
 from feedrate.probe.storage import describe_storage
 from feedrate.stats import median
 
-_JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif")
 _NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")
 _SIZED_FILES = 400
 _TIMED_FILES = 24
+_ENOUGH_S = 2.0  # of timing one kind of files
 
 
 def describe_data(recording: Recording, dataset_len: int | None) -> DataFiles | None:
@@ -51,35 +55,111 @@ def describe_data(recording: Recording, dataset_len: int | None) -> DataFiles | 
         suffixes=tuple(suffix for suffix, _ in suffixes.most_common(3)),
         resident=measure_residency(paths[:100]),
         dataset_bytes=mean_bytes * dataset_len if is_per_sample and dataset_len else float(sum(sizes)),
-        jpegs=tuple(path for path in paths if path.lower().endswith(_JPEGS)),
+        images=tuple(path for path in paths if Path(path).suffix.lower() in IMAGE_SUFFIXES),
     )
 
 
-def time_kernel(jpegs: Sequence[str], size: tuple[int, int] | None, *, crops: bool) -> KernelTime | None:
-    """Time our decoder on some of the user's JPEG files, from bytes in memory, as the loader would use it.
+def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: bool) -> KernelTime | None:
+    """Time our decoder on some of the user's image files, from bytes in memory, as the loader would use it.
+
+    Where it does not take all of them, what it takes is weighed by Pillow's time for each kind, and what the
+    others would take once they are stored as it likes them is timed, too.
 
     Args:
         size: of the batch's images; None: 224 x 224.
         crops: the user's code takes random crops: a part of each image, as RandomResizedCrop draws it.
     """
-    chosen = random.Random(0).sample(list(jpegs), min(_TIMED_FILES, len(jpegs)))
-    seconds, tried = [], 0
-    for path in chosen:
-        try:
+    size, share = size or (224, 224), 0.54 if crops else 1.0
+    taken: list[str] = []
+    left: list[str] = []
+    seconds: list[float] = []
+    reasons: Counter[str] = Counter()
+    deep, is_lossless = 0, True
+    for path in random.Random(0).sample(list(images), min(_TIMED_FILES, len(images))):
+        with contextlib.suppress(ValueError, OSError):
             data = Path(path).read_bytes()
-        except OSError:
-            continue
-        tried += 1
-        try:
-            scan = kernel.scan(data)
-            box = _middle_box(scan.width, scan.height, 0.54 if crops else 1.0)
-            stages = kernel.profile_decode(data, scan.entries, box=box, size=size or (224, 224), repeats=5)
-        except ValueError:
-            continue
-        seconds.append(sum(stages.values()))
+            found = kernel.scan_headers(data)
+            if found.reason is None:
+                seconds.append(_time_decoder(data, size, share))
+                taken.append(path)
+            elif not found.damaged:
+                left.append(path)
+                reasons[found.reason.removeprefix("not a JPEG (").removesuffix(")")] += 1
+                deep += _is_deep(data)
+                is_lossless = is_lossless and kernel.to_baseline(data) is not None
+    tried = len(taken) + len(left)
     if not tried:
         return None
-    return KernelTime(median(seconds) if seconds else 0.0, len(seconds), tried)
+    ours_s = median(seconds) if seconds else 0.0
+    if not left:
+        return KernelTime(ours_s, len(taken), tried)
+    theirs = [
+        len(paths) * _mean_time(paths, lambda data: _time_pillow(data, size, share))
+        for paths in (taken, left)
+    ]
+    return KernelTime(
+        cpu_s_per_image=ours_s,
+        taken=len(taken),
+        tried=tried,
+        taken_share=theirs[0] / max(sum(theirs), 1e-9),
+        others=" or ".join(reason for reason, _ in reasons.most_common(2)),
+        stored_cpu_s=_mean_time(left, lambda data: _time_stored(data, size, share)),
+        stored_by="--map MODULE:FUNCTION --raw" if deep > len(left) / 2 else "--normalise",
+        is_lossless=is_lossless,
+    )
+
+
+def _mean_time(paths: Sequence[str], time_one: Callable[[bytes], float]) -> float:
+    """Return the mean of a time over files: of as many as can be timed soon; 0: of none."""
+    began, seconds = time.thread_time(), []
+    for path in paths:
+        if time.thread_time() - began > _ENOUGH_S:
+            break
+        with contextlib.suppress(ValueError, OSError):
+            seconds.append(time_one(Path(path).read_bytes()))
+    return mean(seconds) if seconds else 0.0
+
+
+def _time_decoder(data: bytes, size: tuple[int, int], share: float, repeats: int = 5) -> float:
+    found = kernel.scan(data)
+    box = _middle_box(found.width, found.height, share)
+    return sum(kernel.profile_decode(data, found.entries, box=box, size=size, repeats=repeats).values())
+
+
+def _time_pillow(data: bytes, size: tuple[int, int], share: float) -> float:
+    box = _middle_box(*pillow.measure(data)[:2], share)
+    return _time(lambda: pillow.decode(data, box, (*size, 3)))
+
+
+def _time_stored(data: bytes, size: tuple[int, int], share: float) -> float:
+    """Return what our decoder takes for an image that was stored as it likes it."""
+    width, height, _ = pillow.measure(data)
+    whole, box = (0, 0, width, height), _middle_box(width, height, share)
+    if _is_deep(data):
+        rows = pillow.decode(data, whole, (height, width, 1))[..., 0]
+        return _time(lambda: pillow.crop_rows(rows, box, (*size, 1), is_mask=False))
+    stored = kernel.to_baseline(data)
+    if stored is None:
+        is_gray = pillow.is_gray(data)
+        rows = pillow.decode(data, whole, (height, width, 1 if is_gray else 3))
+        rows = rows[..., 0] if is_gray else rows
+        stored = pillow.encode_jpeg(rows, quality=pillow.NORMAL_QUALITY, full_chroma=True, orientation=1)
+    return _time_decoder(stored, size, share, repeats=2)
+
+
+def _time(work: Callable[[], object]) -> float:
+    """Return the CPU time of the quicker of two calls: the first may find cold caches."""
+    seconds = []
+    for _ in range(2):
+        began = time.thread_time()
+        work()
+        seconds.append(time.thread_time() - began)
+    return min(seconds)
+
+
+def _is_deep(data: bytes) -> bool:
+    """Whether an image holds more than 8 bits a channel: those `--normalise` leaves alone."""
+    return pillow.measure(data)[2].startswith(("I", "F"))
 
 
 def _middle_box(width: int, height: int, share: float) -> tuple[int, int, int, int]:

@@ -80,12 +80,16 @@ def word_verdict(m: Measured, findings: Sequence[Finding]) -> str:
 
 
 def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
-    """Order by gain; what cures the first finding goes first among equals, what gives nothing last."""
+    """Order by gain; what cures the first finding goes first among equals, what gives nothing last.
+
+    What others would have to do stands behind what the user can, unless it is the verdict.
+    """
     favoured = {remedy.name for finding in findings[:1] for remedy in finding.remedies}
 
-    def key(remedy: Remedy) -> tuple[bool, float, bool]:
+    def key(remedy: Remedy) -> tuple[bool, bool, float, bool]:
         return (
             remedy.predicted_speedup < _NOTHING,
+            remedy.name == "stop-others" and remedy.name not in favoured,
             -remedy.predicted_speedup,
             remedy.name not in favoured,
         )
@@ -249,7 +253,8 @@ def _rates(m: Measured) -> tuple[Rate, ...]:
         rates.append(
             Rate(
                 "kernel",
-                "feedrate's decoder on these files, one core",
+                f"feedrate's decoder on {'those' if m.kernel.left else 'these'} files"
+                f"{' that it takes' if m.kernel.left else ''}, one core",
                 per_s,
                 per_s * 0.9,
                 per_s * 1.1,

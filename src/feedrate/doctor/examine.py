@@ -16,7 +16,7 @@ from feedrate.doctor.gpus import find_gpu
 from feedrate.doctor.growth import measure_growth
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed, run_command
-from feedrate.doctor.machine import MachineTrace, read_machine
+from feedrate.doctor.machine import MachineTrace, Means, read_machine
 from feedrate.doctor.measured import KernelTime, Measured
 from feedrate.doctor.measuring import measure
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
@@ -31,6 +31,8 @@ from feedrate.probe.machine import describe_machine
 from feedrate.probe.storage import find_scratch
 from feedrate.results.doctor import Diagnosis
 
+_GOOD_PART = 0.4  # of what others use: who has less does not explain it
+_LEAST_CORES = 0.1
 _CROPS = ("RandomResizedCrop", "RandomCrop", "PIL.crop")
 
 
@@ -94,9 +96,9 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
 
 
 def _time_kernel(data: DataFiles | None, batch: Mapping[str, object], *, crops: bool) -> KernelTime | None:
-    if data is None or not data.jpegs:
+    if data is None or not data.images:
         return None
-    return time_kernel(data.jpegs, _image_size(batch), crops=crops)
+    return time_kernel(data.images, _image_size(batch), crops=crops)
 
 
 def _image_size(batch: Mapping[str, object]) -> tuple[int, int] | None:
@@ -145,7 +147,6 @@ def look_around(
         )
     means = trace.between(loop.start_ns, loop.end_ns)
     gpu = _find_gpu(main, trace)
-    other = means.biggest_other
     used = None if means.mem_used is None else means.mem_used - (means.mem_cache or 0.0)
     left = None if means.mem_limit is None or used is None else means.mem_limit - used
     growth = measure_growth(
@@ -156,7 +157,7 @@ def look_around(
         cores=cores,
         cores_ours=means.cores_busy_ours,
         cores_others=means.cores_busy_others or 0.0,
-        biggest_other=f"{other.name} ({other.user}) with {other.cores:.1f} cores" if other else "",
+        biggest_other=_name_other(means),
         steal_cores=means.steal or 0.0,
         busiest_core=means.busiest_core,
         device_cpu_share=None
@@ -189,6 +190,14 @@ def look_around(
         copies_are_pinned=is_pinned,
         copies_are_beside=is_beside,
     )
+
+
+def _name_other(means: Means) -> str:
+    """Return who is a good part of what others use, in words; empty: nobody stands out."""
+    other, load = means.biggest_other, (means.cores_busy_others or 0.0) + (means.steal or 0.0)
+    if other is None or other.cores < max(_GOOD_PART * load, _LEAST_CORES):
+        return ""
+    return f"{other.cores:.1f} of them by {other.name}{f' ({other.user})' if other.user else ''}"
 
 
 def _find_gpu(main: Process, trace: MachineTrace) -> int | None:

@@ -113,7 +113,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Training waits for image decoding",
         "Images are decoded whole, on the CPU.",
         causes_loader.find_slow_decoding,
-        cures=("faster-decode", "cache-in-memory", "more-workers", "preprocess-once", "pack"),
+        cures=("faster-decode", "normalise", "cache-in-memory", "more-workers", "preprocess-once", "pack"),
     ),
     Entry(
         "transform-bound",
@@ -135,7 +135,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Too few workers",
         "Cores stand idle while the training waits for its batches.",
         causes_loader.find_starved_workers,
-        cures=("more-workers", "faster-decode", "pack"),
+        cures=("more-workers", "faster-decode", "normalise", "pack"),
         explains=_LOADER,
     ),
     Entry(
@@ -143,7 +143,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "More workers than cores",
         "The workers take the cores from each other and from the training.",
         causes_loader.find_too_many_workers,
-        cures=("fewer-workers", "faster-decode"),
+        cures=("fewer-workers", "faster-decode", "normalise"),
         explains=(*_LOADER, "epoch-start-pause"),
     ),
     Entry(
@@ -166,7 +166,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Other processes take the machine",
         "Cores (or the GPU) are shared with work that is not this run's.",
         causes_machine.find_contention,
-        cures=("stop-others", "faster-decode", "fewer-workers"),
+        cures=("stop-others", "faster-decode", "normalise", "fewer-workers"),
         explains=(*_LOADER, "workers-oversubscribed", "workers-starved", "main-thread-bound", "device-bound"),
         explains_from=0.3,  # some company is usual on shared machines, and hides no other cause
         is_outside=True,
@@ -277,6 +277,7 @@ CATALOGUE: tuple[Entry, ...] = (
             "larger-batch",
             "move-to-cores",
             "faster-decode",
+            "normalise",
             "more-workers",
             "pack",
         ),

@@ -38,11 +38,37 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Our decoder on the user's own files."""
+    """Our decoder on the user's own files.
+
+    Attributes:
+        cpu_s_per_image: on those that it takes.
+        taken_share: of the time that the user's decoder spends, what those cost; the rest stays as it is.
+        others: what the rest are, in words.
+        stored_cpu_s, stored_by: what one of the rest would take once `pack` stored it with these options.
+        is_lossless: that changes no pixel.
+    """
 
     cpu_s_per_image: float
-    taken: int  # files that it decodes
+    taken: int
     tried: int
+    taken_share: float = 1.0
+    others: str = ""
+    stored_cpu_s: float = 0.0
+    stored_by: str = ""
+    is_lossless: bool = False
+
+    @property
+    def left(self) -> int:
+        """Return how many files it would hand to Pillow."""
+        return self.tried - self.taken
+
+    @property
+    def left_words(self) -> str:
+        """Say what it does not take; empty: nothing."""
+        if not self.left:
+            return ""
+        of = "all" if not self.taken else f"{self.left} of {self.tried}"
+        return f"{of} files are {self.others or 'of another kind'}"
 
 
 @dataclass(frozen=True, slots=True)

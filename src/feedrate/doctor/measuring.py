@@ -50,7 +50,7 @@ def measure(
         device=_device_timing(main, layout.REPLAY),
         drain=Timing.of(batch_seconds(main, layout.DRAIN, skip=1)),
         again=Timing.of(batch_seconds(main, layout.AGAIN, skip=2 * int(loader.get("num_workers") or 0))),
-        trials=_trials(main),
+        trials=_trials(main, int(loader.get("num_workers") or 0), around),
         half_precision=_phase_timing(main, layout.REPLAY_HALF_PRECISION),
         half_precision_type=_detail_of(main, layout.REPLAY_HALF_PRECISION).get("dtype") or "bfloat16",
         half_batch=_device_timing(main, layout.REPLAY_HALF_BATCH),
@@ -129,7 +129,8 @@ def _phase_timing(main: Process, phase: int) -> Timing | None:
     return None
 
 
-def _trials(main: Process) -> dict[int, Timing]:
+def _trials(main: Process, own: int, around: Surroundings) -> dict[int, Timing]:
+    """Return the trials; on a busy machine none, unless the run as it is was measured among them."""
     trials: dict[int, Timing] = {}
     for fact in main.facts_of("phase"):
         if fact.get("phase") != layout.TRIAL or (fact.get("batches") or 0) < 4:
@@ -138,7 +139,7 @@ def _trials(main: Process) -> dict[int, Timing]:
         trials[int(fact["detail"]["workers"])] = Timing(
             seconds, seconds * 0.95, seconds * 1.05, int(fact["batches"])
         )
-    return trials
+    return trials if own in trials or not around.is_busy else {}
 
 
 def _receive_cpu(main: Process, loop: Loop) -> float:

@@ -15,6 +15,7 @@ ALL: tuple[Callable[[Measured], Remedy | None], ...] = (
     remedies_loader.unpin_workers,
     remedies_loader.lighten_handover,
     remedies_loader.decode_faster,
+    remedies_loader.normalise_images,
     remedies_loader.pack_files,
     remedies_loader.stage_to_scratch,
     remedies_kept.cache_in_memory,

@@ -109,7 +109,7 @@ def preprocess_once(m: Measured) -> Remedy | None:
         m, "preprocess-once",
         f"do the part that is the same in every {when} once, and store its result", prediction, then,
         # What is no folder of images is kept as the dataset returns it.
-        command=f"feedrate pack {shlex.quote(data.folder)} PACK --map MODULE:FUNCTION"
+        command=f"feedrate pack {shlex.quote(data.folder)} PACK --map MODULE:FUNCTION --raw"
         if data is not None and is_images
         else None,
         change=_cached(m, 'disk="FOLDER:SIZE", key="NAME"'),

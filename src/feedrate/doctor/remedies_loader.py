@@ -18,13 +18,14 @@ from feedrate.doctor.what_if import (
     transforming,
     tried_gain,
 )
-from feedrate.model.pipeline import best_workers
-from feedrate.model.predict import around, predict_change, without
+from feedrate.model.pipeline import Pipeline, best_workers
+from feedrate.model.predict import Prediction, around, predict_change, without
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
 
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 _PICKLED_BYTES_PER_S = 1e8  # a batch whose tensors are fewer bytes than that was pickled, not shared
+_MOSTLY_TAKEN = 0.8  # of the decoding, what our kernel takes as it is: little is left to normalise
 _OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensors takes
 
 
@@ -123,24 +124,57 @@ def decode_faster(m: Measured) -> Remedy | None:
     decode = sample.kind("decode")
     if decode.cpu_s <= 0:
         return None
-    if m.kernel is None or m.kernel.taken < m.kernel.tried / 2:
+    timed, saved = m.kernel, decoding(m)
+    if timed is None or not timed.taken:
         return Remedy(
             "faster-decode", "decode with feedrate's kernel", 1.0, 1.0, 1.0,
-            note="the kernel decodes baseline JPEG files; these are not, so it would hand them to Pillow",
+            note="no image files were seen: what feedrate's decoder takes for them is unknown"
+            if timed is None
+            else f"it decodes baseline JPEGs; {timed.left_words}, and it would hand them to Pillow",
         )  # fmt: skip
-    saved = decoding(m)
-    per_sample = saved.cpu_s - m.kernel.cpu_s_per_image
-    now = m.pipeline
-    prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s - per_sample * m.samples_per_step)
+    # What it does not take, Pillow goes on decoding.
+    ours_s = saved.cpu_s * (1 - timed.taken_share) + timed.cpu_s_per_image * timed.taken / timed.tried
+    prediction, then = _decode_in(m, ours_s)
     source = shlex.quote(data.folder)
     part = "only what the crop needs" if crops(m) else "them"
     return make_remedy(
         m, "faster-decode", f"pack the images and let feedrate decode {part}",
-        prediction, then, command=f"feedrate pack {source} PACK",
+        prediction, then, decode_s=ours_s, command=f"feedrate pack {source} PACK",
         change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
-        note=f"{format_seconds(m.kernel.cpu_s_per_image)} of CPU an image instead of "
+        note=f"{timed.left_words}, which Pillow goes on decoding" if timed.left else
+        f"{format_seconds(timed.cpu_s_per_image)} of CPU an image instead of "
         f"{format_seconds(saved.cpu_s)}, on these files",
     )  # fmt: skip
+
+
+def normalise_images(m: Measured) -> Remedy | None:
+    """Images that our kernel does not take, stored once as what it takes."""
+    timed, data = m.kernel, m.around.data
+    if m.sample is None or data is None or timed is None or m.sample.kind("decode").cpu_s <= 0:
+        return None
+    if timed.taken_share > _MOSTLY_TAKEN or not timed.stored_cpu_s:
+        return None
+    ours_s = (timed.cpu_s_per_image * timed.taken + timed.stored_cpu_s * timed.left) / timed.tried
+    prediction, then = _decode_in(m, ours_s)
+    is_mapped = "--map" in timed.stored_by
+    # Title and note are as short as to be seen whole on one screen.
+    note = "no pixel changes" if timed.is_lossless else "changes pixels; with --raw, none"
+    return make_remedy(
+        m, "normalise",
+        "pack 8-bit pixels that your function makes"
+        if is_mapped
+        else "pack the images as baseline JPEGs for feedrate's decoder",
+        prediction, then, decode_s=ours_s,
+        command=f"feedrate pack {shlex.quote(data.folder)} PACK {timed.stored_by}",
+        change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
+        note="it chooses what becomes of more than 8 bits" if is_mapped else note,
+    )  # fmt: skip
+
+
+def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
+    """Predict the run with so many seconds of decoding a sample."""
+    saved = (decoding(m).cpu_s - seconds) * m.samples_per_step
+    return change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved)
 
 
 def pack_files(m: Measured) -> Remedy | None:

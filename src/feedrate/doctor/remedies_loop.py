@@ -169,7 +169,8 @@ def transfer_bytes(m: Measured) -> Remedy | None:
 def halve_precision(m: Measured) -> Remedy | None:
     if m.half_precision is None or m.device is None:
         return None
-    prediction, then = change(m, device_s=m.half_precision.seconds)
+    # Against the steps on the same batches moments before: the device may have been slower than usual.
+    prediction, then = change(m, device_s=m.device_s * m.half_precision.seconds / m.device.seconds)
     kind = m.half_precision_type
     # Gradients in float16 vanish below 6e-8, unless the loss is scaled; bfloat16 reaches as far as float32.
     scaled = " and torch.amp.GradScaler('cuda') around the loss" if kind == "float16" else ""

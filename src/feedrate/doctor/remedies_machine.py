@@ -24,7 +24,7 @@ def stop_others(m: Measured) -> Remedy | None:
     return make_remedy(
         m,
         "stop-others",
-        f"have the machine alone: {m.around.biggest_other or 'others'} takes cores",
+        f"have the machine alone: other processes use {others:.1f} of {m.around.cores:.0f} cores",
         prediction,
         then,
     )

@@ -31,7 +31,7 @@ class DataFiles:
     suffixes: tuple[str, ...]
     resident: float | None
     dataset_bytes: float | None
-    jpegs: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Surroundings:
     cores: float
     cores_ours: float | None = None
     cores_others: float = 0.0
-    biggest_other: str = ""
+    biggest_other: str = ""  # who has a good part of these, in words; empty: nobody stands out
     steal_cores: float = 0.0
     busiest_core: float | None = None
     device_cpu_share: float | None = None  # cores that the training process used while it replayed batches
@@ -74,3 +74,8 @@ class Surroundings:
     copies_are_pinned: bool = False
     copies_are_beside: bool = False  # on a stream of their own
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether others use a part of the cores that may be felt."""
+        return self.cores_others + self.steal_cores >= 0.15 * self.cores

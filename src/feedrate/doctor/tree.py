@@ -20,7 +20,7 @@ _WALK_SHARE = 0.003  # of one core, at most
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """The process outside of the tree that used the most CPU between two walks."""
+    """The processes of one name, outside of the tree, that used the most CPU between two walks."""
 
     name: str
     user: int | None
@@ -113,17 +113,32 @@ class Tree:
     def _find_biggest_other(
         self, everybody: dict[int, ProcessStat], members: dict[int, ProcessStat], now_s: float
     ) -> None:
-        used = {(s.pid, s.start): s.cpu_s for s in everybody.values() if s.pid not in members}
+        others = [s for s in everybody.values() if s.pid not in members and not self._is_mine(s, everybody)]
         passed_s = now_s - self._walked_s
         self.biggest_other = None
         if self._cpu_before and passed_s > 0:
-            grown = {key: cpu_s - self._cpu_before.get(key, cpu_s) for key, cpu_s in used.items()}
-            mine = {*self._ignored, os.getpid()}
-            key = max((k for k in grown if k[0] not in mine), key=lambda k: grown[k], default=None)
-            if key is not None and grown[key] > 0:
-                user = read_user(key[0])
-                self.biggest_other = Other(everybody[key[0]].name, user, grown[key] / passed_s)
-        self._cpu_before, self._walked_s = used, now_s
+            # Who was not there at the last walk has begun since.
+            grown = {s.pid: s.cpu_s - self._cpu_before.get((s.pid, s.start), 0.0) for s in others}
+            by_name: dict[str, float] = {}
+            for stat in others:
+                by_name[stat.name] = by_name.get(stat.name, 0.0) + grown[stat.pid]
+            name = max(by_name, key=lambda name: by_name[name], default="")
+            if by_name.get(name, 0.0) > 0:
+                biggest = max((s.pid for s in others if s.name == name), key=lambda pid: grown[pid])
+                self.biggest_other = Other(name, read_user(biggest), by_name[name] / passed_s)
+        self._cpu_before = {(s.pid, s.start): s.cpu_s for s in everybody.values()}
+        self._walked_s = now_s
+
+    def _is_mine(self, stat: ProcessStat, everybody: dict[int, ProcessStat]) -> bool:
+        """Whether it is the doctor or one that watches, or was started by one."""
+        mine, seen = {*self._ignored, os.getpid()}, set()
+        pid = stat.pid
+        while pid in everybody and pid not in seen:
+            if pid in mine:
+                return True
+            seen.add(pid)
+            pid = everybody[pid].parent
+        return False
 
 
 def _read_children(pid: int) -> list[int]:

@@ -26,8 +26,11 @@ _WRITING = (
 )  # fmt: skip
 
 
-def next_bottleneck(m: Measured, then: Pipeline) -> str:
-    """Return the finding that would come first in the changed pipeline."""
+def next_bottleneck(m: Measured, then: Pipeline, decode_s: float | None = None) -> str:
+    """Return the finding that would come first in the changed pipeline.
+
+    `decode_s`: what decoding a sample takes then; None: as long as now.
+    """
     slowest = then.slowest
     if slowest == "device":
         return "device-bound" if m.device_s > 0.5 * then.device_s else "main-thread-bound"
@@ -41,7 +44,7 @@ def next_bottleneck(m: Measured, then: Pipeline) -> str:
         return "workers-starved"
     costs = {
         "storage-bound": then.fetch_blocked_s,
-        "decode-bound": decoding(m).cpu_s * m.samples_per_step,
+        "decode-bound": (decoding(m).cpu_s if decode_s is None else decode_s) * m.samples_per_step,
         "transform-bound": transforming(m).cpu_s * m.samples_per_step,
     }
     return max(costs, key=lambda code: min(costs[code], then.fetch_s))
@@ -132,6 +135,8 @@ def make_remedy(
     title: str,
     prediction: Prediction,
     then: Pipeline | None = None,
+    *,
+    decode_s: float | None = None,
     **rest: str | None,
 ) -> Remedy:
     speedup = prediction.speedup
@@ -141,7 +146,7 @@ def make_remedy(
         predicted_speedup=round(speedup, 3),
         low=round(prediction.low, 3),
         high=round(prediction.high, 3),
-        next_bottleneck=next_bottleneck(m, then) if then is not None else None,
+        next_bottleneck=next_bottleneck(m, then, decode_s) if then is not None else None,
         **rest,  # type: ignore[arg-type]
     )
 

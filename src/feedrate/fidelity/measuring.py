@@ -40,6 +40,7 @@ class FidelityOptions:
     seed: int = 0
     side: int = 224
     originals: Path | None = None
+    allow_addresses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, flag in (("images", "--images"), ("side", "--size")):
@@ -58,7 +59,8 @@ def measure_fidelity(
     Raises:
         NotFound, SourceError, UsageError, PackError: as `open_subject`.
     """
-    with open_subject(sources, options.images, options.seed, options.originals) as subject:
+    wanted = (options.images, options.seed, options.originals, options.allow_addresses)
+    with open_subject(sources, *wanted) as subject:
         look = _Look(subject, options)
         total, total_bytes = len(subject.samples), int(subject.samples.images.length.sum())
         for number in range(total):

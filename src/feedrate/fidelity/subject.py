@@ -36,13 +36,20 @@ class Subject:
 
 
 @contextmanager
-def open_subject(sources: Sequence[str], images: int, seed: int, originals: Path | None) -> Iterator[Subject]:
+def open_subject(
+    sources: Sequence[str],
+    images: int,
+    seed: int,
+    originals: Path | None,
+    allow_addresses: Sequence[str] = (),
+) -> Iterator[Subject]:
     """Draw up to `images` images from a pack, or from folders and files.
 
     Raises:
         NotFound: there is nothing of that name, or no such folder of originals.
         SourceError: there are no images.
         UsageError: a pack among other sources, or originals of something that is no pack.
+        PackError: the pack is damaged, or names files of a host that is not allowed.
     """
     packs = [source for source in sources if is_pack(source)]
     if packs and len(sources) > 1:
@@ -53,7 +60,8 @@ def open_subject(sources: Sequence[str], images: int, seed: int, originals: Path
         )
     if originals is not None and not originals.is_dir():
         raise NotFound(f"no folder of originals at {originals}", hint=suggest_path(originals))
-    with _open_pack(packs[0], images, seed) if packs else _open_files(sources, images, seed) as subject:
+    files = _open_files(sources, images, seed)
+    with _open_pack(packs[0], images, seed, allow_addresses) if packs else files as subject:
         yield subject
 
 
@@ -67,8 +75,8 @@ def _open_files(sources: Sequence[str], images: int, seed: int) -> Iterator[Subj
 
 
 @contextmanager
-def _open_pack(source: str, images: int, seed: int) -> Iterator[Subject]:
-    pack = open_anywhere(source)
+def _open_pack(source: str, images: int, seed: int, allow_addresses: Sequence[str]) -> Iterator[Subject]:
+    pack = open_anywhere(source, allow_addresses=allow_addresses)
     try:
         positions = pick(len(pack), images, seed)
         with open_pack(pack, positions) as samples:

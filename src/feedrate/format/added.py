@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import PackError
+from feedrate.errors import PackError, need
 from feedrate.format.fields import Field, Kind
 from feedrate.format.index import locate_columns, only_batch, row_checks
 from feedrate.format.manifest import ColumnPart
@@ -29,10 +29,10 @@ def part_dtype(fields: Sequence[Field]) -> np.dtype[Any]:
 
 def dump_columns(fields: Sequence[Field], values: Values, samples: int) -> bytes:
     """Return the Arrow file of a part: of each field its numbers, or the bytes of its texts."""
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     rows = np.zeros(samples, part_dtype(fields))
-    texts: dict[str, pa.Array] = {}
+    texts: dict[str, Any] = {}
     for field in fields:
         if field.kind is Kind.NUMBER:
             rows[field.name] = values[field.name]
@@ -45,7 +45,8 @@ def dump_columns(fields: Sequence[Field], values: Values, samples: int) -> bytes
         texts[field.name] = pa.array(stored, pa.large_binary())
     rows["check"] = _checks(rows)
     columns = {name: pa.array(rows[name]) for name in rows.dtype.names or ()}
-    batch = pa.record_batch({**columns, **texts})
+    columns |= texts
+    batch = pa.record_batch(list(columns.values()), names=list(columns))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -77,7 +78,7 @@ def make_part(name: str, fields: Sequence[Field], data: bytes, *, first: int, sa
 
 def check_columns(data: bytes, part: ColumnPart, fields: Sequence[Field]) -> list[str]:
     """Return what is wrong with a part, in words; nothing when it is good."""
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     if len(data) != part.size_bytes:
         return [f"has {len(data)} bytes, pack.json says {part.size_bytes}"]

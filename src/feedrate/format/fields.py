@@ -116,3 +116,8 @@ def row_dtype(fields: Iterable[Field]) -> np.dtype[Any]:
     for field in fields:
         columns += field.row_columns()
     return np.dtype([*columns, ("check", "<u4")])
+
+
+def text_check(column: str) -> str:
+    """Return the name of the column that holds the checksums of a column of texts."""
+    return f"{column}.crc32c"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import PackError
-from feedrate.format.fields import Field, row_dtype
+from feedrate.errors import PackError, need
+from feedrate.format.fields import Field, row_dtype, text_check
 from feedrate.format.texts import Texts
 from feedrate.kernel import U32
 
@@ -45,21 +45,19 @@ def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
 
 def dump_part(fields: Sequence[Field], part: Part) -> bytes:
     """Return an Arrow file with one record batch: uncompressed, no nulls, equal input -> equal bytes."""
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     # From buffers: `cast`, and arrays of numpy's, would load parts of both libraries that are not needed here
     # and take as long as packing 10,000 small files.
-    columns = {"key": _make_column(pa.large_utf8(), part.variable["key"])}
+    columns = _make_texts("key", pa.large_utf8(), part.variable["key"])
     for name in row_dtype(fields).names or ():
         if not name.endswith(".entries"):
-            values = np.ascontiguousarray(part.rows[name])
-            kind = pa.from_numpy_dtype(values.dtype)
-            columns[name] = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+            columns[name] = _make_fixed(np.ascontiguousarray(part.rows[name]))
     for field in fields:
         for name in field.variable_columns():
-            columns[name] = _make_column(pa.large_binary(), part.variable[name])
+            columns |= _make_texts(name, pa.large_binary(), part.variable[name])
     metadata = {METADATA_KEY: json.dumps(part.metadata, sort_keys=True).encode()}
-    batch = pa.record_batch(columns).replace_schema_metadata(metadata)
+    batch = pa.record_batch(list(columns.values()), names=list(columns)).replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -67,11 +65,36 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
     return data
 
 
-def _make_column(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
-    import pyarrow as pa
+def _make_fixed(values: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:
+    pa = need("pyarrow")
+
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _make_texts(name: str, kind: pa.DataType, values: Sequence[bytes]) -> dict[str, pa.Array]:
+    """Return a variable-width column and, unless its values carry their own, that of their checksums."""
+    pa = need("pyarrow")
 
     data, starts = Texts.of(values).pack()
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(starts), pa.py_buffer(data)])
+    column = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(starts), pa.py_buffer(data)])
+    if name.endswith(".entries"):
+        return {name: column}
+    return {name: column, text_check(name): _make_fixed(kernel.crc32c_texts(data, starts))}
+
+
+def find_bad_texts(data: bytes, part: Part) -> list[tuple[int, str]]:
+    """Return row and column of each text that does not fit its checksum. `part`: what `data` holds."""
+    pa = need("pyarrow")
+
+    batch = only_batch(pa.py_buffer(data))
+    bad = []
+    for name, values in part.variable.items():
+        if text_check(name) in batch.schema.names:
+            stored = batch.column(text_check(name)).to_numpy(zero_copy_only=False)
+            checks = kernel.crc32c_texts(*Texts.of(values).pack())
+            bad += [(row, name) for row in np.flatnonzero(stored != checks).tolist()]
+    return sorted(bad)
 
 
 def locate_columns(data: bytes) -> dict[str, tuple[int, ...]]:
@@ -79,7 +102,7 @@ def locate_columns(data: bytes) -> dict[str, tuple[int, ...]]:
 
     The bytes must be those of a good part: `parse_part` says whether they are.
     """
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     whole = pa.py_buffer(data)
     batch = only_batch(whole)
@@ -92,7 +115,7 @@ def locate_columns(data: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def parse_part(data: bytes, fields: Sequence[Field], *, name: str) -> Part:
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     try:
         batch = only_batch(pa.py_buffer(data))
@@ -117,7 +140,7 @@ def parse_part(data: bytes, fields: Sequence[Field], *, name: str) -> Part:
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read only what a part says about itself."""
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     try:
         with pa.OSFile(os.fspath(path)) as source:
@@ -131,7 +154,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def only_batch(whole: pa.Buffer) -> pa.RecordBatch:
     """Return the one record batch of an Arrow file; raises what pyarrow raises, and ValueError."""
-    import pyarrow as pa
+    pa = need("pyarrow")
 
     reader = pa.ipc.open_file(pa.BufferReader(whole))
     if reader.num_record_batches != 1:

@@ -7,6 +7,7 @@ that are shifted, columns that were added (docs/format.md); version 3 where shar
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -28,6 +29,9 @@ FORMAT = "feedrate-pack"
 VERSION = 3
 FILE_NAME = "pack.json"
 PROGRESS_NAME = "packing.json"  # beside what is unfinished
+# The end of pack.json: the SHA-256 of the file without this entry. By its place and shape, so that damage to
+# the entry's own name is seen, too; before there was one, a pack.json ended in a list.
+_DIGEST = re.compile(rb',\n "([^"]{6})": "([^"]{64})"\n}\n\Z')
 # What a column that is added later can be: what fits into an index.
 ADDABLE_KINDS = (Kind.NUMBER, Kind.TEXT, Kind.JSON)
 
@@ -132,6 +136,7 @@ class Manifest:
     Attributes:
         fields: what every shard and its part of the index hold.
         added: fields whose values stand in `parts` alone; one may have the name of a stored field.
+        had_digest: whether the pack.json that this was read from carried a digest of itself.
     """
 
     fields: tuple[Field, ...]
@@ -139,6 +144,7 @@ class Manifest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     added: tuple[Field, ...] = ()
     parts: tuple[ColumnPart, ...] = ()
+    had_digest: bool = field(default=True, compare=False)
 
     @property
     def samples(self) -> int:
@@ -172,6 +178,20 @@ def index_name(number: int) -> str:
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
+    text = _dump_document(manifest)
+    return text.removesuffix(b"\n}\n") + f',\n "digest": "{_digest(text)}"\n}}\n'.encode()
+
+
+def digest_manifest(manifest: Manifest) -> str:
+    """Return the digest that its pack.json carries."""
+    return _digest(_dump_document(manifest))
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def _dump_document(manifest: Manifest) -> bytes:
     document = {
         "format": FORMAT,
         "version": manifest.version,
@@ -224,8 +244,10 @@ def parse_manifest(text: bytes) -> Manifest:
             f"has format version {version!r}; this feedrate reads versions 1 to {VERSION}",
             hint="update feedrate: pip install --upgrade feedrate",
         )
+    had_digest = _check_digest(text, document)
     try:
         manifest = Manifest(
+            had_digest=had_digest,
             fields=tuple(load_field(name, f) for name, f in document["fields"].items()),
             shards=tuple(_load_shard(s) for s in document["shards"]),
             settings=dict(document["settings"]),
@@ -247,6 +269,24 @@ def parse_manifest(text: bytes) -> Manifest:
         raise PackError(f"is damaged: it promises {samples} samples, its shards hold {manifest.samples}")
     _check_parts(manifest)
     return manifest
+
+
+def _check_digest(text: bytes, document: Mapping[str, Any]) -> bool:
+    """Return whether a pack.json carries a digest of itself; raises PackError where that is not its own."""
+    found = _DIGEST.search(text[-200:])
+    if found is None and "digest" not in document:
+        return False
+    is_own = found is not None and found.groups() == (
+        b"digest",
+        _digest(text[: -len(found[0])] + b"\n}\n").encode(),
+    )
+    if not is_own:
+        raise PackError(
+            "does not fit the digest in it: bytes of it are damaged, or it was edited",
+            hint="bring it again from another copy of the pack; if the edit was meant, delete its last "
+            "entry, 'digest', with the comma before it",
+        )
+    return True
 
 
 def _check_parts(manifest: Manifest) -> None:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import BadSample, PackError
+from feedrate.errors import BadSample, PackError, StorageError
 from feedrate.format.added import part_dtype
 from feedrate.format.containers import FILES, RANGES
-from feedrate.format.fields import row_dtype
+from feedrate.format.fields import row_dtype, text_check
 from feedrate.format.manifest import (
     FILE_NAME,
     ColumnPart,
@@ -30,10 +30,12 @@ from feedrate.format.manifest import (
     file_path,
     read_manifest,
 )
+from feedrate.format.storage_check import check_index, check_rows, check_values
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.units import typed
 
 Rows = np.ndarray[Any, np.dtype[Any]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Lease(Protocol):
@@ -75,15 +77,16 @@ class Pack:
         variable = ["key", *(name for f in self.manifest.fields for name in f.variable_columns())]
         try:
             bases = [[s.index.columns[n][0] for n in names] for s in shards]
-            pairs = {n: [(s.index.columns[n][0], s.index.columns[n][1]) for s in shards] for n in variable}
+            places = {n: [_place_texts(s.index, n) for s in shards] for n in variable}
             self._parts = [self._open_part(i, part) for i, part in enumerate(self.manifest.parts)]
         except (KeyError, IndexError) as error:
             raise PackError(
                 f"{self.name}: the index lacks column {error}", hint="pack the source again"
             ) from None
         self._bases = np.array(bases, np.int64).reshape(len(shards), len(names))
-        # Of variable-width columns: where their offsets and their data begin.
-        self._variable = {n: np.array(pair, np.int64).reshape(len(shards), 2) for n, pair in pairs.items()}
+        # Of variable-width columns: where their offsets, their data and their checksums begin.
+        self._variable = {n: np.array(at, np.int64).reshape(len(shards), 3) for n, at in places.items()}
+        self._index_bytes = np.array([s.index.size_bytes for s in shards], np.int64)
         # Entry-point ranges are two neighbours of an offsets column: 16 bytes wide, 8 apart.
         self._strides = np.array(
             [8 if n.endswith(".entries") else self._stored[n].itemsize for n in names], np.int64
@@ -166,8 +169,12 @@ class Pack:
         return Pack(self.path)
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
-        """After a read: whether to read again, since what failed can come from elsewhere; see `store`."""
-        del field, rows, positions, statuses
+        """After a read: whether to read again, since what failed can come from elsewhere; see `store`.
+
+        Raises:
+            StorageError: what failed is the storage, not a sample.
+        """
+        check_values(self, field, rows, positions, statuses)
         return False
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
@@ -179,7 +186,16 @@ class Pack:
         """Return the index rows of some samples, and a `Status` each: use no row that is not OK.
 
         Of added columns only those of the fields `wanted` are read, None: of all; the others are 0.
+
+        Raises:
+            StorageError: a file of the index cannot be read at all.
         """
+        rows, statuses = self._read_rows(positions, wanted)
+        if statuses.any():
+            check_rows(self, positions, statuses)
+        return rows, statuses
+
+    def _read_rows(self, positions: I64, wanted: Collection[str] | None) -> tuple[Rows, I32]:
         shards, places = self.locate(positions)
         files = (2 * shards + 1).astype(np.int32)
         stored, statuses = kernel.gather_rows(
@@ -218,7 +234,8 @@ class Pack:
         )
         known = np.unique(others)
         paths: list[str | os.PathLike[str]] = [self.files.paths[number] for number in known.tolist()]
-        for shard, path in zip(shards[at], self._stored_texts(f"{field}.path", positions[at]), strict=True):
+        # A path that is damaged is empty: the folder itself, which cannot be read as a file.
+        for shard, path in zip(shards[at], self._read_texts(f"{field}.path", positions[at])[0], strict=True):
             if path.startswith(b"/") or b".." in path.split(b"/"):
                 raise PackError(f"{self.name}: the index names a file outside of the folder: {path!r}")
             paths.append(os.path.join(self.files.paths[2 * shard], os.fsdecode(path)))
@@ -259,35 +276,66 @@ class Pack:
         """Return values of a variable-width column of the index: `key`, `image.path`, ...
 
         Raises:
-            PackError: the index cannot be read there.
+            PackError: the index is damaged there.
+            StorageError: a file of the index cannot be read at all.
         """
         if column not in self._variable:
             return [b""] * len(positions)  # the path of an added text: it was never a file
-        texts = self._stored_texts(column, positions)
-        if not any(shard.prefix for shard in self.manifest.shards) or column.endswith(".entries"):
+        texts, is_good = self._read_texts(column, positions)
+        if not is_good.all():
+            raise self._damaged_texts(column)
+        return self._add_prefixes(texts, positions)
+
+    def keys(self, positions: I64) -> tuple[list[str], dict[int, str]]:
+        """Return the keys of some samples, and by its place among them why one is not known."""
+        texts, is_good = self._read_texts("key", positions)
+        bad = dict.fromkeys(np.flatnonzero(~is_good).tolist(), "the index is damaged there")
+        return [text.decode("ascii") for text in self._add_prefixes(texts, positions)], bad
+
+    def _add_prefixes(self, texts: list[bytes], positions: I64) -> list[bytes]:
+        if not any(shard.prefix for shard in self.manifest.shards):
             return texts
         prefixes = [f"{s.prefix}/".encode() if s.prefix else b"" for s in self.manifest.shards]
         shards, _ = self.locate(positions)
         return [prefixes[s] + text if text else text for s, text in zip(shards, texts, strict=True)]
 
-    def _stored_texts(self, column: str, positions: I64) -> list[bytes]:
+    def _read_texts(self, column: str, positions: I64) -> tuple[list[bytes], Bools]:
+        """Return keys or paths as they stand in the index, and which of them are good; the others are empty.
+
+        Each is checked against its own checksum, but for those that earlier versions wrote without one.
+        """
         shards, rows = self.locate(positions)
         files = (2 * shards + 1).astype(np.int32)
-        bases = self._variable[column][shards]
+        offsets_at, data_at, checks_at = self._variable[column][shards].T
         pairs, _, bad = kernel.read_ranges(
-            self.files, Ranges(files, bases[:, 0] + rows * 8, np.full(len(rows), 16, np.int64))
+            self.files, Ranges(files, offsets_at + rows * 8, np.full(len(rows), 16, np.int64))
         )
-        if not bad.any():
-            bounds = pairs.view("<i8").reshape(-1, 2)
-            lengths = bounds[:, 1] - bounds[:, 0]
-            if (bounds[:, 0] >= 0).all() and (lengths >= 0).all() and (lengths < 2**20).all():
-                values, starts, bad = kernel.read_ranges(
-                    self.files, Ranges(files, bases[:, 1] + bounds[:, 0], np.ascontiguousarray(lengths))
-                )
-                whole = values.tobytes()
-                if not bad.any() and (column != "key" or whole.isascii()):
-                    return [whole[a:b] for a, b in itertools.pairwise(starts)]
-        raise PackError(
+        begin, end = pairs.view("<i8").reshape(-1, 2).T
+        is_good: Bools = (bad == 0) & (begin >= 0) & (begin <= end) & (end <= self._index_bytes[shards])
+        lengths = np.where(is_good, end - begin, 0)
+        is_good &= lengths < 2**20
+        lengths[~is_good] = 0
+        values, starts, bad = kernel.read_ranges(
+            self.files, Ranges(files, np.where(is_good, data_at + begin, 0), lengths)
+        )
+        is_good &= bad == 0
+        has = np.flatnonzero(checks_at >= 0)
+        if has.size:
+            stored, _, bad = kernel.read_ranges(
+                self.files,
+                Ranges(files[has], checks_at[has] + 4 * rows[has], np.full(len(has), 4, np.int64)),
+            )
+            is_good[has] &= (bad == 0) & (stored.view("<u4") == kernel.crc32c_texts(values, starts)[has])
+        whole = values.tobytes()
+        texts = [whole[a:b] for a, b in itertools.pairwise(starts.tolist())]
+        if column == "key" and not whole.isascii():
+            is_good &= [text.isascii() for text in texts]
+        if not is_good.all():
+            check_index(self, positions[~is_good])
+        return [text if good else b"" for text, good in zip(texts, is_good, strict=True)], is_good
+
+    def _damaged_texts(self, column: str) -> PackError:
+        return PackError(
             f"{self.name}: the index is damaged in column '{column}'",
             hint=f"feedrate verify {typed(self.name)}",
         )
@@ -369,10 +417,8 @@ class Pack:
             if column not in self._variable or not shard.samples:
                 yield from (b"",) * shard.samples
                 continue
-            path, (offsets_at, data_at) = (
-                self.locate_file(shard.index),
-                self._variable[column][number].tolist(),
-            )
+            path = self.locate_file(shard.index)
+            offsets_at, data_at, checks_at = self._variable[column][number].tolist()
             prefix = f"{shard.prefix}/".encode() if shard.prefix and not column.endswith(".entries") else b""
             for start in range(0, shard.samples, chunk):
                 count = min(chunk, shard.samples - start)
@@ -380,11 +426,14 @@ class Pack:
                 size_bytes = int(bounds[-1]) - int(bounds[0])
                 is_sorted = bool((bounds[1:] >= bounds[:-1]).all())
                 if bounds[0] < 0 or not is_sorted or size_bytes > shard.index.size_bytes:
-                    raise PackError(
-                        f"{self.name}: the index is damaged in column '{column}'",
-                        hint=f"feedrate verify {typed(self.name)}",
-                    )
+                    raise self._damaged_texts(column)
                 data = self._read_column(path, data_at + int(bounds[0]), np.dtype("u1"), size_bytes).tobytes()
+                is_good = column != "key" or data.isascii()
+                if checks_at >= 0:
+                    checks = self._read_column(path, checks_at + 4 * start, np.dtype("<u4"), count)
+                    is_good &= np.array_equal(checks, kernel.crc32c_texts(data, bounds - bounds[0]))
+                if not is_good:
+                    raise self._damaged_texts(column)
                 for begin, end in itertools.pairwise((bounds - bounds[0]).tolist()):
                     yield prefix + data[begin:end] if end > begin else b""
 
@@ -406,9 +455,10 @@ class Pack:
         at = np.array([position], np.int64)
         shard, _ = self.locate(at)
         try:
-            key = self.texts("key", at)[0].decode("ascii", "replace")
-        except PackError:
-            key = f"number {position}"
+            (key,), is_unknown = self.keys(at)
+        except StorageError:
+            key, is_unknown = "", {0: "the index is gone"}
+        key = f"number {position}" if is_unknown else key
         offset_column = f"{field}.offset"
         offset = (
             int(row[offset_column]) if row is not None and offset_column in (row.dtype.names or ()) else 0
@@ -424,14 +474,20 @@ class Pack:
         path, size_bytes = self.locate_file(shard), shard.size_bytes
         try:
             if shard.container == FILES:
-                path /= os.fsdecode(self._stored_texts(f"{field}.path", at)[0])
+                path /= os.fsdecode(self._read_texts(f"{field}.path", at)[0][0])
                 size_bytes = -1 if row is None else int(row[f"{field}.length"])
             found = os.stat(path)
-        except (OSError, PackError, KeyError, ValueError):
+        except (OSError, PackError, KeyError, ValueError):  # a StorageError is an OSError
             return "; it cannot be found where it was indexed"
         if found.st_size != size_bytes or (shard.mtime_ns and found.st_mtime_ns != shard.mtime_ns):
             return f"; {path} has changed since it was indexed: index it again with 'feedrate index'"
         return ""
+
+
+def _place_texts(index: IndexPart, column: str) -> tuple[int, int, int]:
+    """Return where offsets, data and checksums of a variable-width column begin; -1: it has no checksums."""
+    offsets_at, data_at = index.columns[column][:2]
+    return offsets_at, data_at, index.columns.get(text_check(column), (-1,))[0]
 
 
 def refuse_change(shard: Shard, address: str, size_bytes: int) -> None:

@@ -117,6 +117,21 @@ def _check_table(head: bytes, crcs: bytes) -> bytes:
     return head + struct.pack("<I", kernel.crc32c(crcs, kernel.crc32c(head))) + crcs
 
 
+def read_npy(data: bytes) -> npt.NDArray[Any]:
+    """Return the array of a .npy file.
+
+    Raises:
+        ValueError, or whatever else numpy raises: it is not one.
+        MemoryError: there is too little for it; not for a header that claims more than the file holds.
+    """
+    try:
+        array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    except MemoryError:
+        np.empty(len(data), np.uint8)  # an honest file needs no more than this
+        raise ValueError("its header claims more than it holds") from None
+    return array
+
+
 def bare_array(data: bytes) -> npt.NDArray[Any] | None:
     """Return the array of a .npy file whose header follows from type and shape; None: it has another one."""
     if not data.startswith(_MAGIC):

@@ -267,5 +267,9 @@ def _fill_by_pillow(data: bytes, out: U8, box: Box, flip: bool, nearest: bool) -
         pixels = (pillow.decode_mask if nearest else pillow.decode)(data, box, out.shape)
     except pillow.Undecodable as error:
         return Status.CORRUPT, str(error)
+    except MemoryError as error:
+        raise MemoryError(
+            "out of memory while Pillow decoded an image; fewer threads and smaller batches need less"
+        ) from error
     out[:] = pixels[:, ::-1] if flip else pixels
     return Status.OK, ""

@@ -60,6 +60,11 @@ class Pool:
         self._closed = False
         self._executor: tuple[int, ThreadPoolExecutor] | None = None
 
+    def cancel(self) -> None:
+        """Let samples be that nobody has begun yet: calls that wait for them end with a ValueError."""
+        self._closed = True
+        self._native.cancel()
+
     def close(self) -> None:
         """Let queued batches end, then stop the threads. May be called twice."""
         self._closed = True
@@ -77,7 +82,9 @@ class Pool:
         executor = self._executor
         if executor is None or executor[0] != os.getpid():
             executor = self._executor = (os.getpid(), ThreadPoolExecutor(self.threads, "feedrate-pillow"))
-        list(executor[1].map(work, samples))
+        list(executor[1].map(lambda i: None if self._closed else work(i), samples))
+        if self._closed:
+            raise ValueError("the pool is closed")
 
 
 def simd_level() -> str:

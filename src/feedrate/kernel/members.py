@@ -83,6 +83,13 @@ def crc32c_rows(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
     return out
 
 
+def crc32c_texts(texts: bytes | U8, starts: I64) -> U32:
+    """Return the CRC-32C of each text; text `i` is `texts[starts[i]:starts[i + 1]]`."""
+    out = np.zeros(len(starts) - 1, np.uint32)
+    native.crc32c_texts(as_bytes(texts), np.ascontiguousarray(starts, np.int64), out)
+    return out
+
+
 class ImageKind(enum.IntEnum):
     """What `make_members` takes; of PNGs: the kinds of pixels that need no second look."""
 

@@ -18,6 +18,8 @@ from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import Size
 from feedrate.load.meter import Meter
 from feedrate.load.options import Output, Wanted
+from feedrate.load.padding import decode_crops
+from feedrate.load.pipeline import FeedStopped
 from feedrate.load.ring import Ring
 from feedrate.load.tensors import to_torch
 from feedrate.load.values import Values, explain_status, move_boxes, read_field
@@ -59,6 +61,7 @@ class Assembler:
     meter: Meter
     pool: kernel.Pool | None = None
     cached: CachedPixels | None = None
+    is_stopping: Callable[[], bool] = lambda: False  # asked before each sample that goes through a transform
 
     def make(self, epoch: int, positions: I64, slots: I64 | None) -> Batch:
         """Make the batch of these samples.
@@ -68,6 +71,7 @@ class Assembler:
 
         Raises:
             BadSample: a sample cannot be used, and the policy is to raise.
+            StorageError: the storage cannot be read, whatever the policy.
         """
         lost: list[BadSample] = []
         with self.meter.stage("index"):
@@ -76,7 +80,9 @@ class Assembler:
         if draft.bad:
             values = self._leave_out_bad(draft, values, lost)
         samples = len(draft.places.positions) - len(draft.bad)
-        self.meter.count(batches=1, samples=samples, bad_samples=len(lost))
+        self.meter.count(
+            batches=1, samples=samples, bad_samples=len(lost), empty_batches=int(bool(lost) and not samples)
+        )
         if not samples:
             return Batch(None, 0, tuple(lost))
         return Batch(self._finish(draft, values, samples), samples, tuple(lost))
@@ -121,7 +127,8 @@ class Assembler:
         if not len(out):
             return out
         decode = decode_pixels if self.cached is None else self.cached.decode
-        report = decode(draft.places, wanted.field, draft.geometry, out, self.pool)
+        image = None if self.artist is None else self.artist.image
+        report = decode_crops(decode, image, draft.places, wanted.field, draft.geometry, out, self.pool)
         self.meter.add_report(report)
         self.meter.count(bytes_read=report.bytes_read)
         if report.statuses.any():
@@ -133,9 +140,12 @@ class Assembler:
     def _read_other(self, wanted: Wanted, draft: Draft) -> Any:
         places = draft.places
         if wanted.name == "number":
-            return np.ascontiguousarray(places.rows["number"])
+            return places.rows["number"].copy()
         if wanted.field is None:
-            return [key.decode("ascii") for key in self.pack.texts("key", places.positions)]
+            keys, unknown = self.pack.keys(places.positions)
+            for i, reason in unknown.items():
+                draft.bad.setdefault(i, (wanted.name, reason))
+            return keys
         read = read_field(self.pack, wanted.field, places.rows, places.positions, self.pool)
         self.meter.count(bytes_read=read.bytes_read)
         for i, reason in read.bad.items():
@@ -174,6 +184,8 @@ class Assembler:
         if self.transform is not None:
             with self.meter.stage("transform"):
                 for i, sample in enumerate(made):
+                    if self.is_stopping():
+                        raise FeedStopped
                     try:
                         made[i] = self.transform(sample)
                     except Exception as error:

@@ -61,7 +61,8 @@ class CachedPixels:
             )
         self._slots = {slot: number for number, slot in enumerate(slots)}
         what = f"{image!r} of" if self._keeps_results else "whole"
-        key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}"
+        gray = " L" if any(w.mode == "L" for w in wanted) else ""
+        key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}{gray}"
         self._shelf: Shelf = cache.open_shelf(key, len(self._slots) * len(pack), _count_bytes_to_keep(pack))
         self._refused: set[int] = set()
         self._joined: tuple[tuple[str, ...], kernel.Files] | None = None

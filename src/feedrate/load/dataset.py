@@ -19,15 +19,17 @@ from feedrate.kernel import I64, U8
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels, refuse_size
 from feedrate.load.image import ImageOp, Resize, View
 from feedrate.load.options import (
+    Mode,
     Wanted,
     check_image,
     check_split,
     check_whole,
-    find_field,
+    find_label,
     find_reference,
     flip_probability,
     resolve_fields,
 )
+from feedrate.load.padding import decode_crops
 from feedrate.load.splits import find_split, members
 from feedrate.load.tensors import choose_output
 from feedrate.load.values import explain_status, move_boxes, read_field
@@ -46,14 +48,16 @@ class Dataset:
     Args:
         pack: the pack's folder, or its address ("s3://...").
         transform: called with the image, as ImageFolder does.
-        target_transform: called with the label.
-        fields: what a sample is made of, in this order; None: image and label.
+        target_transform: called with the label, or the labels.
+        fields: what a sample is made of, in this order; None: image and label (or labels).
         image: an image operation: then only the part that is needed gets decoded. None: whole images.
         flip: mirror left to right; True: half of the samples; a number: that share.
         seed: fixes the draw of each sample per epoch (see `set_epoch`). None: every access draws anew from
             Python's `random`, which a DataLoader seeds in each of its workers.
         split: a part of the samples, as `Loader` takes it: positions then count its samples alone.
         output: images as "pil" (what torchvision's transforms expect), "numpy" (H,W,C) or "torch" (C,H,W).
+        mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
+        allow_addresses: where files may lie that the pack names, as `Loader` takes it.
     """
 
     def __init__(
@@ -67,10 +71,13 @@ class Dataset:
         seed: int | None = None,
         output: Output = "pil",
         split: str | tuple[float, float] | None = None,
+        mode: Mode = "RGB",
+        allow_addresses: str | Sequence[str] = (),
     ) -> None:
         if isinstance(pack, Pack):
+            allow_addresses = allow_addresses or getattr(pack, "allow_addresses", ())
             pack = pack.name
-        check_image(image, flip)
+        check_image(image, flip, mode)
         check_whole("seed", seed, least=0, optional=True)
         for name, function in (("transform", transform), ("target_transform", target_transform)):
             if function is not None and not callable(function):
@@ -84,7 +91,7 @@ class Dataset:
         self._fields, self._image, self._flip, self._seed, self._output = fields, image, flip, seed, output
         if split is not None and not isinstance(split, str):
             check_split(split)
-        self._split = split
+        self._split, self._mode, self._allow_addresses = split, mode, allow_addresses
         self._members: object = None  # what tells the split from one that has its name later
         self._epoch = 0
         self._opened: _Opened | None = None
@@ -92,7 +99,8 @@ class Dataset:
 
     def _open(self) -> _Opened:
         if self._opened is None or self._opened.process != os.getpid():
-            opened = _Opened(self.path, self._fields, self._image, self._flip, self._split)
+            pack = open_pack(self.path, allow_addresses=self._allow_addresses)
+            opened = _Opened(pack, self._fields, self._image, self._flip, self._split, self._mode)
             if self._members is not None and opened.subset.identity() != self._members:
                 raise UsageError(
                     f"the split {self._split!r} of {self.path} was made anew since this dataset was opened",
@@ -114,7 +122,8 @@ class Dataset:
         """Return several samples; a DataLoader fetches its batches through this.
 
         Raises:
-            BadSample: one of them cannot be read or decoded.
+            BadSample: one of them is damaged.
+            StorageError: the storage cannot be read, which is no fault of one sample.
         """
         opened = self._open()
         positions = opened.subset.positions(np.array([self._position(i) for i in indices], np.int64))
@@ -135,7 +144,7 @@ class Dataset:
             pictures = [self._convert(pixels, wanted.field) for pixels in column]
             is_image = wanted.field.kind is Kind.IMAGE
             return [self.transform(p) for p in pictures] if self.transform and is_image else pictures
-        if wanted.name == "label" and self.target_transform is not None:
+        if wanted.name == self._open().label_name and self.target_transform is not None:
             return [self.target_transform(value) for value in column]
         return list(column)
 
@@ -145,7 +154,7 @@ class Dataset:
         if self._output == "pil":
             from PIL import Image
 
-            return Image.fromarray(pixels)
+            return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
         if self._output == "torch":
             import torch
 
@@ -161,7 +170,7 @@ class Dataset:
     @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return list(find_field(self._open().pack, "label").classes or ())
+        return list(find_label(self._open().pack).classes or ())
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -169,11 +178,9 @@ class Dataset:
 
     @property
     def targets(self) -> list[Any]:
-        """Labels of all samples, by position; read from the index at each call."""
-        find_field(self._open().pack, "label")
+        """Labels of all samples, by position: numbers from the index, or arrays; read at each call."""
         opened = self._open()
-        labels: list[Any] = opened.pack.column("label")[members(opened.subset)].tolist()
-        return labels
+        return opened.read_labels(members(opened.subset))
 
     def __repr__(self) -> str:
         return f"Dataset({self.path!r}, {len(self)} samples)"
@@ -184,40 +191,47 @@ class _Opened:
 
     def __init__(
         self,
-        path: str,
+        pack: Pack,
         fields: Sequence[str] | None,
         image: ImageOp | None,
         flip: bool | float,
         split: str | tuple[float, float] | None,
+        mode: Mode,
     ) -> None:
         self.process = os.getpid()
-        self.pack = open_pack(path)
+        self.pack = pack
         self.subset = find_split(self.pack, split)
         for name in fields or ():
             if isinstance(name, View):
                 raise UsageError("Dataset has no views; use Loader, or resize in the transform")
-        self.wanted = self._resolve(fields, image)
+        # Unlike in a batch, whole images may differ in size here: any operation stands in for "some size".
+        self.wanted = resolve_fields(self.pack, fields, Resize(1) if image is None else image, mode)
         reference = find_reference(self.pack, image, flip)
         self.reference = reference
+        self.label_name = "label" if self.pack.manifest.field("label") else "labels"
         self.image, self.flip = image, flip_probability(flip)
         self.is_shown = any(w.out_size is not None for w in self.wanted)
 
-    def _resolve(self, fields: Sequence[str] | None, image: ImageOp | None) -> tuple[Wanted, ...]:
-        """Unlike in a batch, whole images may differ in size here."""
-        if image is not None:
-            return resolve_fields(self.pack, fields, image)
-        # Any operation stands in for "some size"; sizes are not used without one.
-        return resolve_fields(self.pack, fields, Resize(1))
-
     def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
         """Return one column per field."""
-        rows, statuses = self.pack.rows(positions, [w.name for w in self.wanted])
-        for i in np.flatnonzero(statuses):
-            reason = f"its row of the index cannot be used: {explain_status(statuses[i])}"
-            raise self.pack.describe_bad(int(positions[i]), self.wanted[0].name, None, reason)
-        places = Places(self.pack, rows, positions)
+        places = self._find(positions, self.wanted)
         geometry = self._draw(places, seed, epoch)
         return [self._read_column(wanted, places, geometry) for wanted in self.wanted]
+
+    def read_labels(self, positions: I64) -> list[Any]:
+        label = find_label(self.pack)
+        if label.kind is Kind.NUMBER:
+            numbers: list[Any] = self.pack.column(label.name)[positions].tolist()
+            return numbers
+        wanted = Wanted(label.name, label)
+        return list(self._read_column(wanted, self._find(positions, (wanted,)), None))
+
+    def _find(self, positions: I64, wanted: tuple[Wanted, ...]) -> Places:
+        rows, statuses = self.pack.rows(positions, [w.name for w in wanted])
+        for i in np.flatnonzero(statuses):
+            reason = f"its row of the index cannot be used: {explain_status(statuses[i])}"
+            raise self.pack.describe_bad(int(positions[i]), wanted[0].name, None, reason)
+        return Places(self.pack, rows, positions)
 
     def _draw(self, places: Places, seed: int | None, epoch: int) -> Geometry | None:
         if self.reference is None:
@@ -237,7 +251,10 @@ class _Opened:
             numbers: list[int] = places.rows["number"].tolist()
             return numbers
         if wanted.field is None:
-            return [key.decode("ascii") for key in self.pack.texts("key", places.positions)]
+            keys, unknown = self.pack.keys(places.positions)
+            for i, reason in unknown.items():
+                raise self.pack.describe_bad(int(places.positions[i]), wanted.name, None, reason)
+            return keys
         if wanted.field.has_pixels:
             assert geometry is not None
             return [
@@ -267,9 +284,9 @@ class _Opened:
             height, width = int(box[3] - box[1]), int(box[2] - box[0])
             if (reason := refuse_size(place, wanted.field, (height, width))) is not None:
                 raise self._describe(place, wanted, reason)
-        out = np.empty((1, height, width, 3 if wanted.field.kind is Kind.IMAGE else 1), np.uint8)
+        out = np.empty((1, height, width, wanted.channels), np.uint8)
         # No pool: a DataLoader's workers are the parallelism here.
-        report = decode_pixels(place, wanted.field, geometry, out, None)
+        report = decode_crops(decode_pixels, self.image, place, wanted.field, geometry, out, None)
         if report.statuses[0] != kernel.Status.OK:
             raise self._describe(place, wanted, report.reasons.get(0) or explain_status(report.statuses[0]))
         pixels: U8 = out[0]

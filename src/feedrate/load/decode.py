@@ -27,7 +27,7 @@ def decode(
         source: a path, or the file's bytes.
         crop: left, top, right, bottom: the part to decode; None: all of it.
         size: height and width to resize that part to; one number: a square; None: as it is.
-        mode: "RGB" or "L" (gray).
+        mode: "RGB" or "L" (gray, one channel, as Pillow's `convert("L")` makes it of the colours).
         flip: mirror left to right.
 
     Raises:

@@ -8,7 +8,7 @@ right, bottom.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,9 +134,72 @@ class RandomResizedCrop(_Sized):
         return np.maximum(w, 1).astype(np.int64), np.maximum(h, 1).astype(np.int64)
 
 
-@dataclass(frozen=True)
+PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
+
+
+@dataclass(frozen=True, repr=False)
 class RandomCrop(_Sized):
-    """A random part of `size`, pixels as they are. An image that is smaller is a bad sample."""
+    """A random part of `size`, pixels as they are; torchvision's rule. A smaller image is a bad sample.
+
+    Args:
+        size: output height and width; one number: a square.
+        padding: pixels around the image from which parts are cut, too: one number, (left and right, top and
+            bottom) or (left, top, right, bottom).
+        pad_if_needed: take images that are smaller still, with as much padding as they need.
+        fill: the value of the padding; in masks it is 0.
+        padding_mode: "constant", "edge" (the last pixel again), "reflect" or "symmetric" (mirrored, without
+            or with the last pixel).
+    """
+
+    padding: int | tuple[int, ...] | None = None
+    pad_if_needed: bool = False
+    fill: int = 0
+    padding_mode: str = "constant"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.padding, list):
+            object.__setattr__(self, "padding", tuple(self.padding))
+        edges = self.padding if isinstance(self.padding, tuple) else (self.padding or 0,)
+        if len(edges) not in (1, 2, 4) or not all(_is_whole(edge, 0, 2**20) for edge in edges):
+            raise UsageError(
+                "RandomCrop: padding must be a number of pixels, (left and right, top and bottom) or "
+                f"(left, top, right, bottom), from 0 to {2**20:,}; got {self.padding!r}"
+            )
+        if not _is_whole(self.fill, 0, 255):
+            raise UsageError(f"RandomCrop: fill must be a whole number from 0 to 255, got {self.fill!r}")
+        if self.padding_mode not in PADDING_MODES:
+            raise UsageError(
+                f"RandomCrop: padding_mode must be one of {', '.join(PADDING_MODES)}, "
+                f"got {self.padding_mode!r}"
+            )
+        most = min(self.out_size)
+        if self.is_mirrored and max(edges) >= most:
+            raise UsageError(
+                f"RandomCrop: what padding_mode='{self.padding_mode}' adds must be below the crop's {most} "
+                f"pixels, got padding={self.padding!r}"
+            )
+
+    def __repr__(self) -> str:
+        given = [
+            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default
+        ]
+        return f"RandomCrop({', '.join(given)})"
+
+    @property
+    def edges(self) -> tuple[int, int, int, int]:
+        """The padding, as left, top, right, bottom."""
+        edges = self.padding if isinstance(self.padding, tuple) else (self.padding or 0,)
+        left, top, right, bottom = edges * (4 // len(edges))
+        return left, top, right, bottom
+
+    @property
+    def is_mirrored(self) -> bool:
+        return self.padding_mode in ("reflect", "symmetric")
+
+    @property
+    def is_padded(self) -> bool:
+        return any(self.edges) or self.pad_if_needed
 
     @property
     def uniforms(self) -> int:
@@ -144,13 +207,23 @@ class RandomCrop(_Sized):
 
     @property
     def min_size(self) -> Size:
-        return self.out_size
+        (height, width), (left, top, right, bottom) = self.out_size, self.edges
+        if self.pad_if_needed:
+            height, width = 1, 1
+        # What is mirrored must be there.
+        least = max(left, top, right, bottom) + 1 if self.is_mirrored else 1
+        return max(least, height - top - bottom), max(least, width - left - right)
 
     def place(self, widths: I64, heights: I64, uniforms: F64) -> I32:
-        height, width = self.out_size
-        left = np.floor(uniforms[:, 0] * (widths - width + 1)).astype(np.int64)
-        top = np.floor(uniforms[:, 1] * (heights - height + 1)).astype(np.int64)
-        return _boxes(left, top, np.full_like(left, width), np.full_like(left, height))
+        (height, width), (left, top, right, bottom) = self.out_size, self.edges
+        lows = []
+        for sides, length, before, after, draws in (
+            (widths, width, left, right, uniforms[:, 0]),
+            (heights, height, top, bottom, uniforms[:, 1]),
+        ):
+            room = sides + before + after - length  # below 0: what is lacking comes on either side
+            lows.append(np.floor(draws * (np.abs(room) + 1)).astype(np.int64) - before + np.minimum(room, 0))
+        return _boxes(lows[0], lows[1], np.full_like(lows[0], width), np.full_like(lows[1], height))
 
 
 @dataclass(frozen=True)
@@ -233,18 +306,26 @@ def whole(widths: I64, heights: I64) -> I32:
     return _boxes(nothing, nothing, widths, heights)
 
 
-def scale_boxes(boxes: I32, source: tuple[I64, I64], target: tuple[I64, I64]) -> I32:
-    """Return boxes on images of one size, moved to images of another: (widths, heights) each; never empty."""
+def scale_edges(boxes: I32, source: tuple[I64, I64], target: tuple[I64, I64]) -> I32:
+    """Return boxes on images of one size, moved to images of another: (widths, heights) each."""
     if np.array_equal(source[0], target[0]) and np.array_equal(source[1], target[1]):
         return boxes
     out = np.empty_like(boxes)
-    for low, axis in ((0, 0), (1, 1)):
+    for edge in range(4):
         # A damaged width of 0 must reach the kernel as a bad box, not end as a division by zero.
-        factor = target[axis] / np.maximum(source[axis], 1)
-        start = np.minimum(np.rint(boxes[:, low] * factor), np.maximum(target[axis] - 1, 0))
-        stop = np.clip(np.rint(boxes[:, low + 2] * factor), start + 1, np.maximum(target[axis], 1))
-        out[:, low], out[:, low + 2] = start, stop
+        out[:, edge] = np.rint(boxes[:, edge] * (target[edge % 2] / np.maximum(source[edge % 2], 1)))
     return out
+
+
+def scale_boxes(boxes: I32, source: tuple[I64, I64], target: tuple[I64, I64]) -> I32:
+    """Return boxes inside of images of one size, moved to images of another; inside of them and not empty."""
+    scaled = scale_edges(boxes, source, target)
+    if scaled is boxes:
+        return boxes
+    for axis in range(2):
+        scaled[:, axis] = np.minimum(scaled[:, axis], np.maximum(target[axis] - 1, 0))
+        scaled[:, axis + 2] = np.clip(scaled[:, axis + 2], scaled[:, axis] + 1, np.maximum(target[axis], 1))
+    return scaled
 
 
 def check_size(size: Any, name: str) -> int | Size:
@@ -256,6 +337,12 @@ def check_size(size: Any, name: str) -> int | Size:
             )
     height, width = (int(number) for number in numbers)
     return (height, width) if isinstance(size, (tuple, list)) else height
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return (
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool) and least <= int(value) <= most
+    )
 
 
 def _check_pair(pair: Any, name: str) -> tuple[float, float]:

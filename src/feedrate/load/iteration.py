@@ -4,23 +4,31 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feedrate.errors import UsageError
+from feedrate.errors import PackError, UsageError
 from feedrate.load.assemble import Batch
 from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares
+from feedrate.units import format_count, typed
 
 if TYPE_CHECKING:
     from feedrate.load.loader import Loader
 
+# Of an epoch's samples, so many may be skipped: more is no longer the dataset that training was meant for.
+MOST_SKIPPED = 0.1
+
 
 @dataclass(slots=True)
 class Cursor:
-    """Where an epoch stands. `is_used`: a batch was given, so the next `iter()` goes to another epoch."""
+    """Where an epoch stands. `is_used`: a batch was given, so the next `iter()` goes to another epoch.
+
+    A cursor with samples that is not used yet came from `load_state_dict`.
+    """
 
     epoch: int = 0
     samples: int = 0
@@ -36,6 +44,7 @@ class LoaderIterator(Iterator[Any]):
         self._shares = shares
         self._cursor = cursor
         self._step = 0
+        self._skipped = 0
         self._ended: str | None = None
         self._finalizer = weakref.finalize(self, feed.stop)
 
@@ -75,6 +84,8 @@ class LoaderIterator(Iterator[Any]):
             if callable(policy):
                 for bad in batch.bad:
                     policy(bad)
+            if batch.bad:
+                self._check_skipped(batch)
         except FeedStopped:
             self._ended = self._ended or "it was stopped"
             self._check_usable()
@@ -86,11 +97,42 @@ class LoaderIterator(Iterator[Any]):
             raise
         return batch
 
+    def _check_skipped(self, batch: Batch) -> None:
+        """Raise PackError where skipping bad samples would end in a hang, or in an epoch full of gaps."""
+        shares = self._shares
+        hint = f"look at the pack: feedrate verify {typed(self._loader._resources.pack.name)}"
+        if not batch.samples and shares.world > 1:
+            raise PackError(
+                f"none of the {len(batch.bad)} samples of batch {self._step} on rank {shares.rank} can be "
+                f"used, and the other ranks would wait forever for it; the first: {batch.bad[0]}",
+                hint=hint,
+            )
+        self._skipped += len(batch.bad)
+        if self._skipped * shares.world > MOST_SKIPPED * shares.length:
+            raise PackError(
+                f"{self._skipped:,} of {-(-shares.length // shares.world):,} samples of epoch "
+                f"{self._cursor.epoch} are bad and were skipped, and at most {MOST_SKIPPED:.0%} may be; "
+                f"the last: {batch.bad[-1]}",
+                hint=f"{hint}, or give the positions of good samples as order=",
+            )
+
     def _finish_epoch(self) -> None:
         loader = self._loader
         self._finalizer()
         if loader._cursor is self._cursor:
             loader._cursor = Cursor(self._cursor.epoch + 1)
+            self._tell_left_out()
+
+    def _tell_left_out(self) -> None:
+        left_out, shares = self._shares.left_out, self._shares
+        self._loader._meter.count(left_out=left_out)
+        if left_out and shares.rank == 0:
+            warnings.warn(
+                f"no rank gets the last {format_count(left_out, 'sample')} of epoch {self._cursor.epoch}: "
+                f"fewer than there are ranks ({shares.world})",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def end(self, why: str) -> None:
         """Stop this iteration; `why` is told to those who go on using it."""

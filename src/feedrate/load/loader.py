@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,20 +30,21 @@ from feedrate.load.iteration import Cursor, LoaderIterator
 from feedrate.load.meter import Meter
 from feedrate.load.options import (
     BadSamplePolicy,
+    Mode,
     Options,
     Output,
     Wanted,
     check_shapes,
     check_whole,
-    find_field,
+    find_label,
     find_reference,
     flip_probability,
     resolve_fields,
 )
 from feedrate.load.order import EpochOrder, Staged
 from feedrate.load.pipeline import Feed
-from feedrate.load.ranks import Shares, find_rank
-from feedrate.load.ring import Ring
+from feedrate.load.ranks import Rank, Ranks, Shares
+from feedrate.load.ring import Ring, choose_prefetch
 from feedrate.load.sampling import choose_order
 from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
@@ -54,10 +56,6 @@ from feedrate.store.through import ThroughPack, open_pack
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
-
-# One batch in the kernel, one queued there; with the one that the loop holds, three buffers are in use.
-DEFAULT_PREFETCH = 2
-PREFETCH_BYTES = 2**30
 
 
 @dataclass(slots=True)
@@ -91,7 +89,7 @@ class Loader:
         shuffle: a fresh permutation of all samples in every epoch; else the stored order.
         seed: every random choice follows from it, the epoch and the sample's number.
         fields: what a batch holds, in this order: names of the pack's fields, "key", "number", `View`s. None:
-            image and label, where the pack has them.
+            image and label (or labels), where the pack has them.
         image: where to cut and how large; None: whole images, which must then share one size.
         flip: mirror left to right; True: half of the samples; a number: that share.
         order: "windowed" (large sequential reads), "staged" (so in the first epoch alone: the default with
@@ -102,7 +100,7 @@ class Loader:
         drop_last: drop the last global batch when it is not full.
         pad: fill the last global batch up with samples from the epoch's beginning, so that ranks get equal
             numbers.
-        rank, world_size: this process among all; None: as torch.distributed says, once it is initialised.
+        rank, world_size: this process among all; None: as torch.distributed says, else RANK and WORLD_SIZE.
         transform: called with a dict of one sample's fields, in threads.
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
         scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
@@ -111,7 +109,11 @@ class Loader:
         threads: for reading and decoding; None: the cores that this process may use.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
+            Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
         output: "torch" or "numpy"; None: torch where it is installed.
+        mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
+        allow_addresses: hosts, ["s3://bucket"], where files may lie that the pack names: it needs them for a
+            pack that somebody else may have made, and that names files elsewhere.
     """
 
     def __init__(
@@ -138,13 +140,15 @@ class Loader:
         on_bad_sample: BadSamplePolicy = "raise",
         output: Output | None = None,
         scratch: str | os.PathLike[str] | None = None,
+        mode: Mode = "RGB",
+        allow_addresses: str | Sequence[str] = (),
     ) -> None:
         options = Options(
             batch_size=batch_size, shuffle=shuffle, seed=seed, fields=fields, image=image, flip=flip,
             order=order, weights=weights, split=split, drop_last=drop_last, pad=pad, rank=rank,
             world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
             on_bad_sample=on_bad_sample, output=output,
-            scratch=None if scratch is None else os.fspath(scratch),
+            scratch=None if scratch is None else os.fspath(scratch), mode=mode,
         )  # fmt: skip
         if cache is not None and not isinstance(cache, Cache):
             raise UsageError(
@@ -154,7 +158,9 @@ class Loader:
         owns_pack = not isinstance(pack, Pack)
         if not owns_pack and scratch is not None:
             raise UsageError("scratch needs the pack's path or address, not an opened pack")
-        opened = pack if isinstance(pack, Pack) else open_pack(pack, options.scratch)
+        opened = pack
+        if not isinstance(opened, Pack):
+            opened = open_pack(opened, options.scratch, allow_addresses=allow_addresses)
         try:
             self._prepare(opened)
         except BaseException:
@@ -167,7 +173,7 @@ class Loader:
         """Check what was asked for against the pack."""
         options = self._options
         fields, image, flip, seed = options.fields, options.image, options.flip, options.seed
-        self._wanted = resolve_fields(opened, fields, image)
+        self._wanted = resolve_fields(opened, fields, image, options.mode)
         if image is None:
             check_shapes(opened, self._wanted, options.batch_size)
         reference = find_reference(opened, image, flip)
@@ -178,10 +184,14 @@ class Loader:
         self._fingerprint = fingerprint(opened.manifest)
         self._output = choose_output(options.output)
         self._threads = options.threads or count_usable_cores()
-        self._prefetch = options.prefetch or self._choose_prefetch()
+        pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
+        # A transform runs in the makers, so there should be as many as threads.
+        makers = self._threads if options.transform else 1
+        self._prefetch = options.prefetch or choose_prefetch(pixels * options.batch_size, makers)
         self._cursor = Cursor()
         self._closed = False
-        self._shares(self._order.at(0), 0).check_not_empty()
+        self.ranks = Ranks(options.given_rank)
+        self._shares(self._order.at(0), 0, self.ranks.look()).check_not_empty()
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
@@ -191,7 +201,8 @@ class Loader:
         self._meter = Meter()
         self._rings = {
             w.name: Ring(
-                (self._options.batch_size, *w.out_size, 3 if w.field.kind == "image" else 1),
+                # Two: the last batch of some ranks when the others hold one.
+                (max(2, self._options.batch_size), *w.out_size, w.channels),
                 self._prefetch + 2,
             )
             for w in self._wanted
@@ -205,25 +216,14 @@ class Loader:
 
         return CachedPixels(pack, self._cache, self._wanted, self._artist)
 
-    def _choose_prefetch(self) -> int:
-        # A transform runs in the makers, so there should be as many as threads.
-        wish = max(DEFAULT_PREFETCH, self._threads) if self._options.transform else DEFAULT_PREFETCH
-        pixels = sum(3 * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
-        batch_bytes = max(1, pixels * self._options.batch_size)
-        return max(2, min(wish, PREFETCH_BYTES // batch_bytes))
-
-    def _shares(self, order: EpochOrder, start: int) -> Shares:
+    def _shares(self, order: EpochOrder, start: int, rank: Rank) -> Shares:
         options = self._options
-        if options.rank is not None and options.world_size is not None:
-            rank, world = options.rank, options.world_size
-        else:
-            rank, world = find_rank()
-        return Shares(order.length, options.batch_size, rank, world, options.drop_last, options.pad, start)
+        return Shares(order.length, options.batch_size, *rank, options.drop_last, options.pad, start)
 
     def __len__(self) -> int:
         """Return how many batches the next `iter()` gives; after `load_state_dict`: those that remain."""
         cursor = self._upcoming()
-        return len(self._shares(self._order.at(cursor.epoch), cursor.samples))
+        return len(self._shares(self._order.at(cursor.epoch), cursor.samples, self.ranks.use()))
 
     def _upcoming(self) -> Cursor:
         if self._cursor.is_used:
@@ -236,7 +236,9 @@ class Loader:
         self._end_live()
         self._cursor = cursor = self._upcoming()
         order = self._order.at(cursor.epoch)
-        shares = self._shares(order, cursor.samples)
+        shares = self._shares(order, cursor.samples, self.ranks.use())
+        if not cursor.samples:
+            shares.check_not_empty()
         if self._resources.cached is not None:
             self._resources.cached.begin_epoch()
         feed = self._make_feed(order, shares, cursor.epoch)
@@ -248,14 +250,20 @@ class Loader:
 
     def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
         options, subset, repeats = self._options, self._subset, self._order.repeats
-        pool, meter = kernel.Pool(self._threads), self._meter
+        pool, meter, stopping = kernel.Pool(self._threads), self._meter, threading.Event()
         collate = options.collate or (make_collate(self._output) if options.transform else None)
         assembler = Assembler(
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
             output=self._output, transform=options.transform, collate=collate,
             raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
-            cached=self._resources.cached,
+            cached=self._resources.cached, is_stopping=stopping.is_set,
         )  # fmt: skip
+
+        def interrupt() -> None:
+            stopping.set()
+            pool.cancel()
+            if ahead is not None:
+                ahead.stop()
 
         def positions_of(step: int) -> I64:
             return subset.positions(order.indices(shares.slots(step)))
@@ -291,13 +299,17 @@ class Loader:
             makers=max(2, makers),
             meter=meter,
             on_stop=pool.close,
-            interrupt=None if ahead is None else ahead.stop,
+            interrupt=interrupt,
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next `iter()` give epoch `epoch` from its beginning."""
+        """Let the next `iter()` give epoch `epoch` from its beginning.
+
+        A position in that epoch which came from `load_state_dict` is kept until a batch was given from it.
+        """
         check_whole("epoch", epoch, least=0)
-        self._cursor = Cursor(int(epoch))
+        is_kept = self._cursor.epoch == epoch and not self._cursor.is_used
+        self._cursor = Cursor(int(epoch), self._cursor.samples if is_kept else 0)
 
     @property
     def output(self) -> str:
@@ -322,7 +334,7 @@ class Loader:
     @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return list(find_field(self._resources.pack, "label").classes or ())
+        return list(find_label(self._resources.pack).classes or ())
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: plain numbers and words that JSON can hold.

@@ -43,7 +43,7 @@ class Meter:
             self._waited_s[who] += seconds
 
     def count(self, **counts: int) -> None:
-        """Add to `batches`, `samples`, `bad_samples`, `bytes_read`."""
+        """Add to `batches`, `samples`, `bad_samples`, `empty_batches`, `left_out`, `bytes_read`."""
         with self._lock:
             self._counts.update(counts)
 
@@ -60,9 +60,11 @@ class Meter:
                 batches=self._counts["batches"],
                 samples=self._counts["samples"],
                 bad_samples=self._counts["bad_samples"],
+                left_out=self._counts["left_out"],
                 bytes_read=self._counts["bytes_read"],
                 by_pillow=self._counts["by_pillow"],
                 pillow_reasons=dict(self._pillow_reasons),
                 consumer_waited_s=self._waited_s["consumer"],
                 makers_waited_s=self._waited_s["makers"],
+                empty_batches=self._counts["empty_batches"],
             )

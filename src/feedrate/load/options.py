@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from feedrate.load.geometry import Places, refuse_size
 from feedrate.load.image import ImageOp, Size, View
 
 Output = Literal["torch", "numpy"]
+Mode = Literal["RGB", "L"]
 BadSamplePolicy = Literal["raise", "skip"] | Callable[[BadSample], None]
 INDEX_FIELDS = ("key", "number")
 
@@ -47,6 +48,7 @@ class Options:
     on_bad_sample: BadSamplePolicy
     output: Output | None
     scratch: str | None = None
+    mode: Mode = "RGB"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "threads", "prefetch", "world_size"):
@@ -55,7 +57,7 @@ class Options:
         for name in ("shuffle", "drop_last", "pad"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise UsageError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        check_image(self.image, self.flip)
+        check_image(self.image, self.flip, self.mode)
         self._check_ranks()
         self._check_order()
         for name in ("transform", "collate"):
@@ -67,6 +69,10 @@ class Options:
             )
         if self.output not in (None, "torch", "numpy"):
             raise UsageError(f'output must be "torch", "numpy" or None, got {self.output!r}')
+
+    @property
+    def given_rank(self) -> tuple[int, int] | None:
+        return None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
 
     def _check_ranks(self) -> None:
         if (self.rank is None) != (self.world_size is None):
@@ -106,10 +112,15 @@ class Wanted:
     name: str
     field: Field | None
     out_size: Size | None = None
+    mode: Mode = "RGB"
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.mode == "RGB" and self.field is not None and self.field.kind is Kind.IMAGE else 1
 
 
 def resolve_fields(
-    pack: Pack, names: Sequence[str | View] | None, image: ImageOp | None
+    pack: Pack, names: Sequence[str | View] | None, image: ImageOp | None, mode: Mode = "RGB"
 ) -> tuple[Wanted, ...]:
     """Return what each batch is made of.
 
@@ -118,10 +129,11 @@ def resolve_fields(
     """
     if names is None:
         have = [f.name for f in pack.fields]
-        names = [name for name in ("image", "label") if name in have] or have
+        label = "label" if "label" in have else "labels"
+        names = [name for name in ("image", label) if name in have] or have
     if isinstance(names, (str, View)) or not len(names):
         raise UsageError(f'fields must be a tuple of names such as ("image", "label"), got {names!r}')
-    wanted = tuple(_resolve(pack, name, image) for name in names)
+    wanted = tuple(replace(_resolve(pack, name, image), mode=mode) for name in names)
     for name in [w.name for w in wanted]:
         if sum(w.name == name for w in wanted) > 1:
             raise UsageError(
@@ -190,6 +202,11 @@ def find_field(pack: Pack, name: object) -> Field:
     return field
 
 
+def find_label(pack: Pack) -> Field:
+    """Return the field of labels: `label`, or `labels` where samples may have several classes."""
+    return pack.manifest.field("label") or pack.manifest.field("labels") or find_field(pack, "label")
+
+
 def find_reference(pack: Pack, image: ImageOp | None, flip: bool | float) -> Field | None:
     """Return the field on which the crop is drawn: the pack's first image, else its first mask.
 
@@ -219,7 +236,9 @@ def check_whole(name: str, value: object, *, least: int, optional: bool = False)
         )
 
 
-def check_image(image: object, flip: object) -> None:
+def check_image(image: object, flip: object, mode: object = "RGB") -> None:
+    if mode not in ("RGB", "L"):
+        raise UsageError(f'mode must be "RGB" or "L" (gray, one channel), got {mode!r}')
     if image is not None and not (hasattr(image, "place") and hasattr(image, "out_size")):
         raise UsageError(
             f"image must be an image operation, got {image!r}",

@@ -9,8 +9,10 @@ A feed:  NEW --start()--> RUNNING --stop()--> STOPPED
   queued there.
 - An error is a READY step too: the consumer gets the batches before it, then the error. No step begins after
   it.
-- stop() may be called by anyone, any number of times. It waits for the makers to leave their current step
-  (unless a maker itself calls it); nothing of a stopped feed remains.
+- stop() may be called by anyone, any number of times. It interrupts the makers and waits for them (unless a
+  maker itself calls it), but not for long: who waits pressed Ctrl-C. A maker that hangs, in a function of the
+  user's or on a disk that does not answer, is named and left behind; of all others nothing remains. The last
+  maker to end then does what stop() would have done.
 - Makers know the feed and what it makes from, never the loader or its iterator, so those can be garbage
   collected while makers run, and their finalisers stop the feed.
 - In a forked child the makers do not exist: a feed knows its process, and stop() there touches nothing.
@@ -20,15 +22,23 @@ One condition variable guards all state; nobody polls and nobody sleeps.
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from feedrate.load.meter import Meter
 
 T = TypeVar("T")
+
+log = logging.getLogger("feedrate")
+
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+STOP_S = 2.0  # how long a maker may take to leave what it is doing
 
 # Native thread pools of feeds that were alive at a fork. Their threads are not in this process, so they
 # cannot be joined.
@@ -58,6 +68,9 @@ class Feed(Generic[T]):
         self._taken = 0
         self._ready: dict[int, tuple[T | None, BaseException | None]] = {}
         self._stopped = False
+        self._running = 0  # makers at work
+        self._is_left = False  # stop() is over, and makers that still run are on their own
+        self._gave_up = False  # stop() has waited for a maker in vain
         self._makers = [
             # Daemons: an interpreter that exits with a live iterator must not wait here; the iterator's
             # finaliser does.
@@ -98,22 +111,43 @@ class Feed(Generic[T]):
             self._stopped = True
             self._ready.clear()
             self._changed.notify_all()
+        # A second call does not wait once more for a maker that the first one gave up.
+        deadline = time.monotonic() + (0.0 if self._gave_up else STOP_S)
         if self._interrupt is not None:
             self._interrupt()
-        if threading.current_thread() in self._makers:
-            # A garbage collection inside a maker ended the iterator. Joining could wait for a lock held here.
-            return
-        for maker in self._makers:
-            if maker.ident is not None:
-                maker.join()
+        # A garbage collection inside a maker may end the iterator: joining could wait for a lock held here.
+        if threading.current_thread() not in self._makers:
+            for maker in self._makers:
+                if maker.ident is not None:
+                    maker.join(max(0.0, deadline - time.monotonic()))
+            behind = [maker for maker in self._makers if maker.is_alive()]
+            if behind and not self._gave_up:
+                self._gave_up = True
+                log.warning(_describe_left_behind(behind))
+        with self._changed:
+            self._is_left = True
+            is_over = not self._running
+        if is_over:
+            self._release()
+
+    def _release(self) -> None:
         self._make = None
         on_stop, self._on_stop = self._on_stop, None
         if on_stop is not None:
             on_stop()
 
     def _run(self) -> None:
-        while (step := self._claim()) is not None:
-            self._finish(step, *self._try(step))
+        with self._changed:
+            self._running += 1
+        try:
+            while (step := self._claim()) is not None:
+                self._finish(step, *self._try(step))
+        finally:
+            with self._changed:
+                self._running -= 1
+                is_last = self._is_left and not self._running
+            if is_last:
+                self._release()
 
     def _claim(self) -> int | None:
         began = time.perf_counter()
@@ -146,3 +180,22 @@ class Feed(Generic[T]):
             if not self._stopped:
                 self._ready[step] = (result, error)
                 self._changed.notify_all()
+
+
+def _describe_left_behind(makers: Sequence[threading.Thread]) -> str:
+    """Say which threads are left behind, and what they are at."""
+    frames, places = sys._current_frames(), []
+    for maker in makers:
+        innermost = frames.get(maker.ident or 0)
+        stack = [] if innermost is None else [(f.f_code, line) for f, line in traceback.walk_stack(innermost)]
+        # The user's function is the outermost one that is neither ours nor Python's way to start a thread.
+        theirs = [at for at in stack if not at[0].co_filename.startswith((_OURS, threading.__file__))]
+        places += [
+            f"{code.co_name} ({code.co_filename}, line {line})" for code, line in theirs[-1:] or stack[:1]
+        ]
+    where = " and ".join(dict.fromkeys(places)) or "a call that does not return"
+    count = f"{len(makers)} threads" if len(makers) > 1 else "a thread"
+    return (
+        f"the loader has ended and left {count} behind, still busy after {STOP_S:g} s in {where}; "
+        "what does not return ends with the process"
+    )

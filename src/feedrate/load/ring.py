@@ -19,6 +19,15 @@ import numpy as np
 
 from feedrate.kernel import U8
 
+# One batch in the kernel, one queued there; with the one that the loop holds, three buffers are in use.
+DEFAULT_PREFETCH = 2
+PREFETCH_BYTES = 2**30
+
+
+def choose_prefetch(batch_bytes: int, makers: int) -> int:
+    """Return how many batches to make ahead for so many threads that make them, while memory allows."""
+    return max(2, min(max(DEFAULT_PREFETCH, makers), PREFETCH_BYTES // max(1, batch_bytes)))
+
 
 class Ring:
     """Lends uint8 arrays of up to `shape`; keeps at most `spare` free ones."""

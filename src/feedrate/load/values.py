@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from feedrate import kernel
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
+from feedrate.format.raw import read_npy
 from feedrate.kernel import I64, U8, Status
 from feedrate.load.image import I32, Size
 
@@ -44,7 +44,8 @@ class Values:
 def read_field(pack: Pack, wanted: Field, rows: Rows, positions: I64, pool: kernel.Pool | None) -> Values:
     """Read a field that is not pixels."""
     if wanted.kind is Kind.NUMBER:
-        return Values(np.ascontiguousarray(rows[wanted.name]))
+        # Not `ascontiguousarray`: to numpy, one value is contiguous whatever its stride; torch refuses it.
+        return Values(rows[wanted.name].copy())
     while True:
         files, ranges, _ = pack.find_values(wanted.name, rows, positions)
         buffer, starts, statuses = kernel.read_ranges(files, ranges, pool)
@@ -75,6 +76,8 @@ def _parse_each(wanted: Field, buffer: U8, starts: I64, read: Values) -> None:
         if i not in read.bad:
             try:
                 value = parse(bytes(view[start:stop]))
+            except MemoryError:
+                raise
             except Exception as error:  # numpy raises whatever it likes on a bad header
                 read.bad[i] = f"is not {wanted.kind} ({error})"
         read.data.append(value)
@@ -101,28 +104,24 @@ def _stack_arrays(wanted: Field, buffer: U8, starts: I64) -> npt.NDArray[Any] | 
     if header < 10 or dtype.hasobject or (table[:, :header] != table[0, :header]).any():
         return None
     try:
-        first = _parse_array(table[0].tobytes())
+        first = read_npy(table[0].tobytes())
     except Exception:  # the slow way names the sample
         return None
     if first.dtype != dtype or first.shape != wanted.shape or not first.flags.c_contiguous:
         return None
-    return np.ascontiguousarray(table[:, header:]).view(dtype).reshape(len(lengths), *wanted.shape)
-
-
-def _parse_array(data: bytes) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    return array
+    values: npt.NDArray[Any] = table[:, header:].copy().view(dtype)
+    return values.reshape(len(lengths), *wanted.shape)
 
 
 def _parse_boxes(data: bytes) -> npt.NDArray[np.float32]:
-    boxes = _parse_array(data).astype(np.float32)
+    boxes = read_npy(data).astype(np.float32)
     if boxes.ndim != 2 or boxes.shape[1] < 4:
         raise ValueError(f"a table of shape {boxes.shape}; rows of left, top, right, bottom are needed")
     return boxes
 
 
 _PARSERS: dict[Kind, Callable[[bytes], Any]] = {
-    Kind.ARRAY: _parse_array,
+    Kind.ARRAY: read_npy,
     Kind.TEXT: lambda data: data.decode("utf-8"),
     Kind.JSON: json.loads,
     Kind.BYTES: lambda data: data,

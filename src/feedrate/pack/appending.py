@@ -42,6 +42,7 @@ from feedrate.results.progress import Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec
 from feedrate.source.spool import SPOOL_NAME
+from feedrate.units import typed
 
 FOLDER_NAME = "appending"
 
@@ -52,7 +53,7 @@ class AppendOptions:
 
     Attributes:
         fields: further columns of the table; None: those that the pack was made with.
-        map: the function that the pack was made with, where it cannot be found by its name.
+        map: the function that the pack was made with; nothing is imported because a pack names it.
         skip_existing: pass over files that the pack has already, by their paths.
         defaults: values of added columns for the new samples.
     """
@@ -90,7 +91,7 @@ def append(
     with changing(pack) as opened:
         was_done = _clean_up(opened)
         _check_defaults(opened, options.defaults)
-        chosen = _pack_options(opened.manifest, options)
+        chosen = _pack_options(source, opened, options)
         with _own_folder(opened.path / FOLDER_NAME) as folder:
             reader = open_reader(source, chosen.source, scratch=os.fspath(folder))
             arrivals = Arrivals(reader, opened, skip=options.skip_existing or was_done)
@@ -142,8 +143,8 @@ def _append(
     return _summarise(arrivals, pack, manifest, packed, unassigned)
 
 
-def _pack_options(manifest: Manifest, options: AppendOptions) -> PackOptions:
-    settings = manifest.settings
+def _pack_options(source: str, pack: Pack, options: AppendOptions) -> PackOptions:
+    manifest, settings = pack.manifest, pack.manifest.settings
     specs = options.fields
     if specs is None:
         specs = tuple(FieldSpec.parse(text) for text in settings.get("fields", ())) if options.labels else ()
@@ -160,19 +161,31 @@ def _pack_options(manifest: Manifest, options: AppendOptions) -> PackOptions:
         recode=Recode.from_settings(settings),
         scan=settings.get("scan", True),
         container=container if container in containers.NAMES else "tar",
-        map=_find_map(settings.get("map"), options.map),
+        map=_find_map(source, pack, options.map),
     )
 
 
-def _find_map(made_with: Any, wanted: str | Function | None) -> Map | None:
+def _find_map(source: str, pack: Pack, wanted: str | Function | None) -> Map | None:
+    made_with = pack.manifest.settings.get("map")
     if not isinstance(made_with, dict):
         if wanted is not None:
             raise UsageError("the pack was made without a map, and new samples cannot be made with one")
         return None
-    found = find_map(wanted or str(made_with.get("function")))
-    if found.digest != made_with.get("source"):
+    name = str(made_with.get("function"))
+    if wanted is None:
         raise UsageError(
-            f"the code of {found.name} is no longer what the pack was made with",
+            f"{pack.path} was made with a function, {name}, and code is not imported because a pack names it",
+            hint="if that is your code: "
+            f"feedrate append {typed(source)} {typed(pack.path)} --map {typed(name)}",
+        )
+    found = find_map(wanted)
+    # A module may have another name by now; one function of it is not another.
+    if found.name.partition(":")[2] != name.partition(":")[2]:
+        raise UsageError(f"{pack.path} was made with {name}, not with {found.name}")
+    changed = found.find_change(made_with)
+    if changed is not None:
+        raise UsageError(
+            f"the code of {found.name} is no longer what the pack was made with: {changed} is another",
             hint="new samples must be made by the same code: undo the change, or pack all of them anew",
         )
     return found

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feedrate import pillow
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.keys import printable
 from feedrate.format.raw import dump_table
 from feedrate.pack.listing import Sample
 from feedrate.pack.mapped import LeftOut, Made, Mapper
-from feedrate.pack.quality import KEPT, MAPPED, NORMALISED, QualityTally
+from feedrate.pack.quality import FILLED, KEPT, MAPPED, NORMALISED, QualityTally, classify
 from feedrate.pack.recode import NewImage, Recode, recode_image, resize_mask, scale_boxes
 from feedrate.pack.values import (
     ImageFacts,
@@ -43,6 +44,7 @@ class Loaded:
     damage: str | None = None
     sizes: tuple[Size, Size] | None = None  # of pixels: width and height in the source, and as stored
     image: NewImage | None = None  # made anew
+    is_filled: bool = False  # it ended too early
     facts: tuple[ImageFacts, ImageFacts] | None = None  # of an image: in the source, and as stored
 
 
@@ -182,7 +184,14 @@ class SampleLoader:
         return part
 
     def _load_pixels(self, field: Field, path: bytes, data: bytes) -> Loaded:
-        facts = inspect_image(data, scan=self._scan)
+        try:
+            facts = inspect_image(data, scan=self._scan)
+        except UnusableValue as error:
+            # A mask is not filled up: pixels that nobody labelled would become labels.
+            may_fill = self._recode.keep_truncated and field.kind is Kind.IMAGE
+            if not may_fill or classify(str(error)) != "truncated":
+                raise
+            return self._load_truncated(field, path, data, error)
         loaded = Loaded(data, path, len(data) if path else 0)
         loaded.damage = facts.pillow_reason if facts.is_damaged else None
         before = width, height = facts.width, facts.height
@@ -204,12 +213,28 @@ class SampleLoader:
         loaded.sizes, loaded.facts = (before, (width, height)), (facts, now)
         return loaded
 
+    def _load_truncated(self, field: Field, path: bytes, data: bytes, error: UnusableValue) -> Loaded:
+        try:
+            filled = pillow.fill_up(data)
+        except pillow.Undecodable:
+            raise error from None
+        loaded = self._load_pixels(field, path, filled)
+        loaded.source_bytes, loaded.damage, loaded.is_filled = len(data) if path else 0, str(error), True
+        loaded.image = loaded.image or NewImage(filled, *loaded.columns)
+        assert loaded.facts is not None
+        truncated = loaded.facts[0]._replace(
+            pillow_reason=str(error), is_damaged=True, format=pillow.describe(data)[0]
+        )
+        loaded.facts = truncated, loaded.facts[1]
+        return loaded
+
     def _look_at(self, part: Loaded) -> None:
         if part.facts is None:
             return
         facts, now = part.facts
         is_mapped = part.image is not None and self.mapper is not None
         done = MAPPED if is_mapped else KEPT if part.image is None else NORMALISED
+        done = FILLED if part.is_filled else done
         turned = self._recode.normalise and self._may_turn and part.image is not None and not is_mapped
         self.quality.add_image(part.path, part.source_bytes, facts, done=done, turned=turned)
         self.quality.add_cost(part.path, now, len(part.data))

@@ -17,6 +17,7 @@ import numpy as np
 from feedrate import pillow
 from feedrate.errors import FeedrateError, SourceError, UsageError
 from feedrate.format.fields import Field, Kind
+from feedrate.format.raw import read_npy
 from feedrate.pack.mapping import Map
 from feedrate.source.values import UnusableValue, dump_array
 
@@ -175,8 +176,8 @@ def _give(field: Field, value: Plain) -> Any:
     try:
         if field.kind is Kind.JSON:
             return json.loads(value)
-        return np.load(io.BytesIO(value), allow_pickle=False)
-    except (ValueError, OSError, EOFError, RecursionError, MemoryError) as error:
+        return read_npy(value)
+    except (ValueError, OSError, EOFError, RecursionError) as error:
         raise UnusableValue(f"cannot be read as {field.kind}: {error}") from error
 
 

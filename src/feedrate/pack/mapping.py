@@ -6,24 +6,31 @@ What goes into it and comes out of it is `mapped.py`'s business.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import hashlib
-import importlib
+import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from feedrate.errors import UsageError
 
 Function = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+Modules = tuple[tuple[str, str], ...]  # names and digests, sorted
 
+# Folders that packages are installed to.
+_INSTALLED = ("site-packages", "dist-packages")
 # What this process has found already; scripts that are being run are not imported a second time.
-_found: dict[tuple[str, str], Function] = {}
-# Of the code that was imported: what the file says later is another matter.
-_digests: dict[str, tuple[ModuleType, str]] = {}
+_found: dict[tuple[str, str, Modules | None], Function] = {}
+# Of the code that was imported: what the files say later is another matter.
+_digests: dict[str, tuple[ModuleType, str, Modules]] = {}
 
 
 class Map(NamedTuple):
@@ -34,16 +41,34 @@ class Map(NamedTuple):
         folder: where the module is looked for first.
         digest: of the source of the whole module: helpers that the function calls count too.
         function: itself, where no other process could import it (a lambda, a notebook's).
+        modules: of the user's own modules that the module imports, and that those import. None: not
+            looked at, as for packs of earlier versions.
     """
 
     name: str
     folder: str
     digest: str
     function: Function | None = None
+    modules: Modules | None = None
 
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, Any]:
         """Return what pack.json says about it."""
-        return {"function": self.name, "source": self.digest}
+        modules = {} if self.modules is None else {"modules": dict(self.modules)}
+        return {"function": self.name, "source": self.digest, **modules}
+
+    def as_in(self, made_with: object) -> Map:
+        """Return it with the digests that a pack's settings have of theirs."""
+        is_earlier = isinstance(made_with, dict) and "modules" not in made_with
+        return self._replace(modules=None) if is_earlier else self
+
+    def find_change(self, made_with: Mapping[str, Any]) -> str | None:
+        """Return the name of a module whose code is not what a pack's settings say; None: all are."""
+        if self.digest != made_with.get("source"):
+            return self.name.partition(":")[0]
+        before, now = made_with.get("modules"), dict(self.modules or ())
+        if not isinstance(before, dict):
+            return None
+        return next((n for n in sorted({*before, *now}) if before.get(n) != now.get(n)), None)
 
     def load(self) -> Function:
         """Return the function, imported if need be.
@@ -53,17 +78,19 @@ class Map(NamedTuple):
         """
         if self.function is not None:
             return self.function
-        known = _found.get((self.name, self.digest))
+        known = _found.get((self.name, self.digest, self.modules))
         if known is not None:
             return known
         module = _import(self.name, self.folder)
-        if _digest_module(module, self.name) != self.digest:
+        digest, modules = _digest_module(module, self.name)
+        changed = self._replace(digest=digest, modules=modules).find_change(self.settings())
+        if changed is not None:
             raise UsageError(
-                f"the code of {self.name} has changed since packing began",
+                f"the code of {self.name} has changed since packing began: {changed} is another",
                 hint="delete the unfinished pack and begin again, or undo the change",
             )
         function = _look_up(module, self.name)
-        _found[self.name, self.digest] = function
+        _found[self.name, self.digest, self.modules] = function
         return function
 
 
@@ -88,9 +115,9 @@ def find_map(wanted: str | Function, *, folder: str | None = None) -> Map:
             hint=f"write {module_name.removesuffix('.py')}:{function_name}",
         )
     module = _import(wanted, folder)
-    function, digest = _look_up(module, wanted), _digest_module(module, wanted)
-    _found[wanted, digest] = function
-    return Map(wanted, folder, digest)
+    function, (digest, modules) = _look_up(module, wanted), _digest_module(module, wanted)
+    _found[wanted, digest, modules] = function
+    return Map(wanted, folder, digest, modules=modules)
 
 
 def refuse_unfindable(wanted: Map, *, workers: int | None) -> None:
@@ -122,9 +149,9 @@ def _describe_function(function: Function) -> Map:
         for _ in range(module_name.count(".") + is_package):
             folder = os.path.dirname(folder)
     name = f"{module_name}:{qualified}"
-    digest = _digest_module(module, name)
-    _found[name, digest] = function
-    return Map(name, folder, digest)
+    digest, modules = _digest_module(module, name)
+    _found[name, digest, modules] = function
+    return Map(name, folder, digest, modules=modules)
 
 
 def _import(name: str, folder: str) -> ModuleType:
@@ -168,7 +195,8 @@ def _resolve(module: ModuleType, name: str) -> Any:
         return None
 
 
-def _digest_module(module: ModuleType, name: str) -> str:
+def _digest_module(module: ModuleType, name: str) -> tuple[str, Modules]:
+    """Return the digest of a module's source, and those of the user's own modules that it imports."""
     known = _digests.get(module.__name__)
     if known is None or known[0] is not module:
         try:
@@ -176,8 +204,78 @@ def _digest_module(module: ModuleType, name: str) -> str:
         except (OSError, TypeError):
             # Compiled code: its name has to do.
             source = name
-        known = _digests[module.__name__] = module, _digest(source)
-    return known[1]
+        own = _digest_imports(source, name.partition(":")[0], module.__package__ or "")
+        known = _digests[module.__name__] = module, _digest(source), own
+    return known[1:]
+
+
+def _digest_imports(source: str, root: str, package: str) -> Modules:
+    """Return the digests of modules that a module's code imports, and that theirs does.
+
+    By what the code says, so that an import inside of a function counts, and nothing is imported for it.
+    Installed packages are left out: nobody edits them between two runs, and there are thousands of files.
+    """
+    specs: dict[str, ModuleSpec | None] = {}
+    found: dict[str, str] = {}
+    waiting = [*_parents(root), *_imported_names(source, package)]
+    seen = {root}
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        spec = _find_own(name, specs)
+        if spec is None or spec.origin is None:
+            continue  # not the user's, or a folder without code
+        try:
+            with open(spec.origin, "rb") as file:
+                data = file.read()
+        except OSError:
+            continue
+        found[name] = hashlib.sha256(data).hexdigest()[:16]
+        if spec.origin.endswith(".py"):
+            inner = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
+            waiting += _imported_names(data, inner)
+    return tuple(sorted(found.items()))
+
+
+def _imported_names(source: str | bytes, package: str) -> Iterator[str]:
+    """Yield the modules that code names in its imports; some may be functions instead."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from (*_parents(alias.name), alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            with contextlib.suppress(ImportError):  # one that leads out of its package
+                base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                yield from (*_parents(base), base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def _parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _find_own(name: str, specs: dict[str, ModuleSpec | None]) -> ModuleSpec | None:
+    """Return where a module of the user's own lies; None: there is none of that name that is."""
+    if name not in specs:
+        parent, _, _ = name.rpartition(".")
+        spec = None
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            if not parent:
+                is_ours = name not in sys.stdlib_module_names and name != "feedrate"
+                spec = importlib.util.find_spec(name) if is_ours else None
+            elif (above := _find_own(parent, specs)) is not None:
+                places = above.submodule_search_locations
+                spec = None if places is None else PathFinder.find_spec(name, list(places))
+        places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+        is_installed = any(folder in Path(place).parts for place in places for folder in _INSTALLED)
+        specs[name] = None if is_installed else spec
+    return specs[name]
 
 
 def _digest_function(function: Function) -> str:

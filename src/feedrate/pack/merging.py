@@ -17,7 +17,14 @@ import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, UsageError
 from feedrate.format.keys import printable
-from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, file_path, read_manifest
+from feedrate.format.manifest import (
+    FILE_NAME,
+    Manifest,
+    digest_manifest,
+    dump_manifest,
+    file_path,
+    read_manifest,
+)
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.pack.changing import write_manifest
@@ -36,6 +43,7 @@ from feedrate.pack.uniting import (
     unite_fields,
 )
 from feedrate.results.change import MergedPack, MergeResult
+from feedrate.store.reach import check_addresses
 from feedrate.units import format_count
 
 
@@ -46,10 +54,12 @@ class MergeOptions:
     Attributes:
         prefix: keys and original paths of each pack begin with its name: that of its folder, without '.pack'.
         refer: name the files by their paths even where they could be linked.
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
     """
 
     prefix: bool = False
     refer: bool = False
+    allow_addresses: tuple[str, ...] = ()
 
 
 def merge(
@@ -61,6 +71,7 @@ def merge(
 
     Raises:
         NotFound: one of them is no pack.
+        PackError: one names files of a host that is not allowed: the merged pack would be trusted with them.
         SourceError: their fields do not agree, or samples of two of them have the same key.
         AlreadyExists: the target holds something else, or another process writes there.
     """
@@ -70,6 +81,8 @@ def merge(
     folder = Path(target)
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(contextlib.closing(Pack(path))) for path in packs]
+        for pack in opened:
+            check_addresses(pack.name, pack.manifest, options.allow_addresses)
         prefixes = _name_packs(opened) if options.prefix else [""] * len(opened)
         _, added = unite_fields(opened)
         splits = {name for pack in opened for name in find_splits(pack.manifest)}
@@ -193,7 +206,7 @@ def _begin(folder: Path, packs: Sequence[Pack], options: MergeOptions) -> None:
             f"{folder} already holds a finished pack of {format_count(there.samples, 'sample')}",
             hint=f"name another folder, or delete it first: rm -r {folder}",
         )
-    contents = [hashlib.sha256(dump_manifest(pack.manifest)).hexdigest() for pack in packs]
+    contents = [digest_manifest(pack.manifest) for pack in packs]
     now = {
         "settings": {"merge": contents, "prefix": options.prefix},
         "source": {"files": len(packs), "digest": hashlib.sha256("".join(contents).encode()).hexdigest()},

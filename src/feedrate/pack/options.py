@@ -82,8 +82,14 @@ class PackOptions:
             from feedrate.format.containers.hdf5 import import_h5py
 
             import_h5py()  # before hours of work, not after them
+        if self.recode.keep_truncated and not self.scan:
+            raise UsageError(
+                "without a scan nobody sees which images end too early, so none can be filled up",
+                hint="leave out --no-scan or --keep-truncated",
+            )
         if self.map is not None:
-            refuse_unfindable(self.map, workers=self.workers)
+            # A Slurm job gets the function's name, whatever the number of its processes.
+            refuse_unfindable(self.map, workers=None if self.engine.name == "slurm" else self.workers)
         # It knows which of them fit together.
         _ = self.source
 

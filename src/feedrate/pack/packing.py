@@ -31,6 +31,7 @@ from feedrate.pack.plan import describe_settings, digest_plan
 from feedrate.pack.unfinished import (
     begin,
     finish,
+    go_on_by,
     own_folder,
     refuse_finished,
     refuse_foreign,
@@ -93,6 +94,7 @@ def pack_reader(
     """Pack what a reader gives into a folder that is ours; all that is left is to call it finished."""
     remove_temporaries(folder)
     load_meanwhile(_NEEDED_NEXT)
+    options = go_on_by(folder, options)
     listed = _list(reader, folder, options, watch)
     if options.map is not None:
         listed = _try_map(listed, folder, options)

@@ -17,7 +17,7 @@ from feedrate.format.texts import Texts, join_texts
 from feedrate.kernel import I64, U32, ImageKind
 from feedrate.pack.values import ImageFacts
 
-KEPT, REJECTED, NORMALISED, MAPPED = "kept", "rejected", "normalised", "mapped"
+KEPT, REJECTED, NORMALISED, MAPPED, FILLED = "kept", "rejected", "normalised", "mapped", "filled up"
 # A shard remembers so many of a kind by name, and so many of the most expensive ones.
 EXAMPLES, SLOWEST = 10, 10
 _TOGETHER = 4096  # images that are counted at a time, where many come
@@ -219,7 +219,9 @@ def classify(reason: str) -> str:
         return "truncated"
     if " failed: " in text or " returned " in text:
         return "map-failed"
-    if "cannot be read:" in text or "no such file" in text or "changed while" in text:
+    if text.startswith("no such file"):
+        return "missing"
+    if "cannot be read:" in text or "changed while" in text:
         return "unreadable"
     if text.startswith("lies outside "):
         return "outside"

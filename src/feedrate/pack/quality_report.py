@@ -9,10 +9,11 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,12 +27,17 @@ from feedrate.pack.files import appear
 from feedrate.pack.quality import BINS_PER_OCTAVE, EXAMPLES, KEPT, SIDES, QualityTally, merge
 from feedrate.results.quality import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Made = TypeVar("_Made", bound="DataclassInstance")
+
 FILE_NAME, REJECTED_NAME = "quality.json", "rejected.jsonl"
 _FORMAT, _VERSION = "feedrate-quality", 1
 # Most urgent first.
 CODES = (
-    "unreadable", "empty", "truncated", "corrupt", "incomplete", "map-failed", "duplicate", "wrong-suffix",
-    "rotated", "slow", "deep", "animated", "cmyk", "alpha", "progressive", "gray",
+    "missing", "unreadable", "empty", "truncated", "corrupt", "incomplete", "map-failed", "duplicate",
+    "wrong-suffix", "rotated", "slow", "deep", "animated", "cmyk", "alpha", "progressive", "gray",
 )  # fmt: skip
 # Eight times the median; and long enough that somebody would notice.
 _SLOW_OCTAVES, _SLOW_US = 3, 2000
@@ -152,15 +158,30 @@ def read_quality(pack: str | os.PathLike[str]) -> Quality:
 def _load(document: dict[str, Any]) -> Quality:
     found = dict(document)
     for name, kind in (("formats", FormatSize), ("classes", ClassSize)):
-        found[name] = tuple(kind(**one) for one in document[name])
+        found[name] = tuple(_make(kind, one) for one in document[name])
     for name in ("smallest", "largest"):
-        found[name] = None if document[name] is None else ImageSize(**document[name])
-    found["duplicates"] = Duplicates(**document["duplicates"])
+        found[name] = None if document[name] is None else _make(ImageSize, document[name])
+    found["duplicates"] = _make(Duplicates, document["duplicates"])
     found["oddities"] = tuple(
-        Oddity(one["code"], dict(one["done"]), tuple(OddSample(**e) for e in one["examples"]))
+        _make(Oddity, {**one, "examples": tuple(_make(OddSample, e) for e in one["examples"])})
         for one in document["oddities"]
     )
-    return Quality(**found)
+    return _make(Quality, found)
+
+
+def _make(kind: Callable[..., _Made], document: dict[str, Any]) -> _Made:
+    """Return a dataclass whose texts are texts and whose counts are counts: the file may be a stranger's."""
+    made = kind(**document)
+    for field in fields(made):
+        value = getattr(made, field.name)
+        counts = value.values() if field.type == "Mapping[str, int]" else [value] * (field.type == "int")
+        if any(type(one) is not int or one < 0 for one in counts):
+            raise ValueError(f"{value!r} is not a count")
+        if field.type == "str" and not isinstance(value, str):
+            raise TypeError(f"{value!r} is not text")
+        if field.type == "float | None" and not isinstance(value, (int, float, NoneType)):
+            raise TypeError(f"{value!r} is not a number")
+    return made
 
 
 def _find_slow(whole: QualityTally) -> tuple[float | None, Oddity | None]:

@@ -30,12 +30,20 @@ if TYPE_CHECKING:
     from feedrate.results.pack import Recoded
 
 DEFAULT_QUALITY = 90
-RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded", "normalise")  # of `Recode.settings`
+RECODE_SETTINGS = (
+    "resize",
+    "max_side",
+    "raw",
+    "quality",
+    "encoded",
+    "normalise",
+    "keep_truncated",
+)  # of `Recode.settings`
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
 # Where normalising cannot be done without loss: little of it.
-NORMAL_QUALITY = 95
+NORMAL_QUALITY = pillow.NORMAL_QUALITY
 PSNR_EVERY = 50
 
 # To plan shards before an image is looked at: what a pixel takes as JPEG, what decoding makes of a byte.
@@ -50,6 +58,7 @@ class Recode:
     With `quality` all images are encoded anew; without it only those that were resized, in DEFAULT_QUALITY.
     With `normalise` images that the kernel does not take, or that lie on their side, become upright baseline
     JPEG: coefficient by coefficient where that is possible, else encoded anew in NORMAL_QUALITY.
+    With `keep_truncated` images that end too early are stored as PNG, filled up as Pillow does it on request.
     """
 
     resize: int | None = None
@@ -57,6 +66,7 @@ class Recode:
     quality: int | None = None
     raw: bool = False
     normalise: bool = False
+    keep_truncated: bool = False
 
     def __post_init__(self) -> None:
         for name, side in (("resize", self.resize), ("max_side", self.max_side)):
@@ -89,6 +99,8 @@ class Recode:
             settings["encoded"] = "resized images" if self.quality is None else "all images"
         if self.normalise:
             settings["normalise"] = "upright" if self.raw else f"quality {self.quality or NORMAL_QUALITY}"
+        if self.keep_truncated:
+            settings["keep_truncated"] = True
         return settings
 
     @classmethod
@@ -96,7 +108,8 @@ class Recode:
         """Return the choice that a pack's settings tell of."""
         quality = settings.get("quality") if settings.get("encoded") == "all images" else None
         sides = settings.get("resize"), settings.get("max_side")
-        return cls(*sides, quality, bool(settings.get("raw")), "normalise" in settings)
+        flags = bool(settings.get("raw")), "normalise" in settings, bool(settings.get("keep_truncated"))
+        return cls(*sides, quality, *flags)
 
     def mark(self, fields: Sequence[Field]) -> tuple[Field, ...]:
         """Return the fields with the coding that they will have."""
@@ -322,11 +335,12 @@ def _say_coding(settings: Mapping[str, object]) -> str:
     normal = settings.get("normalise")
     if settings.get("raw"):
         upright = ", turned upright" if normal else ""
+        upright += ", truncated images filled up" if settings.get("keep_truncated") else ""
         return f"raw, lossy: {sizes[0]}{upright}" if sizes else f"raw: as decoded, uncompressed{upright}"
     words = "lossy: " + ", ".join([*sizes, f"quality {settings['quality']}"]) if "quality" in settings else ""
-    if not normal:
-        return words
-    return (words + "; " if words else "") + f"normalised to baseline JPEG, {normal} where not lossless"
+    filled = "truncated images filled up" if settings.get("keep_truncated") else ""
+    normalised = f"normalised to baseline JPEG, {normal} where not lossless" if normal else ""
+    return "; ".join(word for word in (words, normalised, filled) if word)
 
 
 _SIDES = {"resize": "shorter side", "max_side": "longer side"}

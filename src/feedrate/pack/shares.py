@@ -17,6 +17,7 @@ import numpy as np
 from feedrate.errors import UsageError
 from feedrate.kernel import I64
 
+_MOST_ROUNDS = 20  # of moving groups; a few are enough
 Share = float | int | Literal["rest"]  # a fraction, a number of samples, or what the others leave
 
 
@@ -114,6 +115,72 @@ def split_groups(groups: I64, hashes: np.ndarray[Any, Any], counts: Sequence[int
     part_of_group = np.zeros(len(hashes), np.int64)
     part_of_group[order] = np.searchsorted(np.cumsum(counts)[:-1], middles, side="right")
     return part_of_group[groups]
+
+
+def split_strata_of_groups(
+    groups: I64, hashes: np.ndarray[Any, Any], strata: I64, counts: Sequence[int], given: I64
+) -> I64:
+    """Return the part of each sample: groups stay whole, each part gets its share of each stratum as nearly
+    as they allow.
+
+    Large groups are placed first, those of about one size in the order of their hashes, each where it brings
+    the parts nearest to their shares; then groups move as long as that brings them nearer still.
+
+    Args:
+        groups: of each sample.
+        hashes: of each group.
+        strata: of each sample, from 0.
+        counts: samples of each part.
+        given: the part of each sample, -1: none yet. A group that has one keeps it.
+    """
+    classes = int(strata.max()) + 1
+    held = _count_held(groups, strata, len(hashes), classes)
+    sizes = np.bincount(groups, minlength=len(hashes))
+    # The whole counts as one more stratum, so that parts have the sizes that they should.
+    totals = np.append(np.bincount(strata, minlength=classes), len(strata)).astype(float)
+    shares = np.array(counts) / max(sum(counts), 1)
+    wanted = shares[:, None] * totals
+    weights = 1 / np.maximum(wanted, 1e-9)
+    there = np.zeros_like(wanted)
+    part_of = np.full(len(hashes), -1, np.int64)
+    part_of[groups[given >= 0]] = given[given >= 0]
+    for group in np.flatnonzero(part_of >= 0):
+        kinds, numbers = held[group]
+        there[part_of[group], kinds] += numbers
+    free = np.flatnonzero(part_of < 0)
+    order = free[np.lexsort((hashes[free], -np.floor(np.log2(np.maximum(sizes[free], 1)))))]
+    for _ in range(_MOST_ROUNDS):
+        is_moved = False
+        for group in order.tolist():
+            kinds, numbers = held[group]
+            now = int(part_of[group])
+            if now >= 0:
+                there[now, kinds] -= numbers
+            # How much further from their shares (squares, relative to these) all parts are with the group.
+            far = (numbers * (2 * (there[:, kinds] - wanted[:, kinds]) + numbers) * weights[:, kinds]).sum(
+                axis=1
+            )
+            best = int(far.argmin())
+            if now >= 0 and far[best] > far[now] - 1e-9:
+                best = now
+            is_moved |= best != now
+            part_of[group] = best
+            there[best, kinds] += numbers
+        if not is_moved:
+            break
+    return part_of[groups]
+
+
+def _count_held(groups: I64, strata: I64, number: int, classes: int) -> list[tuple[I64, I64]]:
+    """Return of each group which strata it has samples of, and how many; the last is the whole group."""
+    pairs, counts = np.unique(groups * classes + strata, return_counts=True)
+    ends = np.searchsorted(pairs, np.arange(number + 1) * classes)
+    held = []
+    for group in range(number):
+        inside = slice(ends[group], ends[group + 1])
+        kinds, numbers = pairs[inside] - group * classes, counts[inside]
+        held.append((np.append(kinds, classes), np.append(numbers, numbers.sum())))
+    return held
 
 
 def hash_names(names: Iterable[bytes], seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:

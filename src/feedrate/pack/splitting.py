@@ -19,8 +19,16 @@ from feedrate.kernel import I64
 from feedrate.pack.changing import changing, refuse_taken, store_column
 from feedrate.pack.columns import count_classes
 from feedrate.pack.groups import find_strata, group_by_field, group_by_folder, group_by_path, read_lists
-from feedrate.pack.shares import Share, count_missing, count_shares, hash_names, split_groups, split_samples
-from feedrate.results.change import SplitResult
+from feedrate.pack.shares import (
+    Share,
+    count_missing,
+    count_shares,
+    hash_names,
+    split_groups,
+    split_samples,
+    split_strata_of_groups,
+)
+from feedrate.results.change import ClassShare, SplitResult
 from feedrate.units import format_count
 
 _PART = re.compile(r"[^\s:+=,/]{1,100}")
@@ -37,7 +45,7 @@ class SplitOptions:
         by_path: a regular expression: samples in whose original paths it finds the same stay together; what
             its first group finds, where it has one.
         by_folder: samples of one folder stay together.
-        stratify: a field of classes: each part gets its share of each class.
+        stratify: a field of classes: each part gets its share of each class, as nearly as groups allow.
         name: of the column.
         replace: a column of this name may be there.
     """
@@ -52,10 +60,10 @@ class SplitOptions:
     replace: bool = False
 
     def __post_init__(self) -> None:
-        ways = [w for w in (self.by, self.by_path, self.by_folder or None, self.stratify) if w is not None]
+        ways = [w for w in (self.by, self.by_path, self.by_folder or None) if w is not None]
         if len(ways) > 1:
-            raise UsageError("--by, --by-path, --by-folder and --stratify exclude each other: choose one")
-        if self.files and ways:
+            raise UsageError("--by, --by-path and --by-folder exclude each other: choose one")
+        if self.files and (ways or self.stratify is not None):
             raise UsageError("with --file the lists decide: --by and --stratify have no say")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed must be at least 0 and below 2**63, got {self.seed}")
@@ -140,6 +148,10 @@ def _divide(
         values[free] = split_samples(hashes, strata, count_missing(counts, values))
         return values, None
     names, groups = np.unique(np.array(_group_names(pack, options), object), return_inverse=True)
+    if options.stratify is not None:
+        hashes, strata = hash_names(names.tolist(), options.seed), find_strata(pack, options.stratify)
+        placed = split_strata_of_groups(groups, hashes, strata, counts, values)
+        return np.where(values < 0, placed, values), groups
     of_group = np.full(len(names), -1, np.int64)
     of_group[groups[values >= 0]] = values[values >= 0]
     values = np.where(values < 0, of_group[groups], values)
@@ -171,6 +183,7 @@ def _store(
         parts=counts,
         groups={} if groups is None else _count_groups(parts, values, groups),
         class_counts=_count_labels(pack, parts, values),
+        least_even=None if groups is None else _find_least_even(pack, made.get("stratify"), parts, values),
         size_bytes=part.size_bytes,
         replaced=replaced,
     )
@@ -212,6 +225,28 @@ def _refuse_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -
 
 def _count_groups(parts: tuple[str, ...], values: I64, groups: I64) -> dict[str, int]:
     return {name: len(np.unique(groups[values == number])) for number, name in enumerate(parts)}
+
+
+def _find_least_even(pack: Pack, name: str | None, parts: tuple[str, ...], values: I64) -> ClassShare | None:
+    """Return where a class's share of a part differs most from its share of all samples."""
+    column = None if name is None else pack.manifest.field(name)
+    if column is None:
+        return None
+    kinds, strata = np.unique(pack.column(column.name), return_inverse=True)
+    table = np.zeros((len(parts), len(kinds)))
+    np.add.at(table, (values[values >= 0], strata[values >= 0]), 1)
+    of_parts, of_all = table / table.sum(axis=1, keepdims=True), table.sum(axis=0) / table.sum()
+    part, place = np.unravel_index(np.abs(of_parts - of_all).argmax(), table.shape)
+    kind = int(kinds[place])
+    return ClassShare(
+        part=parts[part],
+        name=column.classes[kind] if column.classes and 0 <= kind < len(column.classes) else str(kind),
+        share=float(of_parts[part, place]),
+        share_of_all=float(of_all[place]),
+        absent={
+            name: absent for name, row in zip(parts, table, strict=True) if (absent := int((row == 0).sum()))
+        },
+    )
 
 
 def _count_labels(pack: Pack, parts: tuple[str, ...], values: I64) -> dict[str, dict[str, int]]:

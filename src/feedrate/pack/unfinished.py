@@ -5,6 +5,7 @@ there is what is asked for now."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -78,7 +79,8 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
     asked |= {} if options.scan else {"scan": False}
     if options.container != "tar":
         asked["format"] = options.container
-    asked |= {} if options.map is None else {"map": options.map.settings()}
+    if options.map is not None:
+        asked["map"] = options.map.as_in(there.settings.get("map")).settings()
     if options.labels is not None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
         asked["labels"] = there.settings.get("labels")
@@ -109,6 +111,17 @@ def own_folder(folder: Path) -> Iterator[None]:
             # Nothing was begun: leave nothing behind.
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def go_on_by(folder: Path, options: PackOptions) -> PackOptions:
+    """Return the options with the digests of a map that an unfinished pack was begun with."""
+    if options.map is None:
+        return options
+    try:
+        made_with = json.loads((folder / PROGRESS_NAME).read_bytes())["settings"].get("map")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return options  # nothing was begun, or `begin` will say what is wrong
+    return dataclasses.replace(options, map=options.map.as_in(made_with))
 
 
 def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str, object]) -> None:

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import NamedTuple
 
-import numpy as np
-
 from feedrate import kernel, pillow
 from feedrate.format.fields import Kind
+from feedrate.format.raw import read_npy
 from feedrate.pack.exif import find_orientation
 from feedrate.source.values import UnusableValue
 
@@ -108,12 +106,12 @@ def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
     Raises:
         UnusableValue: it is not one, or holds pickled objects.
     """
-    try:
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError, MemoryError) as error:
-        raise UnusableValue(f"is not a .npy file: {error}") from error
-    if not isinstance(array, np.ndarray):
+    if data.startswith(b"PK"):
         raise UnusableValue("is a .npz archive; a field holds one array")
+    try:
+        array = read_npy(data)
+    except (ValueError, OSError, EOFError, SyntaxError) as error:
+        raise UnusableValue(f"is not a .npy file: {error}") from error
     if array.dtype.fields:
         return array.shape, None
     return array.shape, array.dtype.name if array.dtype.isnative else array.dtype.str

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import sys
 import time
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,9 @@ from feedrate.errors import PackError
 from feedrate.format.added import check_columns
 from feedrate.format.containers import Container, Content, Member, find_container
 from feedrate.format.fields import Field, Kind
-from feedrate.format.index import Part, locate_columns, parse_part, row_checks
+from feedrate.format.index import Part, find_bad_texts, locate_columns, parse_part, row_checks
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, file_path, read_manifest
+from feedrate.kernel import I64
 from feedrate.pack.check_elsewhere import check_elsewhere
 from feedrate.pack.check_values import check_image, check_in_place
 from feedrate.pack.quality_report import FILE_NAME as QUALITY_NAME
@@ -30,6 +34,7 @@ from feedrate.pack.tables import find_tables
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results.progress import Tick
 from feedrate.results.verify import Problem, VerifyResult
+from feedrate.store.reach import check_addresses
 
 _CHUNK_BYTES = 2**20
 # A shard that is rotten through and through need not be listed sample by sample.
@@ -41,32 +46,41 @@ class ShardCheck:
     pack: str
     shard: Shard
     fields: tuple[Field, ...]
+    place: int  # among the shards
     samples: range = range(0)  # which of those in the file, where several parts of the index describe it
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFindings:
-    shard: str
+    """What is wrong with a shard, and what tells its samples from others: 8 bytes of each key and number."""
+
+    place: int
     problems: tuple[Problem, ...]
-    keys: tuple[bytes, ...]
-    numbers: tuple[int, ...]
+    keys: bytes = b""
+    numbers: bytes = b""
 
 
 def verify(
     pack: str | os.PathLike[str],
     *,
     workers: int | None = None,
+    allow_addresses: str | Sequence[str] = (),
     watch: Callable[[Tick], None] = lambda _: None,
 ) -> VerifyResult:
     """Check all checksums of a pack, and that its manifest, index and tars say the same.
 
+    Args:
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
+
     Raises:
         NotFound: there is no pack.
-        PackError: its manifest is so damaged that nothing can be checked.
+        PackError: its manifest is so damaged that nothing can be checked, or names files of a host that is
+            not allowed.
     """
     begin = time.monotonic()
     folder = Path(pack)
     manifest = read_manifest(folder)
+    check_addresses(os.fspath(pack), manifest, allow_addresses)
     total_bytes = sum(s.size_bytes for s in manifest.shards)
     checks = _list_checks(folder, manifest)
 
@@ -74,10 +88,15 @@ def verify(
         watch(Tick("verifying", samples, manifest.samples, size_bytes, total_bytes))
 
     report(0, 0)
-    found = run_tasks(verify_shard, checks, workers=workers, size_bytes=total_bytes, watch=report)
-    findings = sorted(found, key=lambda f: f.shard)
-    problems = [problem for one in findings for problem in one.problems]
-    problems += _find_duplicates(findings)
+    by_place: dict[int, tuple[Problem, ...]] = {}
+    keys, numbers = array("Q"), array("q")
+    for found in run_tasks(verify_shard, checks, workers=workers, size_bytes=total_bytes, watch=report):
+        by_place[found.place] = found.problems
+        keys.frombytes(found.keys)
+        numbers.frombytes(found.numbers)
+    problems = [problem for place in sorted(by_place) for problem in by_place[place]]
+    repeated = _find_repeated(keys), _find_repeated(numbers)
+    problems += itertools.islice(_find_duplicates(checks, *repeated), _MOST_PROBLEMS)
     problems += _check_columns(folder, manifest)
     problems += [problem for table in find_tables(manifest) for problem in _check_table(folder, table)]
     return VerifyResult(
@@ -89,17 +108,18 @@ def verify(
         problems=tuple(problems),
         extra_files=_find_extra(folder, manifest),
         pixels=say_pixels(manifest.settings),
+        manifest_checked=manifest.had_digest,
     )
 
 
 def _list_checks(folder: Path, manifest: Manifest) -> list[ShardCheck]:
     checks, next_sample = [], Counter[Path]()
-    for shard in manifest.shards:
+    for place, shard in enumerate(manifest.shards):
         path = folder / shard.folder / shard.name
         first = next_sample[path]
         next_sample[path] += shard.samples
         samples = range(first, first + shard.samples)
-        checks.append(ShardCheck(os.path.abspath(folder), shard, manifest.fields, samples))
+        checks.append(ShardCheck(os.path.abspath(folder), shard, manifest.fields, place, samples))
     return checks
 
 
@@ -109,11 +129,23 @@ def verify_shard(check: ShardCheck) -> ShardFindings:
     part = _read_part(check)
     problems += itertools.islice(_check_shard(check, part), _MOST_PROBLEMS)
     if part is None:
-        return ShardFindings(check.shard.name, tuple(problems), (), ())
+        return ShardFindings(check.place, tuple(problems))
+    keys = b"".join(map(_hash_key, _list_keys(check, part)))
+    return ShardFindings(check.place, tuple(problems), keys, _list_numbers(check, part).tobytes())
+
+
+def _list_keys(check: ShardCheck, part: Part) -> Iterator[bytes]:
     prefix = f"{check.shard.prefix}/".encode() if check.shard.prefix else b""
-    keys = tuple(prefix + key for key in part.variable["key"])
-    numbers = tuple(int(n) + check.shard.first_number for n in part.rows["number"])
-    return ShardFindings(check.shard.name, tuple(problems), keys, numbers)
+    return (prefix + key for key in part.variable["key"])
+
+
+def _hash_key(key: bytes) -> bytes:
+    return hashlib.blake2b(key, digest_size=8).digest()
+
+
+def _list_numbers(check: ShardCheck, part: Part) -> I64:
+    numbers: I64 = part.rows["number"] + check.shard.first_number
+    return numbers
 
 
 def _read_part(check: ShardCheck) -> Part | None:
@@ -152,6 +184,8 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
     for number in np.flatnonzero(part.rows["check"] != row_checks(part.rows)).tolist():
         key = part.variable["key"][number].decode("ascii")
         yield Problem(index.name, f"row {number} fails its checksum", key=key)
+    for number, column in find_bad_texts(data, part):
+        yield Problem(index.name, f"row {number} fails the checksum of its '{column}'")
 
 
 def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
@@ -268,17 +302,39 @@ def _check_field(
         yield from (problem(text) for text in check_image(field, part, number, data))
 
 
-def _find_duplicates(findings: list[ShardFindings]) -> Iterator[Problem]:
-    keys: dict[bytes, str] = {}
-    numbers: dict[int, str] = {}
-    for found in findings:
-        for key, number in zip(found.keys, found.numbers, strict=True):
+def _find_repeated(values: array[int]) -> set[int]:
+    """Return some of the values that occur more than once. Sorts them in place, so memory is theirs."""
+    whole = np.frombuffer(values, values.typecode)
+    whole.sort()
+    repeated = whole[1:][whole[1:] == whole[:-1]]
+    return set(np.unique(repeated[: 1000 * _MOST_PROBLEMS])[:_MOST_PROBLEMS].tolist())
+
+
+def _find_duplicates(
+    checks: Sequence[ShardCheck], key_hashes: set[int], numbers: set[int]
+) -> Iterator[Problem]:
+    """Yield which samples have a key or a number that another one has: index parts are read a second time."""
+    if not key_hashes and not numbers:
+        return
+    first_key: dict[bytes, str] = {}
+    first_number: dict[int, str] = {}
+    for check in checks:
+        part = _read_part(check)
+        if part is None:
+            continue
+        shard = check.shard.name
+        for key, number in zip(_list_keys(check, part), _list_numbers(check, part).tolist(), strict=True):
             text = key.decode("ascii")
-            if key in keys:
-                yield Problem(found.shard, f"its key also stands in {keys[key]}", key=text)
+            if int.from_bytes(_hash_key(key), sys.byteorder) in key_hashes:
+                if key in first_key:
+                    yield Problem(shard, f"its key also stands in {first_key[key]}", key=text)
+                first_key.setdefault(key, shard)
             if number in numbers:
-                yield Problem(found.shard, f"its number {number} also stands in {numbers[number]}", key=text)
-            keys[key] = numbers[number] = found.shard
+                if number in first_number:
+                    yield Problem(
+                        shard, f"its number {number} also stands in {first_number[number]}", key=text
+                    )
+                first_number.setdefault(number, shard)
 
 
 def _check_columns(folder: Path, manifest: Manifest) -> Iterator[Problem]:

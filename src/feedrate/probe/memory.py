@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from feedrate.errors import need
 from feedrate.probe.cgroup import PROC, ROOT, MemoryGroup, find_limited_groups, find_memory_group
 
 
 def count_usable_memory_bytes() -> int:
     """Return the machine's memory, or what the tightest cgroup above this process leaves of it."""
-    import psutil
-
-    total = int(psutil.virtual_memory().total)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = read_memory_limit()
     return total if limit is None else min(total, limit)
 
@@ -32,7 +32,7 @@ def measure_tree_memory(pid: int) -> int:
     That is the sum of their proportional set sizes (PSS); on systems that do not tell it, of their resident
     set sizes, which counts shared pages in every process.
     """
-    import psutil
+    psutil = need("psutil")
 
     try:
         root = psutil.Process(pid)
@@ -59,7 +59,7 @@ def read_pss(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 def _read_rss(pid: int) -> int | None:
-    import psutil
+    psutil = need("psutil")
 
     try:
         return int(psutil.Process(pid).memory_info().rss)
@@ -114,7 +114,7 @@ def _measure_machine(meminfo: Path) -> MemoryRoom:
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
-        import psutil
+        psutil = need("psutil")
 
         memory = psutil.virtual_memory()
         return MemoryRoom(int(memory.available), 0, int(memory.total))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from feedrate.report.terminal import most, rejection_lines, table_lines
-from feedrate.results.change import AppendResult, ColumnResult, MergeResult, SplitResult
+from feedrate.results.change import AppendResult, ClassShare, ColumnResult, MergeResult, SplitResult
 from feedrate.units import format_bytes, format_count, format_seconds, typed
 
 
@@ -16,11 +16,23 @@ def draw_split(result: SplitResult) -> str:
         share = count / max(result.samples, 1)
         words = f"{format_count(count, 'sample')}{groups}, {share:.2%}"
         rows.append((name, words + (f" ({most(classes)})" if classes else "")))
+    if result.least_even is not None:
+        rows.append(("classes", _describe_evenness(result.least_even)))
     again = " again" if result.replaced else ""
     lines = [f"split {format_count(result.samples, 'sample')} of {result.pack}{again} ('{result.name}')"]
     first = next(iter(result.parts))
     told = first if result.name == "split" else f"{result.name}:{first}"
     return "\n".join([*lines, *_wide(rows), "", f'next: Loader("{result.pack}", split="{told}")', ""])
+
+
+def _describe_evenness(least: ClassShare) -> str:
+    points = abs(least.share - least.share_of_all) * 100
+    words = f"within {points:.1f} points of the whole: {least.name} {least.share:.1%} of {least.part}"
+    absent = "".join(
+        f"; {part} has no sample of {format_count(count, 'class', 'classes')}"
+        for part, count in least.absent.items()
+    )
+    return f"{words}, {least.share_of_all:.1%} of all{absent}"
 
 
 def draw_column(result: ColumnResult) -> str:

@@ -7,9 +7,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from feedrate.errors import clean
 from feedrate.report.doctor_words import (
+    CONTENDED,
     clamp,
-    clean,
+    describe_company,
     describe_end,
     describe_gain,
     describe_overhead,
@@ -84,6 +86,7 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
         _remedies(diagnosis.remedies, room) if diagnosis.run.steps else _cures(diagnosis.remedies),
         [
             *(_useless(diagnosis.remedies, room.useless) if diagnosis.run.steps else []),
+            *_warning(diagnosis.findings[1:]),
             *_others(diagnosis.findings, room.others),
             *_list("not seen", map(clean, diagnosis.run.unseen), room.unseen),
             *_line("doctor", f"{describe_end(diagnosis.run)}; {describe_overhead(diagnosis)}"),
@@ -211,10 +214,20 @@ def _useless(remedies: Sequence[Remedy], most: int) -> list[str]:
     return _list("no gain", [describe_useless(one, room) for one in useless], most)
 
 
+def _warning(findings: Sequence[Finding]) -> list[str]:
+    """A busy machine is no cause that the user can cure; what was measured has to be read with it in mind."""
+    said = next(
+        (text for one in findings if (text := describe_company(one.code, one.title, one.evidence))), ""
+    )
+    first = f"{'warning':<{_LABEL}}"
+    return _wrap(f"the machine was busy: {said}", first=first, rest=" " * _LABEL, lines=2) if said else []
+
+
 def _others(findings: Sequence[Finding], most: int) -> list[str]:
     lines = [
         f"{clean(one.code)} {describe_share(one.share)}{describe_reason(one, findings)}: {clean(one.title)}"
         for one in findings[1:]
+        if one.code != CONTENDED
     ]
     return [
         line

@@ -7,8 +7,9 @@ import difflib
 import re
 from collections.abc import Callable
 
+from feedrate.errors import clean
 from feedrate.report.doctor_earlier import Seen
-from feedrate.report.doctor_words import GAIN_WORTH_NAMING, clean, describe_number
+from feedrate.report.doctor_words import GAIN_WORTH_NAMING, describe_gain, describe_number
 from feedrate.results.doctor import Remedy
 
 # Facts that somebody sets; the others (free memory, load) differ from run to run.
@@ -19,6 +20,8 @@ _SET = (
 _PLACE = re.compile(r", made at .*")  # moves with every edit of the script
 _FEEDRATE = "feedrate"
 _GONE = 0.5  # a part that shrank by this much was worked on
+# What leaves the same trace as another remedy.
+_MORE_USUAL = {"normalise": "faster-decode", "preprocess-once": "cache-in-memory"}
 _NOTICED = 0.05  # of the step or the sample: less is noise
 
 # Remedies that leave no trace in the settings: the parts of the step that they make shorter, ...
@@ -38,6 +41,7 @@ _SHORTER_SAMPLE = {
     "vectorise-transform": (("transform", 0), ("rest", 0)),
     "preprocess-once": (("decode", 0), ("transform", 0), ("rest", 0)),
     "faster-decode": (("decode", 0),),
+    "normalise": (("decode", 0),),
     "cache-in-memory": (("read", 0), ("read", 1), ("decode", 0), ("decode", 1)),
     "warm-page-cache": (("read", 1), ("decode", 1), ("rest", 1)),
     "stage": (("read", 1), ("decode", 1), ("rest", 1)),
@@ -77,12 +81,22 @@ def find_applied(before: Seen, after: Seen) -> tuple[Remedy | None, list[str]]:
         applied = [max(shorter, key=lambda pair: pair[0])[1]] if shorter else []
         if applied:
             notes.append(f"'{applied[0].title}' was recognised by what became shorter, not by a setting")
+    applied = [one for one in applied if not _is_other_way(one, applied, notes)]
     helping = [one for one in applied if one.predicted_speedup >= GAIN_WORTH_NAMING]
     if len(helping) > 1:
         titles = " and ".join(f"'{one.title}'" for one in helping)
         notes.append(f"{titles} were applied at once, but predicted one by one")
     best = max(applied, key=lambda one: one.predicted_speedup, default=None)
     return best, notes
+
+
+def _is_other_way(one: Remedy, applied: list[Remedy], notes: list[str]) -> bool:
+    """Whether a remedy cannot be told from another one that was applied, which is the more usual."""
+    usual = _MORE_USUAL.get(one.name)
+    if usual is None or usual not in [other.name for other in applied]:
+        return False
+    notes.append(f"if '{one.title}' was done, {describe_gain(one)} was predicted")
+    return True
 
 
 def _is_set(name: str) -> bool:
@@ -148,7 +162,17 @@ def _moved(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
 
 
 def _fed(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
-    return uses_feedrate(after) and not uses_feedrate(before)
+    return uses_feedrate(after) and not (uses_feedrate(before) or _keeps(after))
+
+
+def _cached(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
+    return _keeps(after) and not _keeps(before)
+
+
+def _keeps(seen: Seen) -> bool:
+    """Return whether the dataset is one that `feedrate.cached` wraps."""
+    name = (_find(seen, "dataset") or "").partition(",")[0]
+    return name.startswith(_FEEDRATE) and name.endswith((".Cached", ".Mapped"))
 
 
 def _used_gpu(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
@@ -179,6 +203,9 @@ _BY_SETTING: dict[str, Callable[[Remedy, Seen, Seen, list[str]], bool]] = {
     "channels-last": _turned_to("channels last", _is_true),
     "pack": _fed,
     "faster-decode": _fed,
+    "normalise": _fed,
+    "cache-in-memory": _cached,
+    "preprocess-once": _cached,
     "stage": _moved,
     "use-gpu": _used_gpu,
 }

@@ -9,20 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from feedrate.report.doctor_words import (
-    UNKNOWN,
     clamp,
-    clean,
-    describe_number,
+    describe_curve,
     describe_seconds,
-    describe_share,
     is_number,
     place,
 )
+from feedrate.report.page import show
 from feedrate.results.doctor import Curve, StepRow
-from feedrate.units import format_bytes
 
 MOST_COLUMNS = 400
 MOST_RANKS = 16
@@ -44,12 +40,6 @@ _PHASES = {
     "replay-channels-last": "channels last",
 }
 _HEIGHT = 200.0
-_SPELT = ("B", "B/s", "share", "s")  # units of curves that are part of the number
-
-
-def show(text: str) -> str:
-    """Return text for HTML: without anything that a browser or a terminal would obey."""
-    return escape(clean(text))
 
 
 def name_phase(phase: str) -> str:
@@ -229,7 +219,7 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
         if math.isfinite(t)
     ]  # fmt: skip
     values = [v for _, v in points if is_number(v)]
-    title = f"<figcaption>{show(curve.name)} <small>{_describe_values(values, curve)}</small></figcaption>"
+    title = f"<figcaption>{show(curve.name)} <small>{show(describe_curve(curve))}</small></figcaption>"
     if not values:
         return f"<figure>{title}</figure>"
     start, end = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
@@ -260,22 +250,3 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
         f'<div class="scale"><span>{describe_seconds(start)}</span><span>{describe_seconds(end)}</span></div>'
         "</figure>"
     )
-
-
-def _describe_values(values: Sequence[float], curve: Curve) -> str:
-    if not values:
-        return UNKNOWN
-    middle, most = sorted(values)[len(values) // 2], max(values)
-    # That a share ends at 100% goes without saying.
-    numbers = [middle, most, *([curve.limit] if is_number(curve.limit) and curve.unit != "share" else [])]
-    words = [_describe_reading(one, curve.unit) for one in numbers]
-    text = f"{words[0]}, at most {words[1]}" + (f" of {words[2]}" if len(words) > 2 else "")
-    return show(text if curve.unit in _SPELT else f"{text} {curve.unit}")
-
-
-def _describe_reading(value: float, unit: str) -> str:
-    if unit in ("B", "B/s"):
-        return format_bytes(value) + unit[1:]
-    if unit == "share":
-        return describe_share(value)
-    return describe_seconds(value) if unit == "s" else describe_number(value)

@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from feedrate.errors import UsageError
-from feedrate.report.doctor_words import clean
+from feedrate.errors import UsageError, clean
+from feedrate.report.doctor_words import describe_company
 from feedrate.report.document import SCHEMA_VERSION
 from feedrate.results.doctor import Diagnosis, Remedy
 
+_MUCH = 0.1  # of the time, lost to others: speeds are then theirs, too
 _HINT = "make one with 'feedrate doctor --json FILE -- COMMAND'"
 
 
@@ -27,6 +28,7 @@ class Seen:
         spread: of the samples per second, low and high.
         split: seconds per step, by part.
         sample: seconds on or queued for a core, and blocked, per sample, by kind of part.
+        busy: who else used the machine, so much that speeds say little; empty: nobody.
     """
 
     argv: tuple[str, ...]
@@ -44,6 +46,7 @@ class Seen:
     sample: Mapping[str, tuple[float, float]]
     codes: tuple[str, ...]
     remedies: tuple[Remedy, ...]
+    busy: str
 
 
 def read_earlier(document: object) -> Seen:
@@ -80,6 +83,15 @@ def read_earlier(document: object) -> Seen:
         ),
         codes=tuple(str(one.get("code")) for one in _list(whole, "findings")),
         remedies=tuple(filter(None, map(_remedy, _list(whole, "remedies")))),
+        busy=_find_company(
+            (
+                str(one.get("code")),
+                _number(one.get("share")),
+                str(one.get("title")),
+                _texts(one.get("evidence")),
+            )
+            for one in _list(whole, "findings")
+        ),
     )
 
 
@@ -113,7 +125,21 @@ def read_present(diagnosis: Diagnosis) -> Seen:
         sample=_add_up((one.kind, (one.cpu_s, one.queue_s, one.blocked_s)) for one in diagnosis.sample),
         codes=tuple(one.code for one in diagnosis.findings),
         remedies=diagnosis.remedies,
+        busy=_find_company((one.code, one.share, one.title, one.evidence) for one in diagnosis.findings),
     )
+
+
+def _find_company(findings: Iterable[tuple[str, float | None, str, Sequence[str]]]) -> str:
+    said = (
+        describe_company(code, title, evidence)
+        for code, share, title, evidence in findings
+        if share is not None and share >= _MUCH
+    )
+    return next(filter(None, said), "")
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def _check(document: object) -> Mapping[str, object]:

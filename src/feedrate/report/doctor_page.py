@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from feedrate.report.doctor_charts import draw_interval, draw_scale, show
+from feedrate.report.doctor_charts import draw_interval, draw_scale
 from feedrate.report.doctor_parts import draw_curves, draw_rates, draw_sample, draw_split, draw_steps
 from feedrate.report.doctor_style import STYLE
 from feedrate.report.doctor_words import (
@@ -29,7 +29,7 @@ from feedrate.report.doctor_words import (
     list_setting,
     part_remedies,
 )
-from feedrate.report.page import describe_machine
+from feedrate.report.page import describe_machine, show
 from feedrate.results.doctor import Diagnosis, Finding, HotLine, Remedy
 from feedrate.units import format_count
 

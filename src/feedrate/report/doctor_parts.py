@@ -11,7 +11,6 @@ from feedrate.report.doctor_charts import (
     draw_key,
     draw_timeline,
     find_tone,
-    show,
 )
 from feedrate.report.doctor_words import (
     clamp,
@@ -21,6 +20,7 @@ from feedrate.report.doctor_words import (
     describe_share,
     is_number,
 )
+from feedrate.report.page import show
 from feedrate.results.doctor import Diagnosis, Rate, SamplePart, TimeShare
 
 _STATES = (

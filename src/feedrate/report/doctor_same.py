@@ -11,9 +11,9 @@ import os
 import re
 from collections.abc import Sequence
 
+from feedrate.errors import clean
 from feedrate.report.doctor_applied import uses_feedrate
 from feedrate.report.doctor_earlier import Seen
-from feedrate.report.doctor_words import clean
 
 _SHAPE = re.compile(r"\b\d+(?:x\d+)*\b(?=,|$)")
 

@@ -11,7 +11,8 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 
-from feedrate.report.doctor_words import clean, describe_verdict
+from feedrate.errors import clean
+from feedrate.report.doctor_words import describe_verdict
 from feedrate.results.doctor import Curve, Diagnosis, StepRow
 
 _ORDER = ("copy", "forward", "backward", "optimizer", "sync", "save", "validation")

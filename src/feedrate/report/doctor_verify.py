@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from feedrate.errors import clean
 from feedrate.report.doctor_applied import describe_changes, find_applied
 from feedrate.report.doctor_earlier import Seen, read_earlier, read_present
 from feedrate.report.doctor_same import list_differences
 from feedrate.report.doctor_words import (
-    clean,
+    CONTENDED,
     describe_factor,
     describe_gain,
     describe_number,
@@ -53,6 +54,8 @@ def compare_runs(before: Mapping[str, object], after: Diagnosis) -> Verification
         parts=tuple(_compare_parts(old, new)),
         notes=(*notes, *_list_doubts(old, new)),
         differs=differs,
+        busy_before=old.busy,
+        busy_after=new.busy,
     )
 
 
@@ -102,6 +105,8 @@ def draw_gate(verification: Verification, limit: float) -> str:
     """Return one line: whether this run lost no more than `limit` (a share) of the earlier one's speed."""
     if verification.differs:
         return "failed: the two runs are not comparable.\n"
+    if not passes_gate(verification, limit) and (company := _describe_company(verification)):
+        return f"failed: not comparable: the machine was busy {company}.\n"
     lost = 1 - verification.actual_speedup
     now, before = verification.after_samples_per_s, verification.before_samples_per_s
     change = (
@@ -115,7 +120,13 @@ def draw_gate(verification: Verification, limit: float) -> str:
 
 
 def passes_gate(verification: Verification, limit: float) -> bool:
-    return not verification.differs and verification.actual_speedup >= 1 - limit
+    """Return whether the run keeps to the limit. A busy machine makes it slower, never faster.
+
+    An earlier run on a busy machine is no measure.
+    """
+    if verification.differs or verification.busy_before:
+        return False
+    return verification.actual_speedup >= 1 - limit
 
 
 def _compare_parts(old: Seen, new: Seen) -> list[PartChange]:
@@ -140,7 +151,7 @@ def _list_doubts(old: Seen, new: Seen) -> list[str]:
     if old.usable_cores is not None and new.usable_cores is not None and old.usable_cores != new.usable_cores:
         cores = [describe_number(one) for one in (old.usable_cores, new.usable_cores)]
         doubts.append(f"{cores[0]} cores could be used before, {cores[1]} now")
-    if "contended" in (*old.codes, *new.codes):
+    if CONTENDED in (*old.codes, *new.codes) and not (old.busy or new.busy):
         doubts.append("other processes took the machine in one of the runs: measure again when it is quiet")
     fewest = min(old.steps if old.steps is not None else _FEW_STEPS, new.steps or 0)
     if fewest < _FEW_STEPS:
@@ -148,7 +159,15 @@ def _list_doubts(old: Seen, new: Seen) -> list[str]:
     return doubts
 
 
+def _describe_company(v: Verification) -> str:
+    """Return in which run others used the machine, and who; empty: in neither."""
+    runs = ((v.busy_before, "the earlier run"), (v.busy_after, "this run"))
+    return " and ".join(f"in {run} ({clean(who)})" for who, run in runs if who)
+
+
 def _describe_outcome(v: Verification) -> str:
+    if company := _describe_company(v):
+        return f"Not comparable: the machine was busy {company}.\nMeasure again when it is quiet."
     factor = describe_factor(v.actual_speedup)
     word = "Faster" if v.actual_speedup > 1 + _NOISE else "Slower" if v.actual_speedup < 1 - _NOISE else ""
     text = f"{word}: {factor} the samples per second" if word else f"No difference beyond noise ({factor})"

@@ -8,21 +8,19 @@ measured: nothing here raises on either.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
-from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts
+from feedrate.errors import clean
+from feedrate.results.doctor import Curve, Diagnosis, Finding, Remedy, RunFacts
 from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
 # Below this a prediction is not worth a change to a script.
 GAIN_WORTH_NAMING = 1.03
 GOOD_CODES = ("device-bound",)
+CONTENDED = "contended"
 UNKNOWN = "unknown"
-
-
-def clean(text: str) -> str:
-    """Return text of one line: what a terminal would obey, or cannot show, is written as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+_SPELT = ("B", "B/s", "share", "s")  # units of curves that are part of the number
 
 
 def is_number(value: float | None) -> TypeGuard[float]:
@@ -106,6 +104,11 @@ def describe_verdict(diagnosis: Diagnosis) -> str:
     return verdict if first.code in verdict else f"{clean(first.code)}: {verdict or clean(first.title)}"
 
 
+def describe_company(code: str, title: str, evidence: Sequence[str]) -> str:
+    """Return who else used the machine by a finding that says so; empty: another finding."""
+    return clean(evidence[0] if evidence else title) if code == CONTENDED else ""
+
+
 def describe_reason(one: Finding, findings: Iterable[Finding]) -> str:
     """Return `, explained by CODE` where a finding before it is the reason."""
     reason = next((other.code for other in findings if one.code in other.explains), None)
@@ -126,6 +129,26 @@ def describe_named(name: str, value: float | int | str | None) -> str:
     else:
         said = describe_share(value) if words.endswith("_share") else describe_number(value)
     return f"{words.replace('_', ' ')}: {said}"
+
+
+def describe_curve(curve: Curve) -> str:
+    """Return the median and the largest reading, and the limit where there is one."""
+    values = sorted(filter(is_number, curve.values))
+    if not values:
+        return UNKNOWN
+    # That a share ends at 100% goes without saying.
+    limits = [curve.limit] if is_number(curve.limit) and curve.unit != "share" else []
+    words = [_describe_reading(one, curve.unit) for one in (values[len(values) // 2], values[-1], *limits)]
+    text = f"{words[0]}, at most {words[1]}" + (f" of {words[2]}" if limits else "")
+    return text if curve.unit in _SPELT else f"{text} {clean(curve.unit)}"
+
+
+def _describe_reading(value: float, unit: str) -> str:
+    if unit in ("B", "B/s"):
+        return format_bytes(value) + unit[1:]
+    if unit == "share":
+        return describe_share(value)
+    return describe_seconds(value) if unit == "s" else describe_number(value)
 
 
 def is_healthy(diagnosis: Diagnosis) -> bool:

@@ -11,6 +11,7 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
+from feedrate.errors import clean
 from feedrate.report.fidelity import (
     describe_comparison,
     describe_difference,
@@ -67,6 +68,11 @@ _SMALLEST_PX = 200  # smaller crops are shown enlarged, larger ones as they are 
 _LEVELS = ("identical", "differ by 1 level of 255", "differ by 2", "differ by more")
 
 
+def show(text: str) -> str:
+    """Return text for HTML, without anything that a browser or a terminal would obey: the pages' door."""
+    return escape(clean(text))
+
+
 def draw_page(result: Fidelity, pictures: Pictures) -> str:
     """Return the page as HTML."""
     verdict = describe_verdict(result)
@@ -77,24 +83,24 @@ def draw_page(result: Fidelity, pictures: Pictures) -> str:
         for _, found in compared
     ]
     rest = describe_rest(result)
-    aside = f"<h2>Besides</h2>\n<pre>{escape(chr(10).join(rest))}</pre>" if rest else ""
+    aside = f"<h2>Besides</h2>\n<pre>{chr(10).join(map(show, rest))}</pre>" if rest else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>feedrate fidelity: {escape(result.source)}</title>
+<title>feedrate fidelity: {show(result.source)}</title>
 <style>{_STYLE}</style>
 </head>
 <body>
 <h1>Are these Pillow's pixels?</h1>
-<p class="soft">{escape(describe_sample(result))}</p>
-<p class="verdict {kind if kind in ("good", "bad") else ""}">{escape(verdict[:1].upper() + verdict[1:])}</p>
+<p class="soft">{show(describe_sample(result))}</p>
+<p class="verdict {kind if kind in ("good", "bad") else ""}">{show(verdict[:1].upper() + verdict[1:])}</p>
 {"".join(_summary(title, found) for title, found in compared)}
 {aside}
 {"".join(pairs)}
-<p class="soft"><small>{escape(describe_machine(result.machine))}</small></p>
+<p class="soft"><small>{show(describe_machine(result.machine))}</small></p>
 </body>
 </html>
 """
@@ -103,13 +109,13 @@ def draw_page(result: Fidelity, pictures: Pictures) -> str:
 def _summary(title: str, found: Comparison) -> str:
     # The bar and its key say what the line on pixels says.
     lines = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>"
+        f"<dt>{show(name)}</dt><dd>{show(text)}</dd>"
         for name, text in describe_comparison(found)
         if name != "pixels"
     )
     return f"""
 <section>
-<h2>{escape(title[:1].upper() + title[1:])}</h2>
+<h2>{show(title[:1].upper() + title[1:])}</h2>
 <dl>{lines}</dl>
 {_bar(found)}
 </section>"""
@@ -148,7 +154,7 @@ def _article(picture: Picture, other: str) -> str:
     flipped = ", flipped" if one.flip else ""
     crop = f"{right - left} x {bottom - top} pixels at {left}, {top} of {one.width} x {one.height}{flipped}"
     figures = "".join(
-        f'<figure><img alt="{escape(alt)}" src="{_uri(png)}"><figcaption>{escape(alt)}</figcaption></figure>'
+        f'<figure><img alt="{show(alt)}" src="{_uri(png)}"><figcaption>{show(alt)}</figcaption></figure>'
         for alt, png in (
             ("feedrate", picture.ours),
             (other, picture.theirs),
@@ -157,8 +163,8 @@ def _article(picture: Picture, other: str) -> str:
     )
     return f"""
 <article>
-<h3>{escape(one.name)}</h3>
-<p class="soft">{escape(describe_difference(one))}; {crop}</p>
+<h3>{show(one.name)}</h3>
+<p class="soft">{show(describe_difference(one))}; {crop}</p>
 <div class="trio">{figures}</div>
 </article>"""
 

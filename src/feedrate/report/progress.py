@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from feedrate.errors import clean_lines
 from feedrate.results.progress import Tick
 from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -30,6 +31,7 @@ class ProgressBar:
         self._clock = clock
         self._stage: str | None = None
         self._bar: Progress | None = None
+        self._has_rich = True
         self._task: TaskID | None = None
         # What was done at which moment: what an earlier run did does not count for the rate.
         self._seen: deque[tuple[float, int]] = deque()
@@ -48,6 +50,7 @@ class ProgressBar:
             self._end()
 
     def say(self, sentence: str) -> None:
+        sentence = clean_lines(sentence)
         if self._bar is not None:
             self._bar.console.print(sentence, markup=False, highlight=False)
         else:
@@ -60,7 +63,9 @@ class ProgressBar:
 
     def _update(self, tick: Tick) -> None:
         now, is_first = self._clock(), tick.stage != self._stage
-        is_terminal = self._stream.isatty()
+        is_terminal = self._has_rich and self._stream.isatty()
+        if is_terminal and self._bar is None:
+            is_terminal = self._start_bar()
         if not is_first and now - self._drawn < (_REDRAW_S if is_terminal else _LINE_S):
             return
         if not is_terminal and not tick.total:
@@ -110,11 +115,18 @@ class ProgressBar:
         done, total = self._done(tick)
         return f"{format_seconds(max(total - done, 0) / rate)} left"
 
-    def _draw(self, tick: Tick, is_first: bool) -> None:
-        done, total = self._done(tick)
-        if self._bar is None:
+    def _start_bar(self) -> bool:
+        try:
             self._bar = _make_bar(self._stream)
-            self._bar.start()
+        except ModuleNotFoundError:  # without rich: lines now and then, as in a file
+            self._has_rich = False
+            return False
+        self._bar.start()
+        return True
+
+    def _draw(self, tick: Tick, is_first: bool) -> None:
+        assert self._bar is not None
+        done, total = self._done(tick)
         if is_first or self._task is None:
             if self._task is not None:
                 self._bar.remove_task(self._task)

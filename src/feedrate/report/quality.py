@@ -12,6 +12,7 @@ _FEW_EXAMPLES, _FEW_CLASSES, _BAR = 3, 8, 24
 
 # What a code means, and what it means for training.
 _MEANINGS = {
+    "missing": ("rows name files that do not exist", "is part of the dataset elsewhere?"),
     "unreadable": ("unreadable", "look at the disk, or at the rights"),
     "empty": ("empty", "nothing can be learnt from them"),
     "truncated": ("cut short", "a copy or a download that did not end; fetch them again"),
@@ -119,7 +120,7 @@ def describe_done(oddity: Oddity) -> str:
 
 
 def describe_formats(quality: Quality) -> list[str]:
-    images = sum(one.images for one in quality.formats)
+    images = max(1, sum(one.images for one in quality.formats))
     width = max(len(one.name) for one in quality.formats)
     return [
         f"{one.name:<{width}}  {one.images:,} ({format_percent(one.images / images)}), "

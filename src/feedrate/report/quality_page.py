@@ -8,9 +8,9 @@ are escaped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from html import escape
 
 from feedrate.report.doctor_style import STYLE
+from feedrate.report.page import show
 from feedrate.report.quality import (
     describe_classes,
     describe_code,
@@ -50,13 +50,13 @@ def draw_quality_page(pack: str, quality: Quality) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>feedrate quality: {_show(pack)}</title>
+<title>feedrate quality: {show(pack)}</title>
 <style>{STYLE}{_STYLE}</style>
 </head>
 <body>
 <h1>What is in this dataset?</h1>
-<p class="soft"><code>{_show(pack)}</code>: {_show(describe_counts(quality))}</p>
-<p class="verdict{" good" if is_good else ""}">{_show(verdict[:1].upper() + verdict[1:])}</p>
+<p class="soft"><code>{show(pack)}</code>: {show(describe_counts(quality))}</p>
+<p class="verdict{" good" if is_good else ""}">{show(verdict[:1].upper() + verdict[1:])}</p>
 {_section("What deserves a look", _oddities(quality))}
 {_section("Classes", _classes(quality))}
 {_section("Formats", _formats(quality))}
@@ -76,14 +76,14 @@ def _oddities(quality: Quality) -> str:
 
 def _oddity(oddity: Oddity, quality: Quality) -> str:
     done = "".join(
-        f'<i class="dot {_TONES.get(done, "other")}"></i>{count:,} {done} '
+        f'<i class="dot {_TONES.get(done, "other")}"></i>{count:,} {show(done)} '
         for done, count in oddity.done.items()
     )
     note = describe_duplicates(quality) if oddity.code == "duplicate" else ""
     note = describe_cost(quality) if oddity.code == "slow" else note
     words = [text for text in (note, describe_meaning(oddity)) if text]
     examples = "".join(
-        f"<li><code>{_show(one.path)}</code> <span class=soft>{_show(one.detail)}</span></li>"
+        f"<li><code>{show(one.path)}</code> <span class=soft>{show(one.detail)}</span></li>"
         for one in oddity.examples
     )
     title = describe_code(oddity.code)
@@ -91,9 +91,9 @@ def _oddity(oddity: Oddity, quality: Quality) -> str:
     rest = f"<li class=soft>and {more:,} more</li>" if more > 0 else ""
     return f"""
 <article class="odd">
-<div><h3>{_show(title[:1].upper() + title[1:])}</h3>
+<div><h3>{show(title[:1].upper() + title[1:])}</h3>
 <p class="done">{done}</p>
-{"".join(f"<p><small>{_show(text[:1].upper() + text[1:])}.</small></p>" for text in words)}</div>
+{"".join(f"<p><small>{show(text[:1].upper() + text[1:])}.</small></p>" for text in words)}</div>
 <ul>{examples}{rest}</ul>
 </article>"""
 
@@ -107,11 +107,11 @@ def _classes(quality: Quality) -> str:
     rows = [(one.name, one.samples, f"{one.samples:,}, {format_bytes(one.size_bytes)}") for one in shown]
     skipped = len(classes) - len(shown)
     note = f"<p class=soft>The {half} largest and the {half} smallest; {skipped:,} between them.</p>"
-    return f"<p>{_show(describe_classes(quality))}.</p>{_bars(rows)}{note if skipped else ''}"
+    return f"<p>{show(describe_classes(quality))}.</p>{_bars(rows)}{note if skipped else ''}"
 
 
 def _formats(quality: Quality) -> str:
-    images = sum(one.images for one in quality.formats)
+    images = max(1, sum(one.images for one in quality.formats))
     return _bars(
         (one.name, one.images,
          f"{one.images:,} ({format_percent(one.images / images)}), {format_bytes(one.size_bytes)}")
@@ -137,7 +137,7 @@ def _sizes(quality: Quality) -> str:
 
 
 def _size(image: ImageSize) -> str:
-    return f"{image.width} x {image.height}: <code>{_show(image.path)}</code>"
+    return f"{image.width} x {image.height}: <code>{show(image.path)}</code>"
 
 
 def _bars(rows: Iterable[tuple[str, int, str]]) -> str:
@@ -146,12 +146,8 @@ def _bars(rows: Iterable[tuple[str, int, str]]) -> str:
     if not rows or not most:
         return ""
     lines = "".join(
-        f'<b>{_show(name)}</b><i style="width: {100 * count / most:.1f}%"></i>'
-        f'<span class="number">{_show(text)}</span>'
+        f'<b>{show(name)}</b><i style="width: {100 * count / most:.1f}%"></i>'
+        f'<span class="number">{show(text)}</span>'
         for name, count, text in rows
     )
     return f'<div class="rows">{lines}</div>'
-
-
-def _show(text: str) -> str:
-    return escape("".join(c if c.isprintable() else " " for c in text))

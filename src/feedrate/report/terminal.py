@@ -25,6 +25,7 @@ _FEW = 5
 def draw_pack(result: PackResult) -> str:
     classes = _label_words(result.fields, result.classes)
     lines = [
+        *_most_left_out(result),
         f"packed {format_count(result.samples, 'sample')} ({classes}) into {result.target}",
         *table_lines(
             [
@@ -46,6 +47,14 @@ def draw_pack(result: PackResult) -> str:
     return "\n".join([*lines, "", f"next: feedrate verify {typed(result.target)}", ""])
 
 
+def _most_left_out(result: PackResult | IndexResult) -> list[str]:
+    rejected = len(result.rejected)
+    if rejected <= result.samples:
+        return []
+    whole = rejected + result.samples
+    return [f"WARNING: most of the dataset was left out: {rejected:,} of {whole:,} samples, see below", ""]
+
+
 def _label_words(fields: Mapping[str, str], classes: int | None) -> str:
     if classes is not None:
         return format_count(classes, "class", "classes")
@@ -62,6 +71,7 @@ def draw_index(result: IndexResult) -> str:
         resumed = f", {result.resumed_parts:,} of {result.parts:,} parts done before"
     rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
     lines = [
+        *_most_left_out(result),
         f"indexed {format_count(result.samples, 'sample')} ({classes}) of {result.source}",
         *table_lines(
             [
@@ -102,12 +112,15 @@ def draw_verify(result: VerifyResult) -> str:
     )
     lines += [_extra_line(name) for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
-    lines.append(
-        format_count(len(result.problems), "problem")
-        if result.problems
-        else "good: every byte is as it was packed"
-    )
-    if result.problems:
+    if not result.problems:
+        lines.append(
+            "good: every byte is as it was packed"
+            if result.manifest_checked
+            else "good: every byte of its data is as it was packed; pack.json is of an earlier version or "
+            "was edited, and has no digest to check it by"
+        )
+    else:
+        lines += [format_count(len(result.problems), "problem")]
         lines += ["", "next: restore the named files from a copy, or pack the source again"]
     return "\n".join([*lines, ""])
 

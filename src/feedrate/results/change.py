@@ -34,6 +34,20 @@ class ColumnResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassShare:
+    """Where whole groups leave a split least even: a class's share of a part, and of all samples.
+
+    `absent`: part -> how many classes have no sample in it; only parts that lack some.
+    """
+
+    part: str
+    name: str
+    share: float
+    share_of_all: float
+    absent: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class SplitResult:
     """`feedrate split`.
 
@@ -41,6 +55,7 @@ class SplitResult:
         parts: name -> samples in it.
         groups: name -> groups in it; empty: samples were split one by one.
         class_counts: name -> class -> samples, where the pack has labels that are classes.
+        least_even: of groups that were stratified; None: they were not.
     """
 
     pack: str
@@ -51,6 +66,7 @@ class SplitResult:
     class_counts: Mapping[str, Mapping[str, int]]
     size_bytes: int
     replaced: bool
+    least_even: ClassShare | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,3 +219,5 @@ class Verification:
     parts: tuple[PartChange, ...] = ()
     notes: tuple[str, ...] = ()  # sentences: why the two runs may not be compared like for like
     differs: tuple[str, ...] = ()  # not comparable: what shows that these are runs of two different things
+    busy_before: str = ""  # not comparable: who else used the machine in the earlier run; empty: nobody
+    busy_after: str = ""

@@ -43,17 +43,21 @@ class LoaderStats:
     """What a loader did since it was made.
 
     Attributes:
+        left_out: samples that no rank got, because fewer remained than ranks after a resume on more of them;
+            counted on every rank.
         consumer_waited_s: how long the training loop waited for batches.
         makers_waited_s: how long the loader's threads waited because enough batches lay ready.
         fetch: of a pack that lies elsewhere; None: it is read where it lies.
         by_pillow: images that the kernel left to Pillow; `pillow_reasons` says why, and how many each.
         cache: what the cache did; None: there is none.
+        empty_batches: batches that were left out, since no sample of theirs was good; part of `batches`.
     """
 
     stages: tuple[StageStats, ...]
     batches: int
     samples: int
     bad_samples: int
+    left_out: int
     bytes_read: int
     by_pillow: int
     pillow_reasons: dict[str, int]
@@ -61,6 +65,7 @@ class LoaderStats:
     makers_waited_s: float
     fetch: FetchStats | None = None
     cache: CacheStats | None = None
+    empty_batches: int = 0
 
     @property
     def slowest(self) -> str:

@@ -21,7 +21,7 @@ class Oddity:
     """Samples of one kind that deserve a look.
 
     Attributes:
-        code: a stable word: empty, truncated, corrupt, unreadable, duplicate, wrong-suffix, rotated, ...
+        code: a stable word: missing, unreadable, empty, truncated, corrupt, duplicate, rotated, ...
         done: what became of them -> how many.
         examples: the first few of them.
     """

@@ -28,6 +28,7 @@ class VerifyResult:
     problems: tuple[Problem, ...]
     extra_files: tuple[str, ...]
     pixels: str = ""  # what packing did to them
+    manifest_checked: bool = True  # False: pack.json has no digest of itself
 
     @property
     def is_good(self) -> bool:

@@ -20,14 +20,13 @@ from feedrate.results.progress import Rejection
 from feedrate.source import tar
 from feedrate.source import zip as zips
 from feedrate.source.form import Form, form_by_name
-from feedrate.source.names import Repeats, is_hidden
+from feedrate.source.names import SPLIT_NAMES, Repeats, is_hidden
 from feedrate.source.record import Held, Record, Stored, describe_others
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.store.place import Place, PlacedFile
 from feedrate.units import format_bytes, format_count
 
 _SUFFIXES = (b".tar.gz", b".tgz", b".tar.bz2", b".tbz2", b".tar.xz", b".txz", b".tar", b".zip")
-_SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"))
 _BOMB_RATIO, _BOMB_BYTES = 100, 10_000_000_000
 
 
@@ -206,10 +205,10 @@ class ArchiveReader(SpooledReader):
                 hint="unpack it, and give all labels in a table: feedrate pack FOLDER PACK --labels FILE",
             )
         names = sorted(printable(name) for name in (seconds if depth else tops))
-        if all(name.lower() in _SPLITS for name in names):
+        if all(name.lower() in SPLIT_NAMES for name in names):
             raise SourceError(
                 f"{where} holds the parts of a dataset ({', '.join(names)}), not classes",
-                hint="unpack it, and pack each part by itself",
+                hint="unpack it, and pack the folder: it becomes one pack with its split",
             )
         return depth
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,14 +15,14 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix, printable
 from feedrate.kernel import I64, Entry
 from feedrate.results.progress import Rejection
-from feedrate.source.record import ImageFiles, Reader, Record, describe_others
+from feedrate.source.names import SPLIT_NAMES
+from feedrate.source.record import ImageFiles, Reader, Record, Stored, Value, describe_others
 from feedrate.source.remote import walk
 from feedrate.source.walk import Inside
 from feedrate.units import format_count, typed
 
 STRETCH_FILES = 1 << 14  # whole chunks of a listing
 _OF_THE_DISK = b"lost+found"  # at the top of a file system, for root alone
-_SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"))
 
 
 class ImageFolders(Reader):
@@ -50,7 +51,7 @@ class ImageFolders(Reader):
         self._classes = []
         others: Counter[str] = Counter()
         first_loose = b""
-        images = loose_images = deep_images = 0
+        images = loose_images = 0
         for folder, inside in self._walk.folders():
             for block in self._sort_out(folder, inside, others):
                 images += 1 if isinstance(block, Rejection) else len(block)
@@ -60,14 +61,11 @@ class ImageFolders(Reader):
                         loose_images += len(block)
                     elif loose_images:
                         raise self._refuse_loose(first_loose, loose_images)
-                    deep_images += b"/" in folder
                 yield block
         self.ignored = dict(sorted(others.items()))
         self._refuse_unlisted()
         if not images:
             raise SourceError(f"no images in {self.root}", hint=describe_others(others))
-        if deep_images:
-            self._refuse_splits()
 
     def _sort_out(
         self, folder: bytes, inside: Inside, others: Counter[str]
@@ -121,6 +119,9 @@ class ImageFolders(Reader):
             hint="move them into class folders, or give all labels in a table: --labels FILE",
         )
 
+    def class_name(self, label: int) -> str:
+        return printable(self._classes[label])
+
     def fields(self) -> tuple[Field, ...]:
         image = Field("image", Kind.IMAGE)
         if not self._classes:
@@ -128,14 +129,73 @@ class ImageFolders(Reader):
         classes = tuple(printable(folder) for folder in self._classes)
         return image, Field("label", Kind.NUMBER, dtype="int64", classes=classes)
 
-    def _refuse_splits(self) -> None:
-        names = [printable(folder) for folder in self._classes]
-        if all(name.lower() in _SPLITS for name in names):
-            first = os.path.join(self.root, names[0])
+
+class SplitFolders(Reader):
+    """The parts of a dataset, like train and test, with class folders in each: a field `split` says which.
+
+    All parts share one list of classes. They are read one after the other, each as `ImageFolders` does.
+
+    Raises, when iterated:
+        SourceError: a part has no class folders, where others have.
+    """
+
+    def __init__(self, root: str, parts: dict[str, list[str]]) -> None:
+        self.root = root
+        self.ignored: dict[str, int] = {}
+        self._parts = parts
+        names = sorted({name for classes in parts.values() for name in classes})
+        self._classes = {name: number for number, name in enumerate(names)}
+
+    def __iter__(self) -> Iterator[Record | Rejection]:
+        ignored: Counter[str] = Counter()
+        for number, part in enumerate(self._parts):
+            reader = ImageFolders(os.path.join(self.root, part))
+            for sample in reader:
+                yield self._place(sample, part, number, reader)
+            ignored.update(reader.ignored)
+        self.ignored = dict(sorted(ignored.items()))
+
+    def _place(
+        self, sample: Record | Rejection, part: str, number: int, reader: ImageFolders
+    ) -> Record | Rejection:
+        if isinstance(sample, Rejection):
+            return replace(sample, path=f"{part}/{sample.path}")
+        start = os.fsencode(part) + b"/"
+        if "label" not in sample.values:
             raise SourceError(
-                f"{self.root} holds the parts of a dataset ({', '.join(names)}), not classes",
-                hint=f"pack each by itself: feedrate pack {typed(first)} PACK-{names[0]}",
+                f"{reader.root} has images without a class folder, as '{printable(sample.name)}'; other parts"
+                f" of {self.root} have class folders",
+                hint=f"pack it by itself: feedrate pack {typed(reader.root)} PACK-{part}",
             )
+        image, label = sample.values["image"], sample.values["label"]
+        assert isinstance(image, Stored)
+        assert isinstance(label, int)
+        values: dict[str, Value] = {
+            "image": image._replace(path=start + image.path, file=start + image.file),
+            "label": self._classes[reader.class_name(label)],
+            "split": number,
+        }
+        return Record(start + sample.name, values)
+
+    def fields(self) -> tuple[Field, ...]:
+        label = Field("label", Kind.NUMBER, dtype="int64", classes=tuple(self._classes))
+        split = Field("split", Kind.NUMBER, dtype="int64", classes=tuple(self._parts))
+        return Field("image", Kind.IMAGE), label, split
+
+
+def open_folders(root: str) -> ImageFolders | SplitFolders:
+    """Return the reader of a folder: of classes, of images, or of parts that have classes in them."""
+    _, top = next(walk(root).folders())
+    names = [os.path.basename(path) for path, _ in top.folders if path != _OF_THE_DISK]
+    is_split = names and all(os.fsdecode(name).lower() in SPLIT_NAMES for name in names)
+    if not is_split or (top.kinds == Entry.WANTED).any():
+        return ImageFolders(root)
+    parts: dict[str, list[str]] = {}
+    for name in sorted(map(os.fsdecode, names)):
+        _, inside = next(walk(os.path.join(root, name)).folders())
+        parts[name] = [printable(path) for path, _ in inside.folders]
+    # Images straight in train/ and test/: then these are the classes, odd as their names are.
+    return SplitFolders(root, parts) if any(parts.values()) else ImageFolders(root)
 
 
 def _stretches(indices: I64) -> Iterator[I64]:

@@ -19,6 +19,8 @@ from feedrate.format.fields import RESERVED_NAMES, Kind
 from feedrate.format.keys import IMAGE_SUFFIXES, printable
 
 _PLAIN_NAME = re.compile(rb"[\w +,=@()~-][\w .+,=@()~-]{0,200}(/[\w .+,=@()~-]{1,200}){0,10}")
+# What the parts of a dataset are called, where each has a folder or files of its own.
+SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
 _LONGEST_NAME = 4096  # as Linux has it
 _IMAGE_NAMES = (
     "image/encoded",

@@ -14,8 +14,9 @@ from pathlib import Path
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.format.manifest import FILE_NAME, read_manifest
-from feedrate.source.folders import ImageFolders
+from feedrate.source.folders import open_folders
 from feedrate.source.form import CONTAINERS, Form, form_by_name, look_at
+from feedrate.source.names import SPLIT_NAMES
 from feedrate.source.options import SourceOptions
 from feedrate.source.patterns import find_files, is_pattern
 from feedrate.source.record import Reader
@@ -23,7 +24,6 @@ from feedrate.source.spool import Spool
 from feedrate.store.place import Place, PlacedFile, explained, is_url, split_source
 from feedrate.units import typed
 
-_SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
 _ARCHIVES = frozenset((Form.ZIP, Form.TAR, Form.COMPRESSED_TAR))
 EXPECTED = (
     "a folder of images or class folders, a folder with a table (--labels), a list of paths (.txt), or "
@@ -92,7 +92,7 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
     others: Counter[str] = Counter()
     for file in place.walk():
         if has_image_suffix(file.path):
-            return ImageFolders(place.root)
+            return open_folders(place.root)
         if file.path == FILE_NAME.encode() and not _is_index(place):
             raise SourceError(f"{place.root} is a pack already", hint=f"feedrate ls {typed(place.root)}")
         form = form_by_name(file.path)
@@ -101,7 +101,7 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
         else:
             others[file_suffix(file.path)] += 1
     if not files:
-        return ImageFolders(place.root)
+        return open_folders(place.root)
     if len(files) > 1:
         counts = ", ".join(f"{len(found):,} {form}" for form, found in files.items())
         raise SourceError(
@@ -221,4 +221,4 @@ def _refuse_splits(place: Place, files: list[PlacedFile]) -> None:
 
 def _split_of(path: bytes) -> str | None:
     name = os.path.basename(path).lower().decode("utf-8", "replace")
-    return next((s for s in sorted(_SPLITS, key=len, reverse=True) if name.startswith(s)), None)
+    return next((s for s in sorted(SPLIT_NAMES, key=len, reverse=True) if name.startswith(s)), None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feedrate.errors import FeedrateError, SourceError
+from feedrate.errors import FeedrateError, SourceError, need
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import printable
 from feedrate.results.progress import Rejection
@@ -52,8 +52,8 @@ class ParquetReader(SpooledReader):
         self._numbers: dict[str, NumberColumn] = {}
 
     def _read(self) -> Iterator[Record | Rejection]:
-        import pyarrow as pa
-        from pyarrow import parquet
+        pa = need("pyarrow")
+        parquet = need("pyarrow.parquet")
 
         others: Counter[str] = Counter()
         schema = None
@@ -172,7 +172,7 @@ class ParquetReader(SpooledReader):
 
 
 def _column_of(name: str, head: Any, feature: dict[str, Any]) -> Column | None:
-    from pyarrow import types
+    types = need("pyarrow.types")
 
     kind = head.type
     if types.is_struct(kind) and any(kind.field(i).name == "bytes" for i in range(kind.num_fields)):

@@ -20,9 +20,8 @@ from feedrate.source.options import SourceOptions
 from feedrate.source.record import Reader
 from feedrate.source.spool import Spool
 from feedrate.source.webdataset import ShardReader
-from feedrate.store.patience import Attempts, Trouble
+from feedrate.store.patience import OPENING, Attempts, Trouble
 from feedrate.store.place import Place, PlacedFile
-from feedrate.store.reach import OPENING
 
 _PACK_IT = "it can be packed: feedrate pack SOURCE PACK"
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import math
 import shlex
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, NotFound, SourceError
+from feedrate.errors import FeedrateError, NotFound, SourceError, need
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _PIECE_BYTES = 2**20
@@ -47,9 +48,11 @@ class Table:
             lower = {name.lower(): name for name in reversed(self.columns)}
             return next((lower[g] for g in guesses if g in lower), None)
         if wanted not in self.columns:
+            near = difflib.get_close_matches(wanted, self.columns, n=1)
+            guess = f"did you mean '{near[0]}'? " if near else ""
             raise SourceError(
                 f"{self.path} has no column '{wanted}' for the {what}",
-                hint=f"it has: {', '.join(self.columns)}",
+                hint=f"{guess}it has: {', '.join(self.columns)}",
             )
         return wanted
 
@@ -200,13 +203,13 @@ def _json_rows(path: Path, names: Sequence[str]) -> Iterator[Row]:
 
 
 def _parquet_columns(path: Path) -> list[str]:
-    from pyarrow import parquet
+    parquet = need("pyarrow.parquet")
 
     return list(parquet.read_schema(path).names)
 
 
 def _parquet_rows(path: Path, names: Sequence[str]) -> Iterator[Row]:
-    from pyarrow import parquet
+    parquet = need("pyarrow.parquet")
 
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(names))):

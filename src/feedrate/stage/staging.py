@@ -6,7 +6,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from feedrate.probe.storage import describe_storage
 from feedrate.results.progress import Tick
@@ -15,6 +15,7 @@ from feedrate.store.leases import Lease
 from feedrate.store.marker import find_node
 from feedrate.store.place import is_url
 from feedrate.store.preparing import open_staging
+from feedrate.store.reach import read_addresses
 from feedrate.store.staging import Staging, StagingOptions
 from feedrate.units import format_count, parse_keep, parse_rate
 
@@ -28,6 +29,7 @@ def stage(
     streams: int | None = None,
     allow_network: bool = False,
     check: bool = False,
+    allow_addresses: str | Sequence[str] = (),
     watch: Callable[[Tick], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> StageResult:
@@ -44,6 +46,8 @@ def stage(
         streams: reads in flight; None: 8, and 16 behind an address.
         allow_network: let scratch be a file system that other machines serve.
         check: read what is there already, and bring anew what is not as it was copied.
+        allow_addresses: where files may lie that a pack names which somebody else may have made:
+            ["s3://bucket"].
         watch: told how far it is. say: told what the user should know, a sentence at a time.
 
     Raises:
@@ -58,6 +62,7 @@ def stage(
         keep_s=parse_keep(keep) if isinstance(keep, str) else keep,
         allow_network=allow_network,
         check=check,
+        allow_addresses=read_addresses(allow_addresses),
     )
     with open_staging(source, scratch, options=options, watch=watch, say=say) as staging:
         for sentence in _remarks(staging):

@@ -13,7 +13,7 @@ import hashlib
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -28,12 +28,15 @@ from feedrate.format.manifest import (
     Manifest,
     Shard,
     dump_manifest,
-    parse_manifest,
 )
 from feedrate.probe.paths import suggest_path
 from feedrate.store.audience import Audience, walk_local
+from feedrate.store.bringing import fetch_manifest
+from feedrate.store.fetching import Told
 from feedrate.store.marker import CopiedFile, Marker, check_name
+from feedrate.store.patience import Attempts
 from feedrate.store.place import Place, PlacedFile, is_address, is_url, split_source
+from feedrate.store.reach import check_addresses
 from feedrate.units import typed
 
 ORIGINAL_NAME = "source-pack.json"
@@ -49,6 +52,7 @@ class Contents:
     Attributes:
         marker: what the copy's copy.json will say, but for who made it and when.
         known: files whose bytes are known already.
+        versions: of plain files, where the source tells them instead of times.
         small: what is needed before the first sample: pack.json and the index; () for plain files.
         left_out: hidden files, which are not copied.
     """
@@ -57,6 +61,7 @@ class Contents:
     known: Mapping[str, bytes]
     small: tuple[str, ...] = ()
     left_out: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
     _places: dict[str, Place] = field(default_factory=dict)  # each connects once
 
     def locate(self, file: CopiedFile) -> tuple[Place, bytes]:
@@ -72,28 +77,36 @@ class Contents:
         return place, os.fsencode(name)
 
 
-def read_contents(source: str | os.PathLike[str]) -> Contents:
+def read_contents(
+    source: str | os.PathLike[str], attempts: Attempts | None = None, allow_addresses: Sequence[str] = ()
+) -> Contents:
     """Look at a source: what is to be copied, and who may read it.
+
+    Args:
+        attempts: how often a source behind an address is asked; None: as often as for its files.
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
 
     Raises:
         NotFound: there is nothing of that name, or a pack lacks one of its files.
-        PackError: it is a pack that is damaged.
+        PackError: it is a pack that is damaged, or names files of a host that is not allowed.
         SourceError: it cannot be copied as it is.
     """
     address = os.fspath(source)
     for scheme in ("file://", "local://"):
         address = address.removeprefix(scheme)
     if is_url(address):
-        return _read_remote(address.rstrip("/") if "::" not in address else address)
+        address = address.rstrip("/") if "::" not in address else address
+        attempts = attempts or Attempts(Told(lambda _: None), address)
+        return attempts.run(lambda: _read_remote(address, allow_addresses))
     if not os.path.exists(address):
         raise NotFound(f"no pack, folder or file at {address}", hint=suggest_path(address))
     real = os.path.realpath(address)
     if not os.path.isdir(real):
         return _read_single(Place(os.path.dirname(real)), os.fsencode(os.path.basename(real)))
-    return _read_pack(Place(real)) if is_pack(real) else _read_folder(Place(real))
+    return _read_pack(Place(real), allow_addresses) if is_pack(real) else _read_folder(Place(real))
 
 
-def _read_remote(address: str) -> Contents:
+def _read_remote(address: str, allow_addresses: Sequence[str]) -> Contents:
     place = Place(address)
     place.forget_listings()  # fsspec remembers what lay there when this process looked last
     try:
@@ -101,7 +114,7 @@ def _read_remote(address: str) -> Contents:
     except NotFound:
         has_manifest = False
     if has_manifest:
-        return _read_pack(place)
+        return _read_pack(place, allow_addresses)
     if place.find(suggest=False) is None:
         return _read_folder(place)
     folder, name = split_source(address)
@@ -111,14 +124,15 @@ def _read_remote(address: str) -> Contents:
 def _read_single(place: Place, name: bytes) -> Contents:
     found = place.find(name)
     assert found is not None
-    file = _copied(place, PlacedFile(name, found.size_bytes, found.mtime_ns))
+    file, versions = _copied(place, found), _list_versions([found])
     audience = Audience()
     if place.is_remote:
         audience.close()
     else:
         audience.add(os.path.join(os.fsencode(place.root), name))
-    digest = _digest_files(place.root, [file])
-    return Contents(Marker("files", place.root, digest, (file,), file.name, audience.is_public), {})
+    digest = _digest_files(place.root, [file], versions)
+    marker = Marker("files", place.root, digest, (file,), file.name, audience.is_public)
+    return Contents(marker, {}, versions=versions)
 
 
 def _read_folder(place: Place) -> Contents:
@@ -137,10 +151,10 @@ def _read_folder(place: Place) -> Contents:
     files = tuple(_copied(place, file) for file in found)
     if not files:
         raise SourceError(f"{place.root} holds no files", hint="hidden files are not copied")
-    marker = Marker(
-        "files", place.root, _digest_files(place.root, files), files, is_public=audience.is_public
-    )
-    return Contents(marker, {}, left_out=left_out)
+    versions = _list_versions(found)
+    digest = _digest_files(place.root, files, versions)
+    marker = Marker("files", place.root, digest, files, is_public=audience.is_public)
+    return Contents(marker, {}, left_out=left_out, versions=versions)
 
 
 def _copied(place: Place, file: PlacedFile) -> CopiedFile:
@@ -151,20 +165,21 @@ def _copied(place: Place, file: PlacedFile) -> CopiedFile:
     return CopiedFile(name, file.size_bytes, None, file.mtime_ns)
 
 
-def _digest_files(address: str, files: Iterable[CopiedFile]) -> str:
+def _list_versions(files: Iterable[PlacedFile]) -> dict[str, str]:
+    return {os.fsdecode(file.path): file.version for file in files if file.version}
+
+
+def _digest_files(address: str, files: Iterable[CopiedFile], versions: Mapping[str, str]) -> str:
     digest = hashlib.sha256(os.fsencode(address) + b"\0files\0")
     for file in files:
         digest.update(b"%s\0%d %d\n" % (os.fsencode(file.name), file.size_bytes, file.mtime_ns))
+        digest.update(os.fsencode(versions.get(file.name, "")))
     return digest.hexdigest()
 
 
-def _read_pack(place: Place) -> Contents:
-    found = place.find(FILE_NAME.encode())
-    text = b"" if found is None else place.read(FILE_NAME.encode(), 0, found.size_bytes)
-    try:
-        manifest = parse_manifest(text)
-    except PackError as error:
-        raise PackError(f"{place.address(FILE_NAME.encode())}: {error}", hint=error.hint) from None
+def _read_pack(place: Place, allow_addresses: Sequence[str]) -> Contents:
+    text, manifest = fetch_manifest(place)
+    check_addresses(place.root, manifest, allow_addresses)
     loose = next((shard for shard in manifest.shards if shard.container == FILES), None)
     if loose is not None:
         raise SourceError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from feedrate.format.manifest import IndexPart, Manifest, Shard
-from feedrate.format.pack import Pack, Rows
+from feedrate.format.pack import Bools, Pack, Rows
 from feedrate.kernel import I32, I64
 from feedrate.store.index_folder import IndexFolder
 from feedrate.store.patience import log
@@ -25,11 +25,11 @@ class FarIndexPack(Pack):
         self._renewed: set[str] = set()  # parts of the index that were brought twice
         super().__init__(source, manifest)
 
-    def rows(self, positions: I64, wanted: Collection[str] | None = None) -> tuple[Rows, I32]:
+    def _read_rows(self, positions: I64, wanted: Collection[str] | None) -> tuple[Rows, I32]:
         self._index.bring(self._index_of(positions))
-        rows, statuses = super().rows(positions, wanted)
+        rows, statuses = super()._read_rows(positions, wanted)
         if statuses.any() and self.renew_index(positions[statuses != 0]):
-            rows, statuses = super().rows(positions, wanted)
+            rows, statuses = super()._read_rows(positions, wanted)
         return rows, statuses
 
     def _index_of(self, positions: I64) -> list[IndexPart]:
@@ -47,9 +47,12 @@ class FarIndexPack(Pack):
             self.files.close()
         return bool(parts)
 
-    def _stored_texts(self, column: str, positions: I64) -> list[bytes]:
+    def _read_texts(self, column: str, positions: I64) -> tuple[list[bytes], Bools]:
         self._index.bring(self._index_of(positions))
-        return super()._stored_texts(column, positions)
+        texts, is_good = super()._read_texts(column, positions)
+        if not is_good.all() and self.renew_index(positions[~is_good]):
+            texts, is_good = super()._read_texts(column, positions)
+        return texts, is_good
 
     def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         self._index.bring([shard.index])

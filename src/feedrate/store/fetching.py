@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from feedrate.errors import SourceError, StorageError
 from feedrate.store.patience import Attempts, Patience, Trouble
 from feedrate.store.place import Place, explain, is_url
-from feedrate.store.readers import SFTP_CONNECTIONS, Renewed, is_sftp, open_reader
+from feedrate.store.readers import (
+    SFTP_CONNECTIONS,
+    Received,
+    Renewed,
+    is_sftp,
+    open_reader,
+    refuse_whole_file,
+)
+from feedrate.store.versions import FileVersion
 from feedrate.units import format_seconds
 
 STREAMS, REMOTE_STREAMS = 8, 16
@@ -34,6 +42,7 @@ class Incoming:
         crc32c: what it must be; None: not known.
         known: its bytes, where they are known already.
         mtime_ns: when it changed last, as it was listed; 0: unknown. Another time now: it is not that file.
+        version: which one comes, of a file without a checksum behind an address.
     """
 
     name: str
@@ -43,6 +52,7 @@ class Incoming:
     crc32c: int | None = None
     known: bytes | None = None
     mtime_ns: int = 0
+    version: FileVersion | None = None
 
     @property
     def address(self) -> str:
@@ -90,7 +100,7 @@ class Fetcher:
         wait: Callable[[float], bool] | None = None,
     ) -> None:
         self._limit, self._stop, self._wait = limit, stop, wait or stop.wait
-        self._trouble = _Told(say)
+        self._trouble = Told(say)
         self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._readers: list[Renewed] = []
@@ -107,35 +117,36 @@ class Fetcher:
         if self._stop.is_set():
             raise Stopped
 
+        received = Received(length, file.version)
+
         def read() -> bytes:
             if self._limit is not None:
-                self._limit.take(length)
-            return self.read(file, offset, length)
+                self._limit.take(length - received.size_bytes)
+            return self._read(file, offset, received)
 
-        return Attempts(self._trouble, file.address).run(read, self._pause) if length else b""
+        attempts = Attempts(self._trouble, file.address)
+        return attempts.run(read, self._pause, lambda: received.size_bytes) if length else b""
 
     def _pause(self, seconds: float) -> None:
         if self._wait(seconds):
             raise Stopped
 
-    def read(self, file: Incoming, offset: int, length: int) -> bytes:
-        """Read a block once."""
-        data = self._reader(file.place).read(file.source, offset, length)
-        if len(data) < length:
+    def _read(self, file: Incoming, offset: int, received: Received) -> bytes:
+        """Ask for a block once."""
+        self._reader(file.place).read(file.source, offset, received)
+        if received.size_bytes > received.length:
+            refuse_whole_file(file.address)
+        if received.size_bytes < received.length:
             self._reader(file.place).close()
             # Of a disk that is the truth; a connection may have been cut.
             kind = StorageError if file.place.is_remote else SourceError
+            stop = offset + received.size_bytes
+            received.clear()
             raise kind(
-                f"{file.address} ends at byte {offset + len(data):,}, and should have"
-                f" {file.size_bytes:,} bytes",
+                f"{file.address} ends at byte {stop:,}, and should have {file.size_bytes:,} bytes",
                 hint="was it changed meanwhile? Run the same command again",
             )
-        if len(data) > length:
-            raise SourceError(
-                f"{file.address}: the server sends all of it when asked for a part",
-                hint="serve it with byte ranges, as nginx and Apache do",
-            )
-        return data
+        return received.join()
 
     def _reader(self, place: Place) -> Renewed:
         found: dict[Place, Renewed] = vars(self._of_thread).setdefault("readers", {})
@@ -152,7 +163,7 @@ class Fetcher:
         self._readers.clear()
 
 
-class _Told(Trouble):
+class Told(Trouble):
     """Trouble of which the user of a command is told."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

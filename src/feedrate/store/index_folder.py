@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from feedrate import kernel
@@ -65,11 +65,26 @@ class IndexFolder:
         with self._busy:
             missing = [file for file in files if again or self.locate(file) not in self._there]
             missing = [file for file in missing if again or not self._link(file)]
-            pieces = [Piece(origin(file), 0, file.size_bytes) for file in missing]
-            futures = [self._reader.read(piece) for piece in pieces]
-            for file, future in zip(missing, futures, strict=True):
-                self._write(file, future.result())
+            damaged = self._fetch(missing)
+            # Once more: a proxy or a memory on the way may have damaged it.
+            for file in self._fetch(damaged):
+                raise PackError(
+                    f"{self._source}: {file.name} is not what pack.json describes (checksum)",
+                    hint="the pack at the source is damaged, or being changed",
+                )
             self._there.update(self.locate(file) for file in missing)
+
+    def _fetch(self, files: Sequence[SmallFile]) -> list[SmallFile]:
+        """Bring files, and return those of which something else came."""
+        damaged = []
+        futures = [self._reader.read(Piece(origin(file), 0, file.size_bytes)) for file in files]
+        for file, future in zip(files, futures, strict=True):
+            data = future.result()
+            if kernel.crc32c(data) == file.crc32c:
+                self._write(file, data)
+            else:
+                damaged.append(file)
+        return damaged
 
     def _link(self, file: SmallFile) -> bool:
         """Use what lies on scratch; it is checked row by row when it is read."""
@@ -81,11 +96,6 @@ class IndexFolder:
         return True
 
     def _write(self, file: SmallFile, data: bytes) -> None:
-        if kernel.crc32c(data) != file.crc32c:
-            raise PackError(
-                f"{self._source}: {file.name} is not what pack.json describes (checksum)",
-                hint="the pack at the source is damaged, or being changed",
-            )
         path = self.locate(file)
         try:
             aside = path.with_name(f".{path.name}")

@@ -29,11 +29,11 @@ from feedrate.store.copies import CopyGone
 from feedrate.store.files import explain_write_error
 from feedrate.store.flow import GROUP, order_shards
 from feedrate.store.index_folder import origin
-from feedrate.store.patience import log
+from feedrate.store.patience import OPENING, Attempts, log
 from feedrate.store.preparing import open_staging
 from feedrate.store.ranges import Piece, RangeReader
 from feedrate.store.scratch_supply import ScratchSupply
-from feedrate.store.staging import Staging
+from feedrate.store.staging import Staging, StagingOptions
 from feedrate.store.writing import Writer
 
 # Groups of shards that are waited for: the one that flows, and what comes so soon behind it.
@@ -80,14 +80,24 @@ class Landing:
         self._thread = threading.Thread(target=self._run, name="feedrate-landing", daemon=True)
 
     @classmethod
-    def begin(cls, source: str, scratch: str, manifest: Manifest, reader: RangeReader) -> Landing | None:
+    def begin(
+        cls,
+        source: str,
+        scratch: str,
+        manifest: Manifest,
+        reader: RangeReader,
+        allow_addresses: tuple[str, ...] = (),
+    ) -> Landing | None:
         """Begin to copy a pack, or join who does; None: no scratch was named and none was found.
 
         Raises:
             StorageError, UsageError: the folder that was named cannot take it.
         """
         try:
-            landing = cls(open_staging(source, scratch), manifest, reader)
+            attempts = Attempts(reader.trouble, source, OPENING)
+            options = StagingOptions(allow_addresses=allow_addresses)
+            staging = open_staging(source, scratch, options=options, attempts=attempts)
+            landing = cls(staging, manifest, reader)
         except FeedrateError as error:
             if scratch != "auto":
                 raise

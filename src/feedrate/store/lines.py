@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from feedrate.errors import SourceError
 from feedrate.store.patience import Attempts, EndsEarly, Refused, Trouble
 from feedrate.store.place import Place
 from feedrate.store.readers import (
@@ -21,10 +20,14 @@ from feedrate.store.readers import (
     LocalReader,
     PlaceReader,
     Reader,
+    Received,
     Renewed,
     SftpReader,
     is_sftp,
+    read_async,
+    refuse_whole_file,
 )
+from feedrate.store.versions import FileVersion
 
 THREADS = 16
 
@@ -34,7 +37,9 @@ class Line(Protocol):
 
     in_flight: int
 
-    def ask(self, file: bytes, offset: int, length: int) -> Future[bytes]: ...
+    def ask(
+        self, file: bytes, offset: int, length: int, version: FileVersion | None = None
+    ) -> Future[bytes]: ...
 
     def close(self) -> None: ...
 
@@ -66,9 +71,8 @@ def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
         async def make_session(**given: Any) -> Any:
             import aiohttp
 
-            limits = aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s)
             connector = given.pop("connector", None) or aiohttp.TCPConnector(limit=in_flight)
-            return aiohttp.ClientSession(connector=connector, timeout=given.pop("timeout", limits), **given)
+            return aiohttp.ClientSession(connector=connector, **given)
 
         return {"get_client": make_session}
     if scheme in ("s3", "s3a"):
@@ -81,18 +85,17 @@ def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
     return {}
 
 
-def check(place: Place, file: bytes, offset: int, length: int, data: bytes) -> bytes:
-    """Return `data` if it is what was asked for."""
-    if len(data) == length:
-        return data
-    if len(data) > length:
-        raise SourceError(
-            f"the server of {place.address(file)} sends whole files instead of the bytes asked for",
-            hint="its files cannot be read in part: download the pack, or use another server",
-        )
+def check(place: Place, file: bytes, offset: int, received: Received) -> bytes:
+    """Return what was received if it is what was asked for."""
+    if received.size_bytes == received.length:
+        return received.join()
+    if received.size_bytes > received.length:
+        refuse_whole_file(place.address(file))
+    stop = offset + received.size_bytes
+    received.clear()
     raise EndsEarly(
-        f"{place.address(file)} ends at byte {offset + len(data):,}; "
-        f"the pack has samples up to byte {offset + length:,}",
+        f"{place.address(file)} ends at byte {stop:,}; "
+        f"the pack has samples up to byte {offset + received.length:,}",
         hint="the source is damaged, or is not the pack it was",
     )
 
@@ -105,28 +108,35 @@ class AsyncLine:
         self._place, self._trouble = place, trouble
         self._fs, _ = place.connect()
         self._gate = asyncio.Semaphore(in_flight)
-        # A backstop for storages that do not know of `stall_s`; a slow link may take long for 8 MB.
-        self._limit_s = 10 * trouble.patience.stall_s
+        self._is_closed = False
 
-    def ask(self, file: bytes, offset: int, length: int) -> Future[bytes]:
-        return asyncio.run_coroutine_threadsafe(self._read(file, offset, length), self._fs.loop)
+    def ask(self, file: bytes, offset: int, length: int, version: FileVersion | None = None) -> Future[bytes]:
+        received = Received(length, version)
+        return asyncio.run_coroutine_threadsafe(self._read(file, offset, received), self._fs.loop)
 
-    async def _read(self, file: bytes, offset: int, length: int) -> bytes:
+    async def _read(self, file: bytes, offset: int, received: Received) -> bytes:
         attempts = Attempts(self._trouble, self._place.address(file))
-        _, path = self._place.connect(file)
+        fs, path = self._place.connect(file)
+        stall_s = self._trouble.patience.stall_s
+        # A backstop for storages that do not know of `stall_s`; a slow link may take long for 8 MB.
+        limit_s = 10 * stall_s
         async with self._gate:
-            while True:
+            while not self._is_closed:
+                before_bytes = received.size_bytes
                 try:
-                    reading = self._fs._cat_file(path, start=offset, end=offset + length)
-                    data = bytes(await asyncio.wait_for(reading, self._limit_s))
+                    while received.wants_more:
+                        await asyncio.wait_for(read_async(fs, path, offset, received, stall_s), limit_s)
                     self._trouble.is_over()
-                    return check(self._place, file, offset, length, data)
+                    return check(self._place, file, offset, received)
                 except Exception as error:
-                    wait_s = attempts.failed(error)
+                    wait_s = attempts.failed(error, has_brought=received.fail(before_bytes))
+                limit_s = min(limit_s, max(stall_s, attempts.left_s))
                 await asyncio.sleep(wait_s)
+            raise asyncio.CancelledError
 
     def close(self) -> None:
         # The session ends with the file system object: fsspec's finaliser closes it.
+        self._is_closed = True
         self._fs = None
 
 
@@ -138,13 +148,15 @@ class ThreadLine:
     ) -> None:
         self.in_flight = threads
         self._make_reader, self._place, self._trouble = make_reader, place, trouble
-        self._asked: queue.SimpleQueue[tuple[Future[bytes], bytes, int, int] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Future[bytes], bytes, int, Received] | None] = (
+            queue.SimpleQueue()
+        )
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._lock = threading.Lock()
 
-    def ask(self, file: bytes, offset: int, length: int) -> Future[bytes]:
+    def ask(self, file: bytes, offset: int, length: int, version: FileVersion | None = None) -> Future[bytes]:
         future: Future[bytes] = Future()
         with self._lock:
             self._busy += 1
@@ -153,37 +165,39 @@ class ThreadLine:
                 thread = threading.Thread(target=self._run, name="feedrate-range", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        self._asked.put((future, file, offset, length))
+        self._asked.put((future, file, offset, Received(length, version)))
         return future
 
     def _run(self) -> None:
         reader = Renewed(self._make_reader)
         while (asked := self._asked.get()) is not None:
-            future, file, offset, length = asked
+            future, file, offset, received = asked
             if future.set_running_or_notify_cancel():
                 try:
-                    data = self._read(reader, file, offset, length)
+                    data = self._read(reader, file, offset, received)
                 except BaseException as error:
                     reader.close()
                     future.set_exception(error)
                 else:
                     future.set_result(data)
-            del future, asked
+            del future, asked, received
             with self._lock:
                 self._busy -= 1
         reader.close()
 
-    def _read(self, reader: Reader, file: bytes, offset: int, length: int) -> bytes:
+    def _read(self, reader: Reader, file: bytes, offset: int, received: Received) -> bytes:
         def read() -> bytes:
             try:
-                return check(self._place, file, offset, length, reader.read(file, offset, length))
+                reader.read(file, offset, received)
+                return check(self._place, file, offset, received)
             except Exception as error:
                 reader.close()  # what stays open may be a file that was replaced
                 if self._closing.is_set():
                     raise Refused("nobody wants it any more") from error
                 raise
 
-        return Attempts(self._trouble, self._place.address(file)).run(read, self._closing.wait)
+        attempts = Attempts(self._trouble, self._place.address(file))
+        return attempts.run(read, self._closing.wait, lambda: received.size_bytes)
 
     def close(self) -> None:
         self._closing.set()

@@ -17,6 +17,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Protocol
 
 from feedrate.errors import StorageError
+from feedrate.store.patience import EndsEarly
 from feedrate.store.ranges import Piece
 
 
@@ -62,6 +63,26 @@ class Parcel:
 def _remove(fd: int, path: str) -> None:
     os.close(fd)
     os.unlink(path)
+
+
+def or_nothing(future: Future[bytes]) -> Future[bytes]:
+    """Return the same, but nothing where the file is gone or short: its place in the parcel stays zeros.
+
+    For files of one sample each: the checksum then tells that the sample is damaged.
+    """
+    outcome: Future[bytes] = Future()
+
+    def settle(done: Future[bytes]) -> None:
+        error = CancelledError() if done.cancelled() else done.exception()
+        if error is None:
+            outcome.set_result(done.result())
+        elif any(isinstance(one, (FileNotFoundError, EndsEarly)) for one in (error, error.__cause__)):
+            outcome.set_result(b"")
+        else:
+            outcome.set_exception(error)
+
+    future.add_done_callback(settle)
+    return outcome
 
 
 class Delivery:

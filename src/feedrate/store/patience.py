@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from feedrate.errors import FeedrateError, StorageError
+from feedrate.store.versions import Changed
 from feedrate.units import format_seconds
 
 # Not `warnings`: the loop that would show one may be waiting for the very bytes that do not come.
@@ -32,7 +33,17 @@ class Refused(FeedrateError, OSError):
     """Asking again cannot help."""
 
 
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, Refused)
+Result = TypeVar("Result")
+
+_FINAL = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ImportError,
+    Refused,
+    Changed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,8 @@ class Patience:
 
     Attributes:
         stall_s: a request that brings nothing for so long has failed.
-        give_up_s: how long after a request's first failure its last attempt may begin.
+        give_up_s: for how long a source is asked that brings nothing; all its requests share this time, so
+            it is what a batch waits at most. An attempt that is under way then ends within `stall_s`.
         tries: how many attempts there are at most.
         spread: by which part waits are shorter, by chance, so that not all ask at once.
     """
@@ -59,6 +71,10 @@ class Patience:
         return most * random.uniform(1.0 - self.spread, 1.0)
 
 
+# A wrong address should not keep anybody waiting for minutes.
+OPENING = Patience(give_up_s=15.0)
+
+
 class Trouble:
     """What goes wrong with one source; shared by all its requests. Speaks once per outage."""
 
@@ -68,6 +84,7 @@ class Trouble:
         self._lock = threading.Lock()
         self._warned = -_QUIET_S
         self._is_out = False
+        self._out_since = self._failed_at = -math.inf
 
     def note(self, error: BaseException, address: str, wait_s: float, give_up_s: float) -> None:  # noqa: ARG002
         """A request failed, and will be tried again after a while, for so long."""
@@ -84,8 +101,19 @@ class Trouble:
                 self.address, say(error), format_seconds(give_up_s),
             )  # fmt: skip
 
+    def measure_outage(self) -> float:
+        """A request failed: return for how many seconds this source has brought nothing, by any request."""
+        with self._lock:
+            now = time.monotonic()
+            # So long between two attempts: nobody has asked meanwhile.
+            is_long_ago = now - self._failed_at > self.patience.stall_s + self.patience.longest_wait_s
+            if not self._is_out or is_long_ago:
+                self._out_since = now
+            self._failed_at = now
+            return now - self._out_since
+
     def is_over(self) -> None:
-        """A request succeeded."""
+        """A request brought something."""
         if self._is_out:
             with self._lock:
                 was_out, self._is_out = self._is_out, False
@@ -94,6 +122,8 @@ class Trouble:
 
     def explain(self, error: BaseException, address: str, failures: int) -> Exception:
         """Return what to raise when there is no point in another attempt."""
+        if isinstance(error, Changed):
+            return error
         if isinstance(error, FeedrateError) and (failures < 2 or not isinstance(error, StorageError)):
             return error
         tries = f", tried {failures} times" if failures > 1 else ""
@@ -110,34 +140,48 @@ class Attempts:
         self._trouble, self._address = trouble, address
         self._patience = patience or trouble.patience
         self._failures, self._began = 0, 0.0
+        self.left_s = self._patience.give_up_s  # until it is given up, when nothing comes
 
-    def run(self, read: Callable[[], bytes], wait: Callable[[float], object] = time.sleep) -> bytes:
-        """Return what `read` does, in this thread."""
+    def run(
+        self,
+        read: Callable[[], Result],
+        wait: Callable[[float], object] = time.sleep,
+        count: Callable[[], int] = lambda: 0,
+    ) -> Result:
+        """Return what `read` does, in this thread. `count`: how many bytes have come, in all attempts."""
         while True:
+            before = count()
             try:
                 data = read()
             except Exception as error:
-                wait_s = self.failed(error)
+                wait_s = self.failed(error, has_brought=count() > before)
             else:
                 self._trouble.is_over()
                 return data
             wait(wait_s)
 
-    def failed(self, error: BaseException) -> float:
+    def failed(self, error: BaseException, *, has_brought: bool = False) -> float:
         """Return how long to wait before the next attempt.
+
+        Args:
+            has_brought: bytes came, and were kept, before it failed: time and tries begin anew.
 
         Raises:
             StorageError: there is no point in another one.
         """
         if _is_final(error):
             self._give_up(error)
+        if has_brought:
+            self._failures = 0
+            self._trouble.is_over()
         if not self._failures:
             self._began = time.monotonic()
         self._failures += 1
-        spent_s = time.monotonic() - self._began
+        spent_s = max(time.monotonic() - self._began, self._trouble.measure_outage())
+        self.left_s = self._patience.give_up_s - spent_s
         wait_s = self._patience.wait_s(self._failures)
         is_short = isinstance(error, EndsEarly) and self._failures >= _SHORT_ATTEMPTS
-        is_enough = self._failures >= self._patience.tries or spent_s + wait_s > self._patience.give_up_s
+        is_enough = self._failures >= self._patience.tries or wait_s > self.left_s
         if is_short or is_enough:
             self._give_up(error)
         self._trouble.note(error, self._address, wait_s, self._patience.give_up_s)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from feedrate import kernel
@@ -24,6 +24,7 @@ class PlacedFile(NamedTuple):
     path: bytes  # relative to the place
     size_bytes: int
     mtime_ns: int = 0
+    version: str = ""  # what a web server tells instead of a time: an ETag
 
 
 def is_url(source: str) -> bool:
@@ -71,7 +72,7 @@ class Place:
             found = fs.info(path_text)
             if found["type"] == "directory":
                 return None
-            return PlacedFile(file, self._size(found, path_text), _mtime_ns(found))
+            return self._placed(file, found, path_text)
 
     def walk(self) -> Iterator[PlacedFile]:
         """Yield all files, also in folders, in sorted order; hidden ones are left out."""
@@ -168,7 +169,7 @@ class Place:
             if entry["type"] == "directory":
                 yield name, None
             else:
-                yield name, PlacedFile(start + name, self._size(entry, path), _mtime_ns(entry))
+                yield name, self._placed(start + name, entry, path)
 
     def _walk_remote(self, folder: bytes = b"") -> Iterator[PlacedFile]:
         found = sorted(
@@ -178,6 +179,12 @@ class Place:
         for name, file in found:
             if file is None:
                 yield from self._walk_remote(folder + b"/" + name if folder else name)
+
+    def _placed(self, file: bytes, found: dict[str, Any], path: str) -> PlacedFile:
+        size_bytes, mtime_ns = self._size(found, path), find_mtime_ns(found)
+        # Other storages do not always tell the same in a listing as for one file.
+        version = found.get("ETag") or found.get("Last-Modified") or ""
+        return PlacedFile(file, size_bytes, mtime_ns, "" if mtime_ns else str(version))
 
     def _size(self, found: dict[str, Any], path: str) -> int:
         size_bytes = found.get("size")
@@ -268,13 +275,24 @@ def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     return fs, str(top)
 
 
-def _mtime_ns(found: dict[str, Any]) -> int:
+def find_mtime_ns(found: Mapping[str, Any]) -> int:
+    """Return when a file changed last, of what fsspec says about it; 0: unknown."""
     when: Any = found.get("mtime", found.get("LastModified"))
     stamp = when.timestamp() if hasattr(when, "timestamp") else when
     if "mtime" not in found and isinstance(stamp, float):
         # Object stores that list parts of a second tell whole ones when they are asked for one object.
         stamp = int(stamp)
     return int(stamp * 1e9) if isinstance(stamp, (int, float)) else 0
+
+
+# What storages call it, the most telling first; the first three come with HTTP and S3.
+_VERSIONS = ("ETag", "etag", "Last-Modified", "generation", "version_id", "md5Hash", "content_md5", "mtime",
+             "LastModified", "last_modified", "updated", "modified", "created")  # fmt: skip
+
+
+def find_version(found: Mapping[str, Any]) -> str | None:
+    """Return what tells versions of a file apart, of what a storage says about it; None: nothing does."""
+    return next((f"{found[key]}" for key in _VERSIONS if found.get(key)), None)
 
 
 def _raise(error: OSError) -> None:

@@ -12,8 +12,10 @@ from feedrate.results.progress import Tick
 from feedrate.store.clearing import find_limit, make_room
 from feedrate.store.contents import Contents, read_contents
 from feedrate.store.copies import Copy, CopyGone
+from feedrate.store.fetching import Told
 from feedrate.store.homes import HOME
 from feedrate.store.inventory import survey
+from feedrate.store.patience import Attempts
 from feedrate.store.place import is_url
 from feedrate.store.registry import remember_copy
 from feedrate.store.scratch import Scratch, check_room, find_scratch
@@ -30,12 +32,14 @@ def open_staging(
     options: StagingOptions | None = None,
     watch: Callable[[Tick], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
+    attempts: Attempts | None = None,
 ) -> Staging:
     """Look at a source and at scratch, and take a lease on the copy; nothing is brought yet.
 
     Args:
         scratch: a folder; None or "auto": the best of this node.
         watch: told how far it is. say: told what the user should know, a sentence at a time.
+        attempts: how often the source is asked what it holds, and who is told that it errs.
 
     Raises:
         NotFound: there is no such source, or no scratch.
@@ -43,7 +47,8 @@ def open_staging(
         StorageError: there is no room, or scratch is no place for a copy.
     """
     options = options or StagingOptions()
-    contents = read_contents(source)
+    attempts = attempts or Attempts(Told(say), os.fspath(source))
+    contents = read_contents(source, attempts, options.allow_addresses)
     if not isinstance(scratch, Scratch):
         scratch = find_scratch(scratch, allow_network=options.allow_network)
     _refuse_nesting(contents, scratch)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from feedrate.store.patience import Patience, Trouble
 from feedrate.store.place import Place
+from feedrate.store.versions import FileVersion
 
 if TYPE_CHECKING:
     from feedrate.store.lines import Line
@@ -74,8 +75,12 @@ class RangeReader:
         self.bytes_read = 0
         self.most_in_flight = 0
 
-    def read(self, piece: Piece) -> Future[bytes]:
-        """Ask for a piece; the future ends with its bytes, all of them, or with a StorageError."""
+    def read(self, piece: Piece, version: FileVersion | None = None) -> Future[bytes]:
+        """Ask for a piece; the future ends with its bytes, all of them, or with a StorageError.
+
+        Args:
+            version: what all requests for this file share; None: bytes are known by their checksum.
+        """
         with self._lock:
             if self._closed:
                 future: Future[bytes] = Future()
@@ -87,7 +92,7 @@ class RangeReader:
                 self._line = open_line(self.place, self._in_flight, self.trouble)
             line = self._line
             self.requests += 1
-        future = line.ask(piece.file, piece.offset, piece.length)
+        future = line.ask(piece.file, piece.offset, piece.length, version)
         with self._lock:
             self._open.add(future)
             self.most_in_flight = max(self.most_in_flight, min(len(self._open), line.in_flight))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn, Protocol
 
 from feedrate import kernel
-from feedrate.store.place import Place
+from feedrate.errors import SourceError, StorageError
+from feedrate.store.place import Place, find_version
+from feedrate.store.versions import FileVersion
 
 # OpenSSH lets in 10 connections at a time that have not said who they are.
 SFTP_CONNECTIONS = 6
@@ -20,10 +23,77 @@ KEPT_OPEN = 16
 STALL_S = 30.0  # a request that brings nothing for so long has failed
 
 
+# A request that brings less per second, over `stall_s`, has stalled too.
+SLOWEST_BYTES_PER_S = 1000
+# Of storages that give all of an answer or nothing, a request that fails is made smaller, down to this.
+_SMALLEST_BYTES = 64 << 10
+_SFTP_BYTES = 64 << 10
+
+
+class Received:
+    """What has come of a range, by any number of attempts: one that breaks off is gone on with.
+
+    All of it is of one version of the file, as far as the storage tells versions.
+
+    Args:
+        file: the version that other requests for the file meet; None: this range stands for itself.
+    """
+
+    def __init__(self, length: int, file: FileVersion | None = None) -> None:
+        self.length, self.size_bytes, self.file = length, 0, file
+        self._parts: list[bytes] = []
+        self._version: str | None = None
+        # A request asks for so much, and the last one for all up to this byte of the range.
+        self._request_bytes, self._asked_bytes = length, 0
+
+    @property
+    def wants_more(self) -> bool:
+        """Return whether to ask on: not behind an answer that was shorter than it should be."""
+        return self._asked_bytes <= self.size_bytes < self.length
+
+    def find_missing(self, offset: int) -> tuple[int, int]:
+        """Return what to ask for next, of a range that begins at `offset`: its first and last byte + 1."""
+        if self._asked_bytes:
+            self._request_bytes *= 2
+        self._asked_bytes = min(self.size_bytes + self._request_bytes, self.length)
+        return offset + self.size_bytes, offset + self._asked_bytes
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """An answer begins, and tells its version: if it is another than what is there, it is of no use."""
+        if self.file is not None:
+            self.file.meet(facts)
+        version = find_version(facts)
+        if self._parts and version != self._version:
+            self.clear()
+            raise StorageError("the file was changed while it was read")
+        self._version = version
+
+    def add(self, data: bytes) -> None:
+        self._parts.append(data)
+        self.size_bytes += len(data)
+
+    def fail(self, before_bytes: int) -> bool:
+        """An attempt failed before which so much was there; return whether it brought something."""
+        self._asked_bytes = 0
+        if self.size_bytes > before_bytes:
+            return True
+        self._request_bytes = min(self._request_bytes, max(_SMALLEST_BYTES, self._request_bytes // 2))
+        return False
+
+    def clear(self) -> None:
+        self._parts.clear()
+        self.size_bytes = self._asked_bytes = 0
+
+    def join(self) -> bytes:
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+
 class Reader(Protocol):
     """What one thread reads with."""
 
-    def read(self, file: bytes, offset: int, length: int) -> bytes: ...
+    def read(self, file: bytes, offset: int, received: Received) -> None:
+        """Ask once for what is missing of a range that begins at `offset`; what comes is kept."""
+        ...
 
     def close(self) -> None: ...
 
@@ -51,12 +121,15 @@ class Renewed:
         self._make_reader = make_reader
         self._reader: Reader | None = None
 
-    def read(self, file: bytes, offset: int, length: int) -> bytes:
+    def read(self, file: bytes, offset: int, received: Received) -> None:
+        before_bytes = received.size_bytes
         try:
-            if self._reader is None:
-                self._reader = self._make_reader()
-            return self._reader.read(file, offset, length)
+            while received.wants_more:
+                if self._reader is None:
+                    self._reader = self._make_reader()
+                self._reader.read(file, offset, received)
         except BaseException:
+            received.fail(before_bytes)
             self.close()
             raise
 
@@ -73,14 +146,20 @@ class LocalReader:
         self._root = os.fsencode(place.root)
         self._open: dict[bytes, int] = {}
 
-    def read(self, file: bytes, offset: int, length: int) -> bytes:
+    def read(self, file: bytes, offset: int, received: Received) -> None:
+        path = os.path.join(self._root, file)
+        if received.file is not None:
+            info = os.stat(path)
+            version = f"{info.st_ino} {info.st_size} {info.st_mtime_ns}"
+            received.begin({"ETag": version, "mtime_ns": info.st_mtime_ns})
         fd = self._open.pop(file, -1)
         if fd < 0:
             if len(self._open) >= KEPT_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
-            fd = os.open(os.path.join(self._root, file), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._open[file] = fd  # the latest comes last
-        return kernel.read_at(fd, length, offset)
+        start, stop = received.find_missing(offset)
+        received.add(kernel.read_at(fd, stop - start, start))
 
     def close(self) -> None:
         for fd in self._open.values():
@@ -94,12 +173,94 @@ class PlaceReader:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    def read(self, file: bytes, offset: int, length: int) -> bytes:
+    def read(self, file: bytes, offset: int, received: Received) -> None:
         fs, path = self._place.connect(file)
-        return bytes(fs.cat_file(path, start=offset, end=offset + length)) if length else b""
+        if _is_http(fs) or _is_s3(fs):
+            from fsspec.asyn import sync
+
+            sync(fs.loop, read_async, fs, path, offset, received, STALL_S)
+        else:
+            if received.file is not None:
+                received.begin(_see(fs, path))
+            start, stop = received.find_missing(offset)
+            received.add(bytes(fs.cat_file(path, start=start, end=stop)))
 
     def close(self) -> None:
         pass
+
+
+def _see(fs: Any, path: str) -> Mapping[str, Any]:
+    """Return what a storage says about a file; not what it remembers."""
+    fs.invalidate_cache(path)
+    found: Mapping[str, Any] = fs.info(path)
+    return found
+
+
+def _is_http(fs: Any) -> bool:
+    return hasattr(fs, "encode_url") and hasattr(fs, "set_session")
+
+
+def _is_s3(fs: Any) -> bool:
+    return hasattr(fs, "_call_s3")
+
+
+async def read_async(fs: Any, path: str, offset: int, received: Received, stall_s: float) -> None:
+    """Ask for what is missing of a range, on fsspec's loop; from HTTP and S3 it is kept as it comes.
+
+    Raises:
+        SourceError: the server sends whole files.
+    """
+    start, stop = received.find_missing(offset)
+    if _is_http(fs):
+        import aiohttp
+
+        options = dict(fs.kwargs)
+        headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{stop - 1}"}
+        headers["Accept-Encoding"] = "identity"
+        if "timeout" not in fs.client_kwargs:
+            limits = aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s)
+            options.setdefault("timeout", limits)
+        session = await fs.set_session()
+        async with session.get(fs.encode_url(path), headers=headers, **options) as answer:
+            fs._raise_not_found_for_status(answer, path)
+            length = answer.content_length or 0
+            if answer.status != 206 and (start > 0 or length > stop - start):
+                refuse_whole_file(path)  # before any of it is read
+            received.begin(answer.headers)
+            await _receive(answer.content.readany, received, stall_s)
+    elif _is_s3(fs):
+        bucket, key, version = fs.split_path(path)
+        options = {"VersionId": version} if version else {}
+        answer = await fs._call_s3(
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **options
+        )
+        try:
+            received.begin(answer)
+            await _receive(lambda: answer["Body"].read(1 << 20), received, stall_s)
+        finally:
+            answer["Body"].close()
+    else:
+        if received.file is not None:
+            fs.invalidate_cache(path)
+            received.begin(await fs._info(path))
+        received.add(bytes(await fs._cat_file(path, start=start, end=stop)))
+
+
+async def _receive(read: Callable[[], Awaitable[bytes]], received: Received, stall_s: float) -> None:
+    began, before_bytes = time.monotonic(), received.size_bytes
+    while received.size_bytes <= received.length and (data := await read()):
+        received.add(data)
+        spent_s, came_bytes = time.monotonic() - began, received.size_bytes - before_bytes
+        if spent_s > stall_s and came_bytes < spent_s * SLOWEST_BYTES_PER_S:
+            raise TimeoutError(f"{came_bytes:,} bytes came in {spent_s:.0f} s")
+
+
+def refuse_whole_file(address: str) -> NoReturn:
+    raise SourceError(
+        f"the server of {address} sends whole files instead of the bytes asked for",
+        hint="its files cannot be read in part: download them, or use a server with byte ranges, as nginx"
+        " and Apache have them",
+    )
 
 
 class SftpReader:
@@ -112,9 +273,10 @@ class SftpReader:
         self._fs.ftp.get_channel().settimeout(stall_s)
         self._open: dict[bytes, tuple[Any, int]] = {}  # a handle, and the file's size
 
-    def read(self, file: bytes, offset: int, length: int) -> bytes:
-        if not length:
-            return b""
+    def read(self, file: bytes, offset: int, received: Received) -> None:
+        if received.file is not None:  # before it is opened: what is open may be what was replaced
+            received.begin({"mtime": self._fs.ftp.stat(self._place.connect(file)[1]).st_mtime})
+        start, stop = received.find_missing(offset)
         opened = self._open.pop(file, None)
         if opened is None:
             if len(self._open) >= KEPT_OPEN:
@@ -125,8 +287,12 @@ class SftpReader:
         self._open[file] = opened
         handle, size_bytes = opened
         # Parts are planned for the whole length: a stranger's index may claim any.
-        length = min(length, size_bytes - offset)
-        return b"".join(handle.readv([(offset, length)])) if length > 0 else b""
+        stop = min(stop, size_bytes)
+        ranges = [(at, min(_SFTP_BYTES, stop - at)) for at in range(start, stop, _SFTP_BYTES)]
+        for (_, length), data in zip(ranges, handle.readv(ranges), strict=True):
+            received.add(data)
+            if len(data) < length:  # the file ends
+                break
 
     def close(self) -> None:
         # Not the handles one by one: a server that is gone would be waited for.

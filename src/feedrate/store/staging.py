@@ -32,6 +32,7 @@ from feedrate.store.place import is_url
 from feedrate.store.sameness import checksum_file
 from feedrate.store.scratch import Scratch
 from feedrate.store.transfer import SMALL_BYTES, Transfer
+from feedrate.store.versions import FileVersion
 
 DEFAULT_KEEP_S = 7 * 86400.0
 _POLL_S = 0.1
@@ -51,6 +52,7 @@ class StagingOptions:
         keep_s: how long the copy stays when nobody uses it; None: until it is deleted.
         allow_network: let scratch be a file system that other machines serve.
         check: read what has landed before, and bring anew what is not as it was copied.
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
     """
 
     streams: int | None = None
@@ -58,6 +60,7 @@ class StagingOptions:
     keep_s: float | None = DEFAULT_KEEP_S
     allow_network: bool = False
     check: bool = False
+    allow_addresses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.streams is not None and self.streams < 1:
@@ -93,6 +96,7 @@ class Staging:
         self._lock = threading.Lock()  # of the counts below, and of those above
         self._landed_files = self._done_bytes = 0
         self._total_bytes = copy.marker.size_bytes
+        self._listed = {file.name: file for file in contents.marker.files}  # as they are now
         self._crcs: dict[str, int] = {}
         self._together: list[str] = []  # small files that are whole, and wait for others to land with
         self._together_bytes = 0
@@ -202,7 +206,8 @@ class Staging:
             else:
                 missing.append(name)
                 size_bytes, there_bytes = self.copy.files[name].size_bytes, there.partial.get(name, 0)
-                if there_bytes == size_bytes or not transfer.is_small(size_bytes):
+                is_kept = there_bytes == size_bytes or not transfer.is_small(size_bytes)
+                if is_kept and self._can_go_on(name):
                     self.resumed_bytes += there_bytes
                     self._done_bytes += there_bytes
         self._tell()
@@ -241,10 +246,34 @@ class Staging:
         file = self.copy.files[name]
         place, source = self.contents.locate(file)
         known = self.contents.known.get(name)
-        return Incoming(name, place, source, file.size_bytes, file.crc32c, known, file.mtime_ns)
+        version = self.watch_version(name) if place.is_remote and known is None else None
+        return Incoming(name, place, source, file.size_bytes, file.crc32c, known, file.mtime_ns, version)
+
+    def watch_version(self, name: str) -> FileVersion | None:
+        """Return what all requests for a file have to meet; None: it has a checksum."""
+        file = self.copy.files[name]
+        if file.crc32c is not None:
+            return None
+        place, source = self.contents.locate(file)
+        mtime_ns = self._listed.get(name, file).mtime_ns
+        return FileVersion(place.address(source), self.contents.versions.get(name), mtime_ns)
+
+    def _can_go_on(self, name: str) -> bool:
+        """Return whether what is there of a file is a beginning of what the source has now."""
+        before = self.copy.files[name]
+        now = self._listed.get(name, before)
+        is_same = now.mtime_ns == before.mtime_ns and (now.mtime_ns or name in self.contents.versions)
+        return before.crc32c is not None or bool(is_same)
+
+    def open_part(self, name: str) -> int:
+        """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
+        fd = self.copy.open_part(name)
+        if not self._can_go_on(name):
+            os.ftruncate(fd, 0)
+        return fd
 
     def _open_part(self, file: Incoming) -> int:
-        return self.copy.open_part(file.name)
+        return self.open_part(file.name)
 
     def _land(self, file: Incoming, fd: int, crc32c: int) -> None:
         is_small = file.size_bytes <= SMALL_BYTES

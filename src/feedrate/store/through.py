@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.errors import NotFound, PackError
+from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import Kind
 from feedrate.format.manifest import (
@@ -30,20 +31,20 @@ from feedrate.format.manifest import (
     Manifest,
     Shard,
     file_path,
-    parse_manifest,
     read_manifest,
 )
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.results.load import FetchStats
+from feedrate.store.bringing import fetch_manifest
 from feedrate.store.doubts import SPOILT, Doubts
 from feedrate.store.far_index import FarIndexPack
 from feedrate.store.index_folder import IndexFolder, origin
-from feedrate.store.parcels import Delivery, Parcel
-from feedrate.store.patience import Attempts, Patience
+from feedrate.store.parcels import Delivery, Parcel, or_nothing
+from feedrate.store.patience import OPENING, Attempts, Patience
 from feedrate.store.place import Place, is_url
 from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
-from feedrate.store.reach import OPENING, Reach, check_sizes, say_change
+from feedrate.store.reach import Reach, check_addresses, check_sizes, read_addresses, say_change
 
 if TYPE_CHECKING:
     from feedrate.store.landing import Landing
@@ -53,15 +54,27 @@ IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
 
 
 def open_pack(
-    source: str | os.PathLike[str], scratch: str | None = None, patience: Patience | None = None
+    source: str | os.PathLike[str],
+    scratch: str | None = None,
+    patience: Patience | None = None,
+    allow_addresses: str | Sequence[str] = (),
 ) -> Pack:
-    """Open a pack wherever it lies; `scratch`: "auto" or a folder: copy it there while it is read."""
-    text = os.fspath(source)
+    """Open a pack wherever it lies.
+
+    Args:
+        scratch: "auto" or a folder: copy it there while it is read.
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
+
+    Raises:
+        NotFound, StorageError: there is none, or nobody answers.
+        PackError: it is damaged, or names files of a host that is not allowed.
+    """
+    text, allowed = os.fspath(source), read_addresses(allow_addresses)
     if not is_url(text) and scratch is None:
         manifest = read_manifest(text)
         if not any(shard.is_elsewhere for shard in manifest.shards):
             return _hold(Pack(text, manifest))
-    return ThroughPack(text, scratch, patience)
+    return ThroughPack(text, scratch, patience, allow_addresses=allowed)
 
 
 def _hold(pack: Pack) -> Pack:
@@ -91,11 +104,15 @@ class BatchBytes:
 
 
 class _Direct:
-    """Supply straight from the source."""
+    """Supply straight from the source. `shards`: the files that hold more than one sample."""
 
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
-        self.read = reader.read
+        self.shards: frozenset[bytes] = frozenset()
+
+    def read(self, request: Piece) -> Future[bytes]:
+        future = self._reader.read(request)
+        return future if request.file in self.shards else or_nothing(future)
 
     def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
         return coalesce(pieces)
@@ -110,8 +127,10 @@ class ThroughPack(FarIndexPack):
         scratch: str | None = None,
         patience: Patience | None = None,
         in_flight: int = IN_FLIGHT,
+        allow_addresses: tuple[str, ...] = (),
     ) -> None:
         self.source, self._scratch, self._patience = source, scratch, patience
+        self.allow_addresses = allow_addresses
         self._local = threading.local()
         self._lock = threading.Lock()  # of the counts
         self._counts = {"from_scratch": 0, "from_source": 0}
@@ -121,6 +140,7 @@ class ThroughPack(FarIndexPack):
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
         try:
             manifest = self._read_manifest()
+            check_addresses(source, manifest, allow_addresses)
             index = IndexFolder(source, self.reader)
             closing.append(index.close)
             self.landing = self._begin_landing(manifest)
@@ -137,6 +157,7 @@ class ThroughPack(FarIndexPack):
             self._finalizer()
             raise
         self._origins = [origin(shard) for shard in manifest.shards]
+        self._direct.shards = frozenset(self._origins)
         # A value that is a file of its own is as long as its file, whatever that is.
         sizes = [2**48 if shard.container == FILES else shard.size_bytes for shard in manifest.shards]
         self._shard_bytes = np.array(sizes, np.int64)
@@ -146,22 +167,18 @@ class ThroughPack(FarIndexPack):
             return None
         from feedrate.store.landing import Landing
 
-        return Landing.begin(self.source, self._scratch, manifest, self.reader)
+        return Landing.begin(self.source, self._scratch, manifest, self.reader, self.allow_addresses)
 
     def _read_manifest(self) -> Manifest:
         address = f"{self.source.rstrip('/')}/{FILE_NAME}"
         attempts = Attempts(self.reader.trouble, address, OPENING)
         try:
-            text = attempts.run(lambda: Place(self.source).read_whole(os.fsencode(FILE_NAME)))
+            return attempts.run(lambda: fetch_manifest(Place(self.source)))[1]
         except NotFound:
             raise NotFound(
                 f"no pack at {self.source}: it has no {FILE_NAME}",
                 hint="a pack is what 'feedrate pack' makes",
             ) from None
-        try:
-            return parse_manifest(text)
-        except PackError as error:
-            raise PackError(f"{address}: {error}", hint=error.hint) from None
 
     # What differs from a pack of this machine: where files lie.
 
@@ -206,10 +223,10 @@ class ThroughPack(FarIndexPack):
             super()._check_referred()
 
     def reopen(self) -> Pack:
-        return open_pack(self.source, self._scratch, self._patience)
+        return open_pack(self.source, self._scratch, self._patience, self.allow_addresses)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_pack, (self.source, self._scratch, self._patience)
+        return open_pack, (self.source, self._scratch, self._patience, self.allow_addresses)
 
     def close(self) -> None:
         super().close()
@@ -268,7 +285,9 @@ class ThroughPack(FarIndexPack):
         names = [self._origins[shard] for shard in shards.tolist()]
         loose = np.flatnonzero(self._is_loose[shards]).tolist()
         if loose:
-            for i, path in zip(loose, self._stored_texts(f"{field}.path", positions[at[loose]]), strict=True):
+            for i, path in zip(
+                loose, self._read_texts(f"{field}.path", positions[at[loose]])[0], strict=True
+            ):
                 if path.startswith(b"/") or b".." in path.split(b"/"):
                     raise PackError(f"{self.name}: the index names a file outside of the folder: {path!r}")
                 names[i] = names[i] + b"/" + path
@@ -331,7 +350,11 @@ class ThroughPack(FarIndexPack):
         return files, replace(values, file=file, offset=offset), entries
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
-        """After a read: whether to read again, since what failed can come from the source instead."""
+        """After a read: whether to read again, since what failed can come from the source instead.
+
+        Raises:
+            StorageError: what failed is the storage of this machine, not a sample.
+        """
         if not np.isin(statuses, SPOILT).any():
             self._local.asked_again = set()
             return False
@@ -351,7 +374,21 @@ class ThroughPack(FarIndexPack):
         fresh = set(positions[bad].tolist()) - asked
         self._local.asked_again = asked | fresh if fresh else set()
         self._local.held = None
+        if not fresh:
+            if self._is_loose[self.locate(positions[bad])[0]].any():
+                self._check_source()
+            super().turn_to_source(field, rows[near], positions[near], statuses[near])
         return bool(fresh)
+
+    def _check_source(self) -> None:
+        """Raise StorageError where the folder of single files is gone, and not only some of them."""
+        try:
+            self.reader.measure(os.fsencode(FILE_NAME))
+        except NotFound as error:
+            raise StorageError(
+                f"{self.source} is gone: it has no {FILE_NAME} any more",
+                hint="when it is back, go on from the last state",
+            ) from error
 
     def _count(self, **counts: int) -> None:
         with self._lock:

@@ -16,12 +16,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from feedrate import kernel
 from feedrate.errors import StorageError
 from feedrate.store.fetching import STREAMS, Fetcher, Incoming, RateLimit, Stopped
 from feedrate.store.part import Part, write_all
 from feedrate.store.place import explain
+from feedrate.store.versions import Changed
 from feedrate.units import typed
 
 # Small enough that the end, when fewer and fewer are in flight, is short.
@@ -178,7 +180,7 @@ class _Carrying:
                 if is_right:
                     if not is_there:
                         write_all(fd, data, 0)
-                    _check_unchanged(file)
+                    self._check_unchanged(file, fd, crc32c)
             except BaseException:
                 os.close(fd)
                 raise
@@ -208,25 +210,44 @@ class _Carrying:
                 self._spoilt.append(file)
                 self._how.count(-file.size_bytes)
                 return
-            _check_unchanged(file)
+        except Changed:
+            part.clear()  # it must not be gone on with
+            raise
         except BaseException:
             part.close()
             raise
-        self._handed.append(self._landers.submit(self._arrived, file, part.release(), part.crc32c))
+        self._handed.append(self._landers.submit(self._hand_over, file, part.release(), part.crc32c))
         while len(self._handed) > 4 * self._how.streams or (self._handed and self._handed[0].done()):
             self._handed.popleft().result()
 
+    def _hand_over(self, file: Incoming, fd: int, crc32c: int) -> None:
+        try:
+            self._check_unchanged(file, fd, crc32c)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._arrived(file, fd, crc32c)
 
-def _check_unchanged(file: Incoming) -> None:
-    """A file without a checksum may have been written to while it was read."""
-    if file.crc32c is not None or file.place.is_remote or not file.mtime_ns:
-        return
+    def _check_unchanged(self, file: Incoming, fd: int, crc32c: int) -> None:
+        """A file without a checksum may have been written to while it was read; then nothing of it stays."""
+        try:
+            if file.version is not None:
+                read = partial(self._fetcher.fetch, file)
+                file.version.confirm(range(file.size_bytes), crc32c, read)
+            elif file.crc32c is None and not file.place.is_remote and file.mtime_ns:
+                _check_local(file)
+        except Changed:
+            os.ftruncate(fd, 0)
+            raise
+
+
+def _check_local(file: Incoming) -> None:
     try:
         found = os.stat(os.path.join(os.fsencode(file.place.root), file.source))
     except OSError as error:
         raise explain(error, file.address) from error
     if (found.st_size, found.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
-        raise StorageError(
+        raise Changed(
             f"{file.address} was changed while it was copied",
             hint="wait until it is finished, then run the same command again",
         )

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell storage that cannot be read from a sample that is damaged: samples may be skipped, storage may not.
+
+Who skips samples would go on after a lost disk with an epoch that is almost empty, and nobody would notice.
+What lies inside of a file as it was packed, and cannot be read, is the storage's fault. What the index places
+outside of it is the sample's. Where every value is a file of its own, one that is gone or short is the
+sample's too, as long as its folder is there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from feedrate.errors import StorageError
+from feedrate.format.manifest import ColumnPart, IndexPart
+from feedrate.kernel import I32, I64, Status
+from feedrate.units import typed
+
+if TYPE_CHECKING:
+    from feedrate.format.pack import Pack, Rows
+
+_UNREAD = (Status.UNREADABLE, Status.CUT_SHORT)
+
+
+class _Span(NamedTuple):
+    """Bytes of a file; `size_bytes`: its length as packed. `folder`: the value is a file of its own there."""
+
+    path: str
+    offset: int
+    length: int
+    size_bytes: int
+    folder: str = ""
+
+    @property
+    def is_inside(self) -> bool:
+        return min(self.offset, self.length) >= 0 and self.offset + self.length <= self.size_bytes
+
+
+def check_index(pack: Pack, positions: I64) -> None:
+    """Raise StorageError where the files that hold these rows of the index are seen to be gone or short."""
+    for position in positions.tolist():
+        shard = pack.manifest.shards[int(pack.locate(np.array([position]))[0][0])]
+        files: list[IndexPart | ColumnPart] = [shard.index]
+        files += [part for part in pack.manifest.parts if part.first <= position < part.stop]
+        for file in files:
+            fault = _find_fault(_Span(os.fspath(pack.locate_file(file)), 0, 0, file.size_bytes))
+            if fault is not None:
+                raise _make_error(pack, fault)
+
+
+def check_rows(pack: Pack, positions: I64, statuses: I32) -> None:
+    """Raise StorageError where rows of the index could not be read because its files cannot."""
+    check_index(pack, positions[np.isin(statuses, _UNREAD)])
+    if (statuses == Status.UNREADABLE).any():
+        raise _make_error(pack, f"files of the index of {pack.name} could not be read")  # a moment ago
+
+
+def check_values(pack: Pack, field: str, rows: Rows, positions: I64, statuses: I32) -> None:
+    """Raise StorageError where values of a field could not be read because their files cannot."""
+    at = np.flatnonzero(np.isin(statuses, _UNREAD))
+    if not at.size:
+        return
+    rows, positions = rows[at], positions[at]
+    has_entries = f"{field}.entries" in (rows.dtype.names or ())
+    files, values, entries = pack.find_values(field, rows, positions, with_entries=has_entries)
+    packed = [*(file for s in pack.manifest.shards for file in (s, s.index)), *pack.manifest.parts]
+    sizes = {path: file.size_bytes for path, file in zip(pack.files.paths, packed, strict=True)}
+    for i, shard in enumerate(pack.locate(positions)[0].tolist()):
+        spans = []
+        for ranges in (values,) if entries is None else (entries, values):
+            path, offset, length = files.paths[ranges.file[i]], int(ranges.offset[i]), int(ranges.length[i])
+            if path in sizes:
+                spans.append(_Span(path, offset, length, sizes[path]))
+            else:
+                spans.append(_Span(path, offset, length, offset + length, folder=pack.files.paths[2 * shard]))
+        if not all(span.is_inside for span in spans):
+            continue
+        fault = next((fault for span in spans if (fault := _find_fault(span)) is not None), None)
+        if fault is None and not spans[-1].folder:
+            fault = f"{spans[-1].path} could not be read"  # a moment ago
+        if fault is not None:
+            raise _make_error(pack, fault)
+
+
+def _make_error(pack: Pack, fault: str) -> StorageError:
+    return StorageError(
+        fault,
+        hint="this is the storage and not one sample, so on_bad_sample does not skip it: is its disk there, "
+        f"and whole? feedrate verify {typed(pack.name)}",
+    )
+
+
+def _find_fault(span: _Span) -> str | None:
+    """Look at a file; return what is wrong with its storage, in words."""
+    try:
+        fd = os.open(span.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
+        with open(fd, "rb", buffering=0):
+            found = os.fstat(fd).st_size
+            if found < span.size_bytes and not span.folder:
+                return f"{span.path} is cut short: {found:,} of {span.size_bytes:,} bytes are there"
+            os.pread(fd, min(span.length, found), span.offset)
+    except FileNotFoundError as error:
+        if not span.folder:
+            return f"{span.path} cannot be read: {error.strerror}"
+        # A mount that is gone leaves an empty folder, or none.
+        for folder in (span.folder, os.path.dirname(span.path)):
+            if not os.path.isdir(folder):
+                return f"the folder {folder} is gone"
+        with os.scandir(span.folder) as inside:
+            return None if any(inside) else f"the folder {span.folder} is empty: is something mounted there?"
+    except OSError as error:
+        return f"{span.path} cannot be read: {error.strerror or error}"
+    return None

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loaders for other frameworks have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from feedrate.errors import UsageError
+from feedrate.format.pack import Pack
+from feedrate.load.loader import Loader
+from feedrate.load.ranks import Rank
+
+
+def open_for(
+    framework: str,
+    rank: Rank | None,
+    pack: str | os.PathLike[str] | Pack | Loader,
+    options: Mapping[str, Any],
+) -> Loader:
+    """Return a loader of numpy arrays: a new one, or that of the user, who then has given it its options.
+
+    Args:
+        rank: (rank, world size) as the framework knows them; None: it knows of one process, and the loader
+            looks for others itself.
+
+    Raises:
+        UsageError: the loader gives torch tensors, or took itself for another rank.
+    """
+    if not isinstance(pack, Loader):
+        has_rank = {"rank", "world_size"} & options.keys()
+        known = {} if rank is None or has_rank else {"rank": rank[0], "world_size": rank[1]}
+        return Loader(pack, **{**known, **options, "output": "numpy"})
+    if options:
+        raise UsageError(f"the loader is made already; give it {', '.join(options)} itself")
+    if pack.output != "numpy":
+        raise UsageError('this loader gives torch tensors; make it with output="numpy"')
+    pack.ranks.adopt(rank, framework)
+    return pack

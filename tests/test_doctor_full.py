@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate doctor --full`: all that the page tells, in a terminal."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from diagnoses import DIAGNOSES, make_decode_bound, make_nasty, make_odd
+from feedrate.cli import main
+from feedrate.report.doctor_full import draw_full
+from feedrate.report.doctor_words import part_remedies
+
+
+def squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("name", DIAGNOSES)
+def test_all_that_was_found_is_told(name: str) -> None:
+    diagnosis = DIAGNOSES[name]()
+    text = squeeze(draw_full(diagnosis, 80))
+    findings, (helping, useless) = diagnosis.findings, part_remedies(diagnosis.remedies)
+    told = [
+        *(line for one in findings for line in (one.code, one.title, one.cause, *one.evidence)),
+        *(line for one in helping for line in (one.title, one.note, one.command, one.change) if line),
+        *(one.note for one in useless),
+        *(word for one in diagnosis.facts for word in (one.name, one.value)),
+        *(one.title for one in diagnosis.rates),
+        *(line for one in diagnosis.hot_lines for line in (one.place, one.source)),
+        *(one.name for one in (*diagnosis.split, *diagnosis.sample, *diagnosis.curves)),
+        *diagnosis.run.experiments,
+        *diagnosis.run.unseen,
+    ]
+    missing = [line for line in told if squeeze(line).rstrip(".") not in text]
+    assert missing == []
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", DIAGNOSES)
+def test_no_line_is_wider_than_the_terminal_but_what_is_to_be_typed(name: str, width: int) -> None:
+    diagnosis = DIAGNOSES[name]()
+    typed = {squeeze(f"$ {one.command}") for one in diagnosis.remedies}
+    typed |= {squeeze(one.change or "") for one in diagnosis.remedies}
+    lines = draw_full(diagnosis, width).splitlines()
+    assert [line for line in lines if len(line) > width and squeeze(line) not in typed] == []
+
+
+def test_text_from_the_run_cannot_steer_the_terminal() -> None:
+    assert all(line.isprintable() for line in draw_full(make_nasty(), 80).splitlines())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_diagnosis_is_drawn_in_full(seed: int) -> None:
+    text = draw_full(make_odd(random.Random(seed)), 80)
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--full"], ["--full", "--json", "-"]])
+def test_the_command_draws_the_whole_report_where_it_is_asked_for(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diagnosis = make_decode_bound()
+    monkeypatch.setattr("feedrate.doctor.examine.examine", lambda *_, **__: diagnosis)
+    monkeypatch.setenv("COLUMNS", "100")
+    main(["doctor", *arguments, "--", "true"])
+    out, err = capsys.readouterr()
+    shown = err if "--json" in arguments else out
+    assert (draw_full(diagnosis, 100) in shown) == bool(arguments)
+    assert out.startswith("{") == ("--json" in arguments)
