@@ -2,19 +2,22 @@
 #include "pool.h"
 
 #include <csignal>
+#include <initializer_list>
 #include <system_error>
 
 namespace feedrate {
 
 namespace {
 
-// Signals belong to the interpreter's threads: Python handles them in its main thread.
+// Signals belong to the interpreter's threads: Python handles them in its main thread. Not so those that a thread causes itself: blocked,
+// they would end the process before faulthandler could say where.
 class SignalsBlocked {
 public:
     SignalsBlocked() {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before_);
+        sigset_t blocked;
+        sigfillset(&blocked);
+        for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&blocked, fault);
+        pthread_sigmask(SIG_SETMASK, &blocked, &before_);
     }
     ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
