@@ -136,7 +136,6 @@ class AsyncLine:
     def close(self) -> None:
         # The session ends with the file system object: fsspec's finaliser closes it.
         self._is_closed = True
-        self._fs = None
 
 
 class ThreadLine:
@@ -165,6 +164,8 @@ class ThreadLine:
                 self._threads.append(thread)
                 thread.start()
         self._asked.put((future, file, offset, Received(length, version)))
+        if self._closing.is_set():  # since: nobody may be left to answer
+            future.cancel()
         return future
 
     def _run(self) -> None:
