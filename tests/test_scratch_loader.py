@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,21 @@ def test_a_copy_that_was_interrupted_is_gone_on_with(
     assert {p.name: p.read_bytes() for p in copy.data.iterdir()} == {
         p.name: p.read_bytes() for p in served_pack.iterdir()
     }
+
+
+def test_a_process_that_ends_while_its_pack_flows_says_nothing(
+    scratch: Path, pack_server: RangeServer
+) -> None:
+    pack_server.fault = lambda path, _number: "stall" if path.endswith(".tar") else None
+    code = """if True:
+        import sys, time, feedrate
+        loader = feedrate.Loader(sys.argv[1], 4, output="numpy", scratch=sys.argv[2])
+        loader._resources.pack.let_flow()
+        while loader._resources.pack.reader.most_in_flight < 3:
+            time.sleep(0.01)"""
+    command = [sys.executable, "-c", code, f"{pack_server.url}/pack", str(scratch)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_copy_that_is_opened_by_its_path_is_held(served_pack: Path, scratch: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import struct
 import tarfile
 import zipfile
@@ -177,12 +178,36 @@ def test_a_damaged_compressed_tar_is_refused(tmp_path: Path) -> None:
     assert "cannot be decompressed" in refused(source)
 
 
-def test_a_bomb_of_a_compressed_tar_is_refused_before_it_is_unpacked(
+@pytest.mark.parametrize("kind", ["w:gz", "w:bz2", "w:xz"])
+def test_a_bomb_of_a_compressed_tar_is_refused_as_that_of_a_zip_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("feedrate.source.zip.BOMB_MEMBER_BYTES", 1_000_000)
+    source = write_tar(tmp_path / f"d.tar.{kind[2:]}", {"x.jpg": bytes(10_000_000)}, kind)
+    assert "'x.jpg' would unpack to 10.0 MB, " in refused(source)
+    assert "times its size: refused as a zip bomb" in refused(source)
+
+
+def test_a_bomb_in_the_middle_of_a_compressed_tar_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.source.archives._BOMB_BYTES", 100_000)
-    source = write_tar(tmp_path / "d.tar.gz", {"x.jpg": bytes(10_000_000)}, "w:gz")
-    assert "with 'x.jpg' it would unpack to more than" in refused(source)
+    """The archive as a whole shrinks no more than others do: one member does."""
+    monkeypatch.setattr("feedrate.source.zip.BOMB_MEMBER_BYTES", 1_000_000)
+    noise = {f"{n}.jpg": os.urandom(500_000) for n in range(2)}
+    files = {"0.jpg": noise["0.jpg"], "x.jpg": bytes(60_000_000), "1.jpg": noise["1.jpg"]}
+    source = write_tar(tmp_path / "d.tar.gz", files, "w:gz")
+    assert "'x.jpg' would unpack to 60.0 MB, over 100 times its size: refused as a zip bomb" in refused(
+        source
+    )
+
+
+def test_a_compressed_tar_that_is_a_bomb_as_a_whole_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedrate.source.zip.BOMB_TOTAL_BYTES", 1_000_000)
+    source = write_tar(tmp_path / "d.tar.gz", {f"{n}.jpg": bytes(500_000) for n in range(10)}, "w:gz")
+    assert "times its size: refused as a zip bomb" in refused(source)
+    assert "would unpack to more than" in refused(source)
 
 
 def patch_zip(path: Path, offset: int, form: str, value: int, *, local: bool = False) -> Path:
@@ -236,7 +261,7 @@ def test_a_wrong_checksum_in_a_zip_is_found(tmp_path: Path) -> None:
 
 
 def test_zip_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedrate.source.zip._BOMB_MEMBER_BYTES", 1_000_000)
+    monkeypatch.setattr("feedrate.source.zip.BOMB_MEMBER_BYTES", 1_000_000)
     source = write_zip(tmp_path / "d.zip", {"x.jpg": bytes(10_000_000)})
     assert "'x.jpg' would unpack to 10" in refused(source)
     assert "times its size: refused as a zip bomb" in refused(source)

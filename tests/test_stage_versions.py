@@ -95,6 +95,12 @@ def test_a_small_remote_file_that_comes_in_one_answer_is_read_once(
     assert [asked for asked in plain_server.asked if asked[1]] == [("/y.bin", "bytes=0-4")]
 
 
+def test_a_small_file_comes_from_a_server_without_ranges(plain_server: RangeServer, scratch: Path) -> None:
+    plain_server.ranges = False
+    (plain_server.folder / "y.bin").write_bytes(b"small")
+    assert Path(stage(f"{plain_server.url}/y.bin", scratch).path).read_bytes() == b"small"
+
+
 def test_files_of_a_store_that_tells_times_are_of_one_version(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

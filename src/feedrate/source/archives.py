@@ -27,7 +27,8 @@ from feedrate.store.place import Place, PlacedFile
 from feedrate.units import format_bytes, format_count
 
 _SUFFIXES = (b".tar.gz", b".tgz", b".tar.bz2", b".tbz2", b".tar.xz", b".txz", b".tar", b".zip")
-_BOMB_RATIO, _BOMB_BYTES = 100, 10_000_000_000
+# What a decompressor may have read ahead.
+_AHEAD_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +86,14 @@ class Archive:
 
     def _read_compressed(self, *, with_values: bool) -> Iterator[Member]:
         with self.place.open(self.file.path) as packed:
-            stream = _decompress(packed)
+            stream = _Unpacking(packed, self.address)
             try:
-                for one in tar.read_members(stream, self.address):
-                    if one.offset + one.size_bytes > max(_BOMB_BYTES, _BOMB_RATIO * self.file.size_bytes):
-                        raise SourceError(
-                            f"{self.address}: with '{printable(one.name)}' it would unpack to more than "
-                            f"{format_bytes(one.offset)}, over {_BOMB_RATIO} times its size: refused"
-                        )
+                for one in tar.read_members(cast(BinaryIO, stream), self.address):
+                    zips.refuse_bomb(self.address, one.offset + one.size_bytes, self.file.size_bytes)
+                    stream.begin(one, self.file.size_bytes)
                     value: Stored | Held = Stored(self.top + one.name, one.size_bytes, self.file.path)
                     if with_values and not is_hidden(one.name) and isinstance(value, Stored):
-                        value = self._copy(stream, value)
+                        value = self._copy(cast(BinaryIO, stream), value)
                     yield Member(one.name, value)
             except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
                 if isinstance(error, FeedrateError):
@@ -211,6 +209,39 @@ class ArchiveReader(SpooledReader):
                 hint="unpack it, and pack the folder: it becomes one pack with its split",
             )
         return depth
+
+
+class _Unpacking:
+    """A compressed tar as it comes out: ends in an error when a member grows as those of bombs do."""
+
+    def __init__(self, packed: BinaryIO, address: str) -> None:
+        self._packed, self._stream, self._address = packed, _decompress(packed), address
+        self._member: tar.TarMember | None = None
+        self._began_bytes = self._began_packed_bytes = 0
+
+    def begin(self, member: tar.TarMember, archive_bytes: int) -> None:
+        """A member comes next: of more than the whole archive could hold, nothing is unpacked."""
+        words = zips.describe_bomb(member.size_bytes, archive_bytes)
+        if words is not None:
+            raise SourceError(f"{self._address}: '{printable(member.name)}' {words}")
+        self._member = member if member.size_bytes > zips.BOMB_MEMBER_BYTES else None
+        self._began_bytes, self._began_packed_bytes = self._stream.tell(), self._packed.tell()
+
+    def read(self, size_bytes: int) -> bytes:
+        data = self._stream.read(size_bytes)
+        if self._member is not None:
+            came_bytes = self._stream.tell() - self._began_bytes
+            packed_bytes = self._packed.tell() - self._began_packed_bytes + _AHEAD_BYTES
+            if zips.describe_bomb(came_bytes, packed_bytes) is not None:
+                raise SourceError(
+                    f"{self._address}: '{printable(self._member.name)}' would unpack to "
+                    f"{format_bytes(self._member.size_bytes)}, over {zips.BOMB_RATIO} times its size: "
+                    "refused as a zip bomb"
+                )
+        return data
+
+    def tell(self) -> int:
+        return self._stream.tell()
 
 
 def _decompress(packed: BinaryIO) -> BinaryIO:

@@ -22,8 +22,8 @@ from feedrate.units import format_bytes
 
 STORED, DEFLATED = 0, 8
 # Of a single member, and of the whole: photographs hardly shrink, texts and masks rarely more than this.
-_BOMB_RATIO = 100
-_BOMB_MEMBER_BYTES, _BOMB_TOTAL_BYTES = 256_000_000, 10_000_000_000
+BOMB_RATIO = 100
+BOMB_MEMBER_BYTES, BOMB_TOTAL_BYTES = 256_000_000, 10_000_000_000
 _DEFLATE_RATIO = 1032  # more is impossible
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
@@ -90,11 +90,7 @@ def read_members(stream: BinaryIO, archive: str, size_bytes: int) -> Iterator[Zi
         _check_entry(member, archive, directory.offset)
         if packed > size_bytes:
             raise SourceError(f"{archive}: its members overlap, as in a zip bomb: refused")
-        if unpacked > _BOMB_TOTAL_BYTES and unpacked > _BOMB_RATIO * size_bytes:
-            raise SourceError(
-                f"{archive} would unpack to more than {format_bytes(unpacked)}, "
-                f"{unpacked // size_bytes:,} times its size: refused as a zip bomb"
-            )
+        refuse_bomb(archive, unpacked, size_bytes)
         if not member.name.endswith(b"/"):
             yield member if name == member.name else dataclasses.replace(member, name=name)
     if position != end:
@@ -260,10 +256,24 @@ def _problem(member: ZipMember, directory_offset: int) -> tuple[str | None, str 
     largest = packed_bytes * (_DEFLATE_RATIO if member.method == DEFLATED else 1) + 64
     if size_bytes > largest or (member.method == STORED and size_bytes != packed_bytes):
         return f"declares {size_bytes:,} bytes in {packed_bytes:,}, which cannot be: refused", None
-    if size_bytes > _BOMB_MEMBER_BYTES and size_bytes > _BOMB_RATIO * packed_bytes:
-        times = f"{size_bytes // max(1, packed_bytes):,} times its size"
-        return f"would unpack to {format_bytes(size_bytes)}, {times}: refused as a zip bomb", None
-    return None, None
+    return describe_bomb(size_bytes, packed_bytes), None
+
+
+def describe_bomb(size_bytes: int, packed_bytes: int) -> str | None:
+    """Return why a member of an archive is refused, in words behind its name; None: it is no bomb."""
+    if size_bytes <= BOMB_MEMBER_BYTES or size_bytes <= BOMB_RATIO * packed_bytes:
+        return None
+    times = f"{size_bytes // max(1, packed_bytes):,} times its size"
+    return f"would unpack to {format_bytes(size_bytes)}, {times}: refused as a zip bomb"
+
+
+def refuse_bomb(archive: str, unpacked_bytes: int, packed_bytes: int) -> None:
+    """Refuse an archive that unpacks to this, and maybe more."""
+    if unpacked_bytes > BOMB_TOTAL_BYTES and unpacked_bytes > BOMB_RATIO * packed_bytes:
+        raise SourceError(
+            f"{archive} would unpack to more than {format_bytes(unpacked_bytes)}, "
+            f"{unpacked_bytes // packed_bytes:,} times its size: refused as a zip bomb"
+        )
 
 
 def _long_sizes(extra: bytes, short: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 from feedrate.errors import SourceError, StorageError
 from feedrate.store.patience import Attempts, Patience, Trouble
-from feedrate.store.place import Place, explain, is_url
+from feedrate.store.place import Place, WholeFile, explain, is_url
 from feedrate.store.readers import (
     SFTP_CONNECTIONS,
     Received,
     Renewed,
     is_sftp,
     open_reader,
-    refuse_whole_file,
 )
 from feedrate.store.versions import FileVersion
 from feedrate.units import format_seconds
@@ -135,7 +134,7 @@ class Fetcher:
         """Ask for a block once."""
         self._reader(file.place).read(file.source, offset, received)
         if received.size_bytes > received.length:
-            refuse_whole_file(file.address)
+            raise WholeFile(file.address)
         if received.size_bytes < received.length:
             self._reader(file.place).close()
             # Of a disk that is the truth; a connection may have been cut.

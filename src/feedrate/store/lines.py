@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from feedrate.store.patience import Attempts, EndsEarly, Refused, Trouble
-from feedrate.store.place import Place
+from feedrate.store.place import Place, WholeFile
 from feedrate.store.readers import (
     SFTP_CONNECTIONS,
     LocalReader,
@@ -25,7 +25,6 @@ from feedrate.store.readers import (
     SftpReader,
     is_sftp,
     read_async,
-    refuse_whole_file,
 )
 from feedrate.store.versions import FileVersion
 
@@ -90,7 +89,7 @@ def check(place: Place, file: bytes, offset: int, received: Received) -> bytes:
     if received.size_bytes == received.length:
         return received.join()
     if received.size_bytes > received.length:
-        refuse_whole_file(place.address(file))
+        raise WholeFile(place.address(file))
     stop = offset + received.size_bytes
     received.clear()
     raise EndsEarly(
@@ -137,7 +136,6 @@ class AsyncLine:
     def close(self) -> None:
         # The session ends with the file system object: fsspec's finaliser closes it.
         self._is_closed = True
-        self._fs = None
 
 
 class ThreadLine:
@@ -166,6 +164,8 @@ class ThreadLine:
                 self._threads.append(thread)
                 thread.start()
         self._asked.put((future, file, offset, Received(length, version)))
+        if self._closing.is_set():  # since: nobody may be left to answer
+            future.cancel()
         return future
 
     def _run(self) -> None:

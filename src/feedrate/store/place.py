@@ -36,6 +36,17 @@ def is_address(file: str) -> bool:
     return "://" in file
 
 
+class WholeFile(SourceError):
+    """A server without byte ranges."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"the server of {address} sends whole files instead of the bytes asked for",
+            hint="its files cannot be read in part: download them, or use a server with byte ranges, as nginx"
+            " and Apache have them",
+        )
+
+
 class Place:
     """Files below a folder or a URL. Cheap to make; connects when something is asked of it.
 
@@ -109,7 +120,10 @@ class Place:
             return b""
         fs, path_text = self.connect(file)
         with explained(self.address(file)):
-            return bytes(fs.cat_file(path_text, start=offset, end=offset + size_bytes))
+            data = bytes(fs.cat_file(path_text, start=offset, end=offset + size_bytes))
+        if len(data) > size_bytes:
+            raise WholeFile(self.address(file))
+        return data
 
     def read_whole(self, file: bytes) -> bytes:
         """Read a small file."""

@@ -6,6 +6,8 @@ How a storage is asked is lines.py's business.
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -70,7 +72,7 @@ class RangeReader:
         self._lock = threading.Lock()
         self._line: Line | None = None
         self._open: set[Future[bytes]] = set()
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
         self.requests = 0
         self.bytes_read = 0
         self.most_in_flight = 0
@@ -90,6 +92,8 @@ class RangeReader:
                 from feedrate.store.lines import open_line  # asyncio takes a while to import
 
                 self._line = open_line(self.place, self._in_flight, self.trouble)
+                # Before fsspec closes its sessions at exit: requests would find these closed, and say so.
+                atexit.register(self._close_at_exit)
             line = self._line
             self.requests += 1
         future = line.ask(piece.file, piece.offset, piece.length, version)
@@ -105,8 +109,13 @@ class RangeReader:
             if not future.cancelled() and future.exception() is None:
                 self.bytes_read += len(future.result())
 
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._process:
+            self.close()
+
     def close(self) -> None:
         """Give up what is on its way, and the connections. May be called twice."""
+        atexit.unregister(self._close_at_exit)
         with self._lock:
             self._closed = True
             line, self._line = self._line, None

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, UsageError
+from feedrate.format.keys import printable
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, parse_manifest
 from feedrate.format.pack import refuse_change
 from feedrate.store.bringing import find_patiently
@@ -113,6 +114,7 @@ def check_addresses(pack: str, manifest: Manifest, allowed: str | Sequence[str] 
         UsageError: what is allowed is no address.
     """
     allowed = read_addresses(allowed)
+    pack = pack.removeprefix("file://").removeprefix("local://")
     is_remote = is_url(pack)
     folders = {folder for shard in manifest.shards for folder in (shard.folder, shard.index.folder)}
     folders |= {part.folder for part in manifest.parts}
@@ -134,7 +136,8 @@ def check_addresses(pack: str, manifest: Manifest, allowed: str | Sequence[str] 
     else:
         why = _find_distrust(pack, named)
     if named and why:
-        hosts = sorted({"{}://{}".format(*_split_address(folder)) for folder in named})
+        found = {"{}://{}".format(*_split_address(folder)) for folder in named}
+        hosts = sorted(printable(os.fsencode(host)) for host in found)
         options = " ".join(f"--allow-address {typed(host)}" for host in hosts)
         listed = ", ".join(f'"{host}"' for host in hosts)
         mend = f", or chmod go-w {typed(pack)} {typed(os.path.join(pack, FILE_NAME))}"

@@ -10,11 +10,11 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from feedrate import kernel
-from feedrate.errors import SourceError, StorageError
-from feedrate.store.place import Place, find_version
+from feedrate.errors import StorageError
+from feedrate.store.place import Place, WholeFile, find_version
 from feedrate.store.versions import FileVersion
 
 # OpenSSH lets in 10 connections at a time that have not said who they are.
@@ -208,7 +208,7 @@ async def read_async(fs: Any, path: str, offset: int, received: Received, stall_
     """Ask for what is missing of a range, on fsspec's loop; from HTTP and S3 it is kept as it comes.
 
     Raises:
-        SourceError: the server sends whole files.
+        WholeFile: the server sends whole files.
     """
     start, stop = received.find_missing(offset)
     if _is_http(fs):
@@ -223,10 +223,10 @@ async def read_async(fs: Any, path: str, offset: int, received: Received, stall_
         session = await fs.set_session()
         async with session.get(fs.encode_url(path), headers=headers, **options) as answer:
             fs._raise_not_found_for_status(answer, path)
+            received.begin(answer.headers)
             length = answer.content_length or 0
             if answer.status != 206 and (start > 0 or length > stop - start):
-                refuse_whole_file(path)  # before any of it is read
-            received.begin(answer.headers)
+                raise WholeFile(path)  # before any of it is read
             await _receive(answer.content.readany, received, stall_s)
     elif _is_s3(fs):
         bucket, key, version = fs.split_path(path)
@@ -253,14 +253,6 @@ async def _receive(read: Callable[[], Awaitable[bytes]], received: Received, sta
         spent_s, came_bytes = time.monotonic() - began, received.size_bytes - before_bytes
         if spent_s > stall_s and came_bytes < spent_s * SLOWEST_BYTES_PER_S:
             raise TimeoutError(f"{came_bytes:,} bytes came in {spent_s:.0f} s")
-
-
-def refuse_whole_file(address: str) -> NoReturn:
-    raise SourceError(
-        f"the server of {address} sends whole files instead of the bytes asked for",
-        hint="its files cannot be read in part: download them, or use a server with byte ranges, as nginx"
-        " and Apache have them",
-    )
 
 
 class SftpReader:

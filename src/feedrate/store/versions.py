@@ -7,13 +7,14 @@ tells none, one answer is one version; what came in several is read twice.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from feedrate import kernel
 from feedrate.errors import StorageError
-from feedrate.store.place import find_mtime_ns, find_version
+from feedrate.store.place import WholeFile, find_mtime_ns, find_version
 
 _CHUNK_BYTES = 4 << 20
 
@@ -66,7 +67,9 @@ class FileVersion:
         if not span:
             return
         if self._version is not None or not self._answers:
-            read(span.start, 1)
+            # A server without ranges refuses it, but has told its version by then.
+            with contextlib.suppress(WholeFile):
+                read(span.start, 1)
         elif self._answers > 1:
             again = 0
             for offset in range(span.start, span.stop, _CHUNK_BYTES):
