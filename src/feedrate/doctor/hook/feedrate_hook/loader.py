@@ -57,7 +57,11 @@ def _waited(original: Any) -> Any:
 
 def _indexed(original: Any) -> Any:
     def _next_index(self: Any) -> Any:
-        index = original(self)
+        if session.scope is None:
+            index = original(self)
+        else:
+            with session.scope.lent():
+                index = original(self)
         try:
             if not session.is_worker and not here.is_fetching:
                 loaders.note_index(self, index)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import stat
@@ -11,6 +12,9 @@ from typing import Any
 
 WRITING_MODES = frozenset("wax+")
 COPIED_BYTES = 64 << 20
+# Mapped for writing by every reader of an LMDB: it holds no data.
+HARMLESS_MAPPINGS = ("lock.mdb", "-lock")
+MAP_PRIVATE, MAP_FIXED, MAP_NORESERVE = 0x02, 0x10, 0x4000
 
 
 def guard_opens(scope: Any, real_open: Any, real_os_open: Any) -> tuple[Any, Any]:
@@ -107,3 +111,64 @@ def forgiving(scope: Any, real: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return guarded
+
+
+class Mapping:
+    """A file that is mapped shared and writable: a stretch of memory, and where it begins in the file."""
+
+    def __init__(self, path: str, start: int, end: int, offset: int, protection: int, file: tuple[int, int]):
+        self.path = path
+        self._start, self._end, self._offset = start, end, offset
+        self._protection = protection
+        self._file = file  # device and inode
+
+    def can_be_private(self) -> bool:
+        """Where all memory must be reserved, a mapping could be lost by the attempt."""
+        try:
+            with open("/proc/sys/vm/overcommit_memory", encoding="ascii") as setting:
+                if setting.read().strip() == "2":
+                    return False
+            os.close(self._open())
+        except OSError:
+            return False
+        return True
+
+    def make_private(self) -> None:
+        """From now on each page that is written to is a copy, at the same address."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+        )  # fmt: skip
+        descriptor = self._open()
+        flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
+        size = self._end - self._start
+        made = libc.mmap(self._start, size, self._protection, flags, descriptor, self._offset)
+        os.close(descriptor)
+        if made != self._start:
+            raise OSError(ctypes.get_errno(), "cannot be mapped privately", self.path)
+
+    def _open(self) -> int:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(descriptor)
+        if (found.st_dev, found.st_ino) != self._file:
+            os.close(descriptor)
+            raise OSError(f"{self.path} is another file by now")
+        return descriptor
+
+
+def writable_mappings() -> list[Mapping]:
+    """Files that are mapped shared and writable."""
+    found = []
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.rstrip("\n").split(None, 5)
+            if len(fields) == 6 and fields[1][1] == "w" and fields[1][3] == "s" and fields[5].startswith("/"):
+                addresses, permissions, offset, device, inode, path = fields
+                if not path.endswith((" (deleted)", *HARMLESS_MAPPINGS)) and os.path.isfile(path):
+                    start, end = (int(word, 16) for word in addresses.split("-"))
+                    protection = sum(1 << n for n, letter in enumerate("rwx") if permissions[n] == letter)
+                    major, minor = (int(word, 16) for word in device.split(":"))
+                    place = os.makedev(major, minor), int(inode)
+                    found.append(Mapping(path, start, end, int(offset, 16), protection, place))
+    return found
