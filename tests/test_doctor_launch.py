@@ -276,7 +276,7 @@ def test_an_interrupt_ends_the_command_and_the_doctor_goes_on_to_its_report() ->
 
 def test_a_child_of_a_killed_command_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_GRACE_S", 0.05)
-    observed = run(LEAVING, tmp_path / "child", "daemon", "kill")
+    observed = run(LEAVING, tmp_path / "child", "child", "kill")
     assert observed.signal == signal.SIGKILL
     child = int((tmp_path / "child").read_text())
     assert read_stat(child) is None or read_stat(child).state == "Z"  # type: ignore[union-attr]
@@ -293,16 +293,31 @@ def test_a_child_that_a_command_forgot_is_ended(tmp_path: Path, monkeypatch: pyt
     assert said[-1] == "ended 1 process that the command left behind"
 
 
-def test_a_daemon_that_a_command_left_running_on_purpose_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["end", "kill", "experiments"])
+def test_a_daemon_goes_on_however_the_command_that_left_it_running_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(launch, "_GRACE_S", 0.05)
-    run(LEAVING, tmp_path / "child", "daemon", "end")
+    fact = {"kind": "end", "how": "experiments", "t_ns": 1, "exit": None}
+    write = f"open(os.environ['FEEDRATE_DOCTOR'] + '/1-1.facts', 'w').write({json.dumps(fact)!r})"
+    code = LEAVING.replace("os._exit(0)", f"sys.argv[3] == 'experiments' and {write}; os._exit(0)")
+    observed = run(code, tmp_path / "child", "daemon", how)
+    assert observed.ended_by_doctor == (how == "experiments")
     pid = int((tmp_path / "child").read_text())
     stat = read_stat(pid)
     assert stat is not None
     assert stat.state not in ("Z", "X")
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_rank_in_a_session_of_its_own_is_ended_with_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE_S", 0.05)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # what its child has of a launcher
+    run(LEAVING, tmp_path / "child", "daemon", "kill")
+    child = read_stat(int((tmp_path / "child").read_text()))
+    assert child is None or child.state == "Z"
 
 
 @pytest.mark.parametrize("target", ["doctor", "group"])

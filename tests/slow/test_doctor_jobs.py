@@ -150,7 +150,7 @@ def test_torchrun_ranks_are_seen_and_ended_after_the_experiments(folder: Path) -
         doctor("--steps", "24", "--json", "report.json", "--", *command, "train.py"),
         cwd=folder, env=environment_of(folder), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     document = json.loads((folder / "report.json").read_text())
     assert document["run"]["ranks"] == 2
     assert document["run"]["mode"] == "experiments"
@@ -170,7 +170,7 @@ def test_srun_on_two_nodes_is_watched_from_outside(folder: Path, cluster: dict[s
         env={**environment_of(folder), "SLURM_CONF": cluster["SLURM_CONF"]}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     document = json.loads((folder / "report.json").read_text())
     assert document["run"]["ranks"] == 2
     assert list_leftovers(folder) == []

@@ -5,7 +5,8 @@ Watches the command for about 110 steps, then makes experiments inside it for so
 without training, training on batches that are already there. From then on the run's weights are
 spoilt: nothing more of it is written, and it is ended. With --passive it only watches, to the end.
 
-The command's output, exit code and signals pass through; the verdict follows its output.
+The command's output, exit code and signals pass through; the verdict follows its output. When it was
+ended for the experiments, the exit code is 3; with --check or --verify, 0 or 1.
 
   feedrate doctor -- python train.py --epochs 1
   feedrate doctor --html report.html -- torchrun --nproc-per-node 2 train.py

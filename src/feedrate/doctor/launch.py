@@ -21,7 +21,7 @@ from pathlib import Path
 from feedrate.doctor.command import check_command, find_hook_folder, needs_shared_folder
 from feedrate.doctor.companion import Child, Companion, Signals
 from feedrate.doctor.facts import read_facts, read_samples
-from feedrate.doctor.leftovers import end_members, remove_folder, remove_shared_memory
+from feedrate.doctor.leftovers import end_members, find_sessions, remove_folder, remove_shared_memory
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.tree import ENVIRONMENT
 from feedrate.errors import StorageError
@@ -66,7 +66,8 @@ def run_command(
 ) -> Iterator[Observed]:
     """Run a command to its end; its run folder can be read inside the `with` and is gone after it.
 
-    No process that belongs to the command outlives the call, however it ends.
+    No process that belongs to the command outlives the call, however it ends. Daemons, which made a session
+    of their own, do.
 
     Raises:
         UsageError, NotFound: it cannot be run, see `check_command`.
@@ -85,7 +86,7 @@ def run_command(
     finally:
         known = _read_members(run)
         if observed is None:
-            end_members(run, known, grace_s=0.0)
+            end_members(run, known, grace_s=0.0, sessions=find_sessions(run, os.getsid(0)))
         names = [name for sample in read_samples(run) for name in sample.get("shared_names") or ()]
         remove_shared_memory(run, known, names)
         remove_folder(run)
@@ -115,12 +116,13 @@ def _run(
         why = ": the experiments are done, nothing more of it was written" if ended_by_doctor else ""
         watch(f"the command ended after {format_seconds(seconds)}{why}")
         by_itself = child.signal is None and not ended_by_doctor and not signals.seen
+        own = os.getsid(0)
         left = end_members(
             run,
             _read_members(run),
             grace_s=_GRACE_AFTER_EXPERIMENTS_S if ended_by_doctor else _GRACE_S,
-            # What a command that ended well left running in a session of its own is a daemon.
-            spare_sessions=frozenset({os.getsid(0)}) if by_itself else None,
+            # What a command that ended well left in a session of its own is a daemon, even one that trains.
+            sessions={own} if by_itself else find_sessions(run, own),
         )
         if left:
             watch(f"ended {format_count(left, 'process', 'processes')} that the command left behind")

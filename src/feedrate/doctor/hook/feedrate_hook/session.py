@@ -166,6 +166,7 @@ class Session:
             world_size=world_size or _number(environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS"))),
             node=environment.get("SLURMD_NODENAME") or os.uname().nodename,
             cwd=_folder(),
+            session=os.getsid(0),
         )
 
     def _place_in_group(self) -> tuple[int | None, int | None]:
