@@ -91,6 +91,9 @@ def test_options_reach_the_examination(examination: Examination, tmp_path: Path)
     assert run("--steps", 30, "--seconds", 5.5, "--scratch", tmp_path, "--", "true") == 0
     options = examination.options
     assert (options.steps, options.seconds, options.scratch) == (30, 5.5, tmp_path)
+    assert options.ends_standstill
+    assert run("--", "true") == 0
+    assert (examination.options.seconds, examination.options.ends_standstill) == (45.0, False)
 
 
 def test_it_says_what_it_will_do_and_that_the_run_is_spoilt(

@@ -42,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--passive", action="store_true", help="watch the whole run, change nothing, make no experiments"
     )
     parser.add_argument(
-        "--seconds", type=number, metavar="S", default=seconds,
-        help=f"see the steps for at most so long, once there are 20 (default: {seconds:g})",
+        "--seconds", type=number, metavar="S",
+        help=f"see the steps for at most so long, once there are 20 (default: {seconds:g}); when given, a "
+        "command that does nothing for so long is ended",
     )  # fmt: skip
     parser.add_argument(
         "--scratch",
@@ -82,7 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.doctor.options import DoctorOptions
 
     command = read_command(arguments.command)
-    options = DoctorOptions(arguments.steps, arguments.passive, arguments.seconds, arguments.scratch)
+    seconds = DoctorOptions().seconds if arguments.seconds is None else arguments.seconds
+    options = DoctorOptions(
+        arguments.steps,
+        arguments.passive,
+        seconds,
+        arguments.scratch,
+        ends_standstill=arguments.seconds is not None,
+    )
     check_command(command)
     check_json_target(arguments)
     for target in (arguments.html, arguments.trace):
