@@ -10,13 +10,11 @@ from .describe import tensors_of
 from .loaders import loaders
 from .parts import here
 from .session import session
-from .tracebacks import watch
 from .wrapping import install
 
 
 def _made_by(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        watch()
         original(self, *args, **kwargs)
         try:
             loaders.note_made(self)
