@@ -306,3 +306,31 @@ def test_a_daemon_thread_that_saves_is_waited_for(tmp_path: Path) -> None:
     )
     assert run.tree("out") == {"last.pt": bytes(200_000)}
     assert layout.REPLAY_HALF_BATCH in run.phases()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_large_file_that_is_open_for_writing_is_read_as_it_is(tmp_path: Path, workers: int) -> None:
+    run = run_script(
+        tmp_path,
+        f"""
+        with open("large.bin", "wb") as file:
+            file.truncate(70 << 20)
+            file.seek(69 << 20)
+            file.write(bytes([7]) * 400)
+
+        class Stored(Numbers):
+            def __init__(self):
+                self.file = open("large.bin", "r+b", buffering=0)
+            def __getitem__(self, index):
+                assert os.pread(self.file.fileno(), 1, (69 << 20) + index) == bytes([7])
+                with open("large.bin", "r+b") as again:
+                    again.seek((69 << 20) + index)
+                    assert again.read(1) == bytes([7])
+                return super().__getitem__(index)
+
+        for x, y in DataLoader(Stored(), batch_size=BATCH, num_workers={workers}):
+            train(x, y)
+        """,
+    )
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+    assert run.of("trouble") == []

@@ -21,6 +21,8 @@ from . import ending, guard, savers
 WAIT_S = 60.0
 QUIET_S = 0.5  # without any progress: nobody writes
 LOOK_EVERY_S = 0.05
+# Less in that time is no work: servers and monitors wake up now and then to look whether there is some.
+LEAST_TICKS, LEAST_BYTES = 3, 1024
 # Modules and functions in which a thread waits for others to give it work.
 PARKED_IN = {
     "threading": ("wait", "join", "_wait_for_tstate_lock"),
@@ -130,24 +132,20 @@ def other_processes() -> list[int]:
 
 
 def describe(pid: int) -> tuple[str, Any]:
-    """A process's name, and how far it has come; None where it waits for a disk."""
+    """A process's name, and how far it has come; None while it runs or waits for a disk."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             name = file.read().strip()
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            written = next((int(line.split()[1]) for line in file if line.startswith("wchar")), 0)
     except OSError:
         return "", 0
-    written = ""
-    try:
-        with open(f"/proc/{pid}/io", encoding="ascii") as file:
-            written = next((line for line in file if line.startswith("wchar")), "")
-    except OSError:
-        pass
     used = spent(f"/proc/{pid}/stat")
-    return name, None if used is None else (used, written)
+    return name, None if used is None else (used, written // LEAST_BYTES)
 
 
 def spent(path: str) -> Any:
-    """The processor time of a thread or process; None where it runs or waits for a disk at this moment."""
+    """The processor time of a thread or process; None while it runs or waits for a disk."""
     try:
         with open(path, "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -155,13 +153,4 @@ def spent(path: str) -> Any:
         return 0
     if fields[0] in (b"Z", b"X"):
         return 0
-    return None if fields[0] in (b"R", b"D") else (fields[11], fields[12], _run_ns(path))
-
-
-def _run_ns(path: str) -> str:
-    """In nanoseconds, where the kernel counts them: ticks are a hundredth of a second."""
-    try:
-        with open(path[: -len("stat")] + "schedstat", encoding="ascii") as file:
-            return file.read()
-    except OSError:
-        return ""
+    return None if fields[0] in (b"R", b"D") else (int(fields[11]) + int(fields[12])) // LEAST_TICKS
