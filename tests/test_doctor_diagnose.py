@@ -66,6 +66,25 @@ def test_the_step_before_the_experiments_counts_with_the_validation_in_it(tmp_pa
     assert not any("no validation" in line for line in diagnosis.run.unseen)
 
 
+def test_the_time_in_which_writers_were_waited_for_in_vain_is_no_step_and_the_reason_is_told_once(
+    tmp_path: Path,
+) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(20):
+        loop.step(wait=1)
+    loop.main.fact("watched", t_ns=loop.now)
+    loop.now += 60_000 * MS
+    for phase in range(layout.DRAIN, len(layout.PHASES)):
+        loop.main.fact("skipped", phase=phase, why="the thread saver was still at work after 60 s")
+    for _ in range(20):
+        loop.step(wait=1)
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path, mode="ended")
+    assert max(step.wall_s for step in measured.loop.steps) == pytest.approx(0.011)
+    told = [line for line in diagnosis.run.unseen if "experiments" in line]
+    assert told == ["no experiments: the thread saver was still at work after 60 s"]
+
+
 def test_workers_busy_decoding_on_full_cores_are_decode_bound(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     for _ in range(40):

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from doctor_scripts import SAVERS, Run, run_script
+from doctor_scripts import BATCH, PRELUDE, SAVERS, STEPS, Run, run_script
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.hook.feedrate_hook.guard import Guard
 
 pytest.importorskip("torch")
+HALF_BATCH = layout.REPLAY_HALF_BATCH
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,154 @@ def test_no_code_after_the_loop_can_write(tmp_path: Path) -> None:
     assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
     assert run.detail(layout.REPLAY)["cut"] is True
     assert run.of("end")[-1]["error"] == "ValueError: broken"
+
+
+# A dataset that keeps a list of what was asked of it; the second argument says when its file is opened.
+LOGGING = """
+class Logged(Numbers):
+    def __init__(self, once):
+        self.file = open("out/asked.txt", "a") if once else None
+    def __getitem__(self, index):
+        file = self.file or open("out/asked.txt", "a")
+        print(index, file=file, flush=True)
+        return super().__getitem__(index)
+"""
+
+
+def count_asked(run: Run) -> int:
+    return len((run.folder / "out" / "asked.txt").read_text().splitlines())
+
+
+@pytest.mark.parametrize(("workers", "once"), [(0, False), (2, True)])
+def test_what_a_dataset_writes_when_the_doctor_asks_it_is_held_back(
+    tmp_path: Path, workers: int, once: bool
+) -> None:
+    run = run_script(
+        tmp_path,
+        f"""
+        for x, y in DataLoader(Logged({once}), batch_size=BATCH, num_workers={workers}):
+            train(x, y)
+        """,
+        prelude=PRELUDE + LOGGING,
+        settings={"try_workers": [1]},
+    )
+    ahead = 2 * workers  # batches that the real run had asked for when it stood still
+    assert BATCH * STEPS <= count_asked(run) <= BATCH * (STEPS + ahead)
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, *[layout.TRIAL] * 2, HALF_BATCH]
+    assert run.of("end")[-1]["error"] is None
+    assert run.leftovers == ()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_look_after_a_scripts_end_writes_nothing_and_leaves_the_script_its_own_exit(
+    tmp_path: Path, workers: int
+) -> None:
+    run = run_script(
+        tmp_path,
+        f"""
+        import atexit
+        data = Logged(True)
+        atexit.register(lambda: open("out/end.txt", "w").write("the end"))
+        atexit.register(lambda: print(-1, file=data.file))
+        part = torch.utils.data.Subset(data, range(40))
+        loader = DataLoader(part, batch_size=BATCH, num_workers={workers})
+        for x, y in loader:
+            train(x, y)
+        """,
+        prelude=PRELUDE + LOGGING,
+    )
+    assert run.phases() == [layout.DRAIN, layout.AGAIN]
+    assert count_asked(run) == 41
+    assert run.tree("out")["end.txt"] == b"the end"
+    assert (run.code, run.output, run.errors, run.leftovers) == (0, "", "", ())
+
+
+def test_a_dataset_that_needs_what_it_writes_ends_the_experiments_with_a_reason(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        class Converted(Numbers):
+            def __getitem__(self, index):
+                with open(f"out/{index}.txt", "w") as file:
+                    file.write(str(index))
+                return torch.full((3,), float(open(f"out/{index}.txt").read())), index % 2
+
+        for x, y in DataLoader(Converted(), batch_size=BATCH):
+            train(x, y)
+        """,
+    )
+    reasons = {fact["phase"]: fact["why"] for fact in run.of("skipped")}
+    assert reasons[layout.DRAIN].startswith("it failed: FileNotFoundError")
+    assert run.tree("out") == run.tree("before")
+    assert run.of("end")[-1]["error"] is None
+
+
+# Writes for longer than all experiments take, a little at a time.
+SAVING = """
+import threading, time
+def save(path):
+    with open(path, "wb") as file:
+        for _ in range(100):
+            file.write(bytes(2000))
+            time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "threading.Thread(target=save, args=('out/last.pt',)).start()",
+        "multiprocessing.Process(target=save, args=('out/last.pt',)).start()",
+    ],
+    ids=["thread", "process"],
+)
+def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path, start: str) -> None:
+    run = run_script(
+        tmp_path,
+        f"""
+        import multiprocessing
+        for step, (x, y) in enumerate(make()):
+            train(x, y)
+            if step == STEPS - 1:
+                {start}
+        """,
+        prelude=PRELUDE + SAVING,
+    )
+    assert run.tree("out") == {"last.pt": bytes(200_000)}
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, HALF_BATCH]
+    assert run.leftovers == ()
+
+
+def test_a_writer_that_does_not_come_to_its_end_is_left_alone_and_there_are_no_experiments(
+    tmp_path: Path,
+) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import threading
+        ended = threading.Event()
+        def save():
+            with open("out/last.pt", "wb") as file:
+                while not ended.is_set():
+                    file.write(b"x")
+                    sum(range(100))
+                file.write(b"the end")
+        threading.Thread(target=save, name="saver").start()
+        for x, y in make():
+            train(x, y)
+        ended.set()
+        sys.exit(4)
+        """,
+        settings={"writers_seconds": 0.2},
+    )
+    assert run.code == 4
+    assert run.phases() == []
+    assert run.tree("out")["last.pt"].endswith(b"the end")
+    assert {fact["why"].split(" after")[0] for fact in run.of("skipped")} <= {
+        "the thread saver was still at work",
+        f"whoever writes {run.folder}/out/last.pt was still at work",
+    }
+    assert run.of("end")[-1]["how"] == "script"
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc")

@@ -70,6 +70,21 @@ def test_a_dataset_and_a_model_that_raise_are_printed_as_without_the_doctor(tmp_
     assert run.code == bare.returncode == 1
 
 
+@pytest.mark.parametrize("module", ["cv2", "imageio.v2"])
+def test_an_interrupt_in_the_midst_of_an_import_is_printed_as_without_the_doctor(
+    tmp_path: Path, module: str
+) -> None:
+    (tmp_path / "imageio").mkdir()
+    (tmp_path / "imageio" / "__init__.py").touch()
+    for name in ("cv2.py", "imageio/v2.py"):  # modules that have patches
+        (tmp_path / name).write_text("def load():\n    raise KeyboardInterrupt\nload()\n")
+    run = run_script(tmp_path, f"import {module}", prelude="", is_forked=False)
+    bare = run_bare(tmp_path)
+    assert run.errors == bare.stderr
+    assert "KeyboardInterrupt" in run.errors
+    assert run.code == bare.returncode
+
+
 def test_exceptions_behind_one_another_are_mended_even_in_a_circle() -> None:
     def fail() -> None:
         raise KeyError("deep")

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from feedrate.doctor import launch
+from feedrate.doctor.absence import check_seen
 from feedrate.doctor.facts import read_samples
 from feedrate.doctor.launch import Observed, run_command
 from feedrate.doctor.options import DoctorOptions
-from feedrate.errors import StorageError, UsageError
+from feedrate.errors import DoctorError, StorageError, UsageError
 from feedrate.probe.process import is_alive, read_stat
 
 # Runs the doctor's launcher on the words after it, in a process that a test can kill.
@@ -276,7 +277,7 @@ def test_an_interrupt_ends_the_command_and_the_doctor_goes_on_to_its_report() ->
 
 def test_a_child_of_a_killed_command_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_GRACE_S", 0.05)
-    observed = run(LEAVING, tmp_path / "child", "daemon", "kill")
+    observed = run(LEAVING, tmp_path / "child", "child", "kill")
     assert observed.signal == signal.SIGKILL
     child = int((tmp_path / "child").read_text())
     assert read_stat(child) is None or read_stat(child).state == "Z"  # type: ignore[union-attr]
@@ -293,16 +294,76 @@ def test_a_child_that_a_command_forgot_is_ended(tmp_path: Path, monkeypatch: pyt
     assert said[-1] == "ended 1 process that the command left behind"
 
 
-def test_a_daemon_that_a_command_left_running_on_purpose_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["end", "kill", "experiments"])
+def test_a_daemon_goes_on_however_the_command_that_left_it_running_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(launch, "_GRACE_S", 0.05)
-    run(LEAVING, tmp_path / "child", "daemon", "end")
+    fact = {"kind": "end", "how": "experiments", "t_ns": 1, "exit": None}
+    write = f"open(os.environ['FEEDRATE_DOCTOR'] + '/1-1.facts', 'w').write({json.dumps(fact)!r})"
+    code = LEAVING.replace("os._exit(0)", f"sys.argv[3] == 'experiments' and {write}; os._exit(0)")
+    observed = run(code, tmp_path / "child", "daemon", how)
+    assert observed.ended_by_doctor == (how == "experiments")
     pid = int((tmp_path / "child").read_text())
     stat = read_stat(pid)
     assert stat is not None
     assert stat.state not in ("Z", "X")
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_rank_in_a_session_of_its_own_is_ended_with_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE_S", 0.05)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # what its child has of a launcher
+    run(LEAVING, tmp_path / "child", "daemon", "kill")
+    child = read_stat(int((tmp_path / "child").read_text()))
+    assert child is None or child.state == "Z"
+
+
+def test_a_command_that_stands_still_is_ended_where_the_seconds_were_given() -> None:
+    said: list[str] = []
+    command = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+    with run_command(command, DoctorOptions(seconds=1, ends_standstill=True), watch=said.append) as observed:
+        assert (observed.exit_code, observed.signal, observed.ended_by_doctor) == (0, None, False)
+        assert str(observed.standstill).startswith("the command stood still for 1.00 s, ")
+        assert f"{observed.standstill}: it is ended (--seconds)" in said
+        with pytest.raises(DoctorError, match=r"the command stood still .*; it was ended") as caught:
+            check_seen(observed)
+    assert caught.value.exit_code == 1
+
+
+# Waits for a file; the second argument says how.
+WAITING = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01) if sys.argv[2] == "idle" else None
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [
+        (DoctorOptions(seconds=0.3), "idle"),
+        (DoctorOptions(seconds=0.3, passive=True, ends_standstill=True), "idle"),
+        (DoctorOptions(seconds=0.3, ends_standstill=True), "busy"),
+    ],
+    ids=["no seconds given", "passive", "busy"],
+)
+def test_what_a_command_is_waited_for_is_said_and_it_goes_on(
+    tmp_path: Path, options: DoctorOptions, how: str
+) -> None:
+    said: list[str] = []
+
+    def watch(text: str) -> None:
+        said.append(text)
+        (tmp_path / "go").touch()
+
+    command = [sys.executable, "-c", WAITING, str(tmp_path / "go"), how]
+    with run_command(command, options, watch=watch) as observed:
+        assert (observed.exit_code, observed.standstill) == (0, None)
+    assert said[0].startswith("no batch for ")
+    assert said[0].endswith("; Ctrl-C ends it, and what was seen is judged")
 
 
 @pytest.mark.parametrize("target", ["doctor", "group"])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from elsewhere import die_on_one
+from elsewhere import die_on_one, divide_one_by, list_semaphores, make_lock
 from feedrate.errors import AlreadyExists, FeedrateError, NotFound, StorageError
 from feedrate.pack import PackOptions, files, making, pack, packing, verify
 from feedrate.pack.workers import run_tasks
@@ -197,6 +197,25 @@ def test_read_only_target_is_a_sentence(jpeg_folder: Path, small_disk: Path) -> 
 def test_worker_that_dies_is_noticed() -> None:
     with pytest.raises(FeedrateError, match="a worker process died"):
         list(run_tasks(die_on_one, [0, 1, 2, 3], workers=2, size_bytes=0, watch=lambda *_: None))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no /proc")
+def test_workers_share_nothing_that_a_kill_would_leave_behind() -> None:
+    before = list_semaphores(0)
+    of_workers = run_tasks(list_semaphores, range(3), workers=2, size_bytes=0, watch=lambda *_: None)
+    found = [next(of_workers), list_semaphores(0) - before, *of_workers]
+    assert found == [set()] * 4
+
+
+def test_an_error_in_a_worker_comes_with_the_lines_that_raised_it() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(run_tasks(divide_one_by, [1, 0], workers=2, size_bytes=0, watch=lambda *_: None))
+    assert "in divide_one_by" in str(caught.value.__cause__)
+
+
+def test_an_answer_that_cannot_be_sent_is_told_in_words() -> None:
+    with pytest.raises(RuntimeError, match=r"a worker's answer cannot be sent: .*lock"):
+        list(run_tasks(make_lock, [0, 1], workers=2, size_bytes=0, watch=lambda *_: None))
 
 
 def test_packing_json_names_no_path_of_the_machine(unfinished: Path, jpeg_folder: Path) -> None:

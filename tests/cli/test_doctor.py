@@ -27,7 +27,7 @@ from scratches import as_stranger
 
 def make_diagnosis(**run: Any) -> Diagnosis:
     facts = RunFacts(
-        mode="experiments", exit_code=None, seconds=30.0, steps=110, warmup_steps=10, samples_per_step=32.0,
+        mode="ended", exit_code=0, seconds=30.0, steps=110, warmup_steps=10, samples_per_step=32.0,
         seconds_per_step=0.1, samples_per_s=320.0, exposed_wait_share=0.2, device="cpu", ranks=1, workers=2,
         usable_cores=2.0, unseen=(), experiments=(),
     )  # fmt: skip
@@ -91,6 +91,9 @@ def test_options_reach_the_examination(examination: Examination, tmp_path: Path)
     assert run("--steps", 30, "--seconds", 5.5, "--scratch", tmp_path, "--", "true") == 0
     options = examination.options
     assert (options.steps, options.seconds, options.scratch) == (30, 5.5, tmp_path)
+    assert options.ends_standstill
+    assert run("--", "true") == 0
+    assert (examination.options.seconds, examination.options.ends_standstill) == (45.0, False)
 
 
 def test_it_says_what_it_will_do_and_that_the_run_is_spoilt(
@@ -111,10 +114,23 @@ def test_a_passive_run_is_announced_as_one(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err.startswith("feedrate doctor: watching the whole run, changing nothing\n")
 
 
-@pytest.mark.parametrize("exit_code", [None, 0, 3, 137])
-def test_the_commands_exit_code_is_the_doctors(examination: Examination, exit_code: int | None) -> None:
-    examination.diagnosis = make_diagnosis(exit_code=exit_code)
-    assert run("--", "true") == (exit_code or 0)
+@pytest.mark.parametrize("exit_code", [0, 2, 137])
+@pytest.mark.parametrize("mode", ["ended", "passive"])
+def test_the_commands_exit_code_is_the_doctors(
+    examination: Examination, mode: str, exit_code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examination.diagnosis = make_diagnosis(mode=mode, exit_code=exit_code)
+    assert run("--", "true") == exit_code
+    assert "exit code" not in capsys.readouterr().err
+
+
+def test_a_command_that_the_doctor_ended_is_exit_code_3_so_that_nothing_goes_on_with_its_weights(
+    examination: Examination, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examination.diagnosis = make_diagnosis(mode="experiments", exit_code=None)
+    assert run("--", "true") == 3
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "feedrate doctor: exit code 3: the command was ended before its own end"
 
 
 def test_a_run_with_nothing_to_examine_is_a_sentence_and_the_commands_exit_code(
@@ -170,7 +186,7 @@ def test_the_check_is_a_limit_on_the_exposed_wait(
     examination: Examination, words: list[str], share: float, exit_code: int, word: str, limit: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    examination.diagnosis = make_diagnosis(exposed_wait_share=share)
+    examination.diagnosis = make_diagnosis(mode="experiments", exit_code=None, exposed_wait_share=share)
     assert run(*words, "--", "true") == exit_code
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"feedrate doctor: check {word}: ")
@@ -190,8 +206,10 @@ def before(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("examination")
-def test_an_earlier_document_is_compared_with(before: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_earlier_document_is_compared_with(
+    examination: Examination, before: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examination.diagnosis = make_diagnosis(mode="experiments", exit_code=None)
     assert run("--verify", before, "--", "true") == 0
     assert "640" in capsys.readouterr().out.split("verdict: it waits\n")[1]
 

@@ -212,3 +212,125 @@ def test_two_ranks_make_the_same_number_of_steps_and_end_together(tmp_path: Path
     assert [end["error"] for end in ends] == [None, None]
     assert run.tree("out") == {}
     assert run.leftovers == ()
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_dataset_and_its_workers_write_nothing_however_they_were_started(
+    tmp_path: Path, context: str
+) -> None:
+    run = run_script(
+        tmp_path,
+        f"""
+        class Logged(Numbers):
+            def __getitem__(self, index):
+                with open("out/asked.txt", "a") as file:
+                    print(index, file=file)
+                return super().__getitem__(index)
+
+        def begin(worker):
+            with open("out/begun.txt", "a") as file:
+                print(worker, file=file)
+
+        if __name__ == "__main__":
+            for x, y in DataLoader(Logged(), batch_size=BATCH, num_workers=2, worker_init_fn=begin,
+                                   multiprocessing_context={context!r}):
+                train(x, y)
+        """,
+    )
+    lines = (tmp_path / "out" / "asked.txt").read_text().splitlines()
+    assert 20 * 4 <= len(lines) <= (20 + 4) * 4
+    assert sorted((tmp_path / "out" / "begun.txt").read_text().split()) == ["0", "1"]
+    assert layout.REPLAY_HALF_BATCH in run.phases()
+    assert run.leftovers == ()
+
+
+def test_a_dataset_may_use_temporary_files_and_programs_in_the_experiments(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import subprocess, tempfile
+        class Converted(Numbers):
+            def __getitem__(self, index):
+                with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+                    print(index, file=file, flush=True)
+                    text = subprocess.run(["cat", file.name], stdout=subprocess.PIPE, check=True).stdout
+                return torch.full((3,), float(text)), index % 2
+
+        for x, y in DataLoader(Converted(), batch_size=BATCH):
+            train(x, y)
+        """,
+    )
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+    assert run.of("trouble") == []
+    assert run.leftovers == ()
+
+
+def test_a_dataset_that_writes_to_a_mapped_file_does_not_reach_it_in_the_experiments(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import numpy
+        numpy.zeros(400).tofile("out/seen.bin")
+        class Counted(Numbers):
+            def __init__(self):
+                self.seen = numpy.memmap("out/seen.bin", dtype="float64")
+            def __getitem__(self, index):
+                self.seen[index] += 1
+                return super().__getitem__(index)
+
+        for x, y in DataLoader(Counted(), batch_size=BATCH, num_workers=1):
+            train(x, y)
+        """,
+    )
+    import numpy
+
+    assert 80 <= numpy.fromfile(tmp_path / "out" / "seen.bin").sum() <= 88
+    assert layout.REPLAY_HALF_BATCH in run.phases()
+
+
+def test_a_daemon_thread_that_saves_is_waited_for(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import threading, time
+        def save():
+            with open("out/last.pt", "wb") as file:
+                for _ in range(100):
+                    file.write(bytes(2000))
+                    time.sleep(0.02)
+        for step, (x, y) in enumerate(make()):
+            train(x, y)
+            if step == STEPS - 1:
+                threading.Thread(target=save, daemon=True).start()
+        """,
+    )
+    assert run.tree("out") == {"last.pt": bytes(200_000)}
+    assert layout.REPLAY_HALF_BATCH in run.phases()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_large_file_that_is_open_for_writing_is_read_as_it_is(tmp_path: Path, workers: int) -> None:
+    run = run_script(
+        tmp_path,
+        f"""
+        with open("large.bin", "wb") as file:
+            file.truncate(70 << 20)
+            file.seek(69 << 20)
+            file.write(bytes([7]) * 400)
+
+        class Stored(Numbers):
+            def __init__(self):
+                self.file = open("large.bin", "r+b", buffering=0)
+            def __getitem__(self, index):
+                assert os.pread(self.file.fileno(), 1, (69 << 20) + index) == bytes([7])
+                with open("large.bin", "r+b") as again:
+                    again.seek((69 << 20) + index)
+                    assert again.read(1) == bytes([7])
+                return super().__getitem__(index)
+
+        for x, y in DataLoader(Stored(), batch_size=BATCH, num_workers={workers}):
+            train(x, y)
+        """,
+    )
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+    assert run.of("trouble") == []

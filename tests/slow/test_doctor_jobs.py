@@ -47,6 +47,8 @@ if __name__ == "__main__":
         optimizer.step()
         if number == 3:
             print("training", os.getpid(), flush=True)
+        while number == 40 and "HANGING" in os.environ:
+            pass
 """
 
 
@@ -150,10 +152,22 @@ def test_torchrun_ranks_are_seen_and_ended_after_the_experiments(folder: Path) -
         doctor("--steps", "24", "--json", "report.json", "--", *command, "train.py"),
         cwd=folder, env=environment_of(folder), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     document = json.loads((folder / "report.json").read_text())
     assert document["run"]["ranks"] == 2
     assert document["run"]["mode"] == "experiments"
+    assert list_leftovers(folder) == []
+
+
+def test_a_loop_that_hangs_is_judged_by_the_steps_before(folder: Path) -> None:
+    done = subprocess.run(
+        doctor("--seconds", "5", "--json", "report.json", "--", sys.executable, "train.py"),
+        cwd=folder, env=environment_of(folder, HANGING="1"), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "the command stood still for 5.00 s, waiting for the next batch after 41 steps" in done.stderr
+    run = json.loads((folder / "report.json").read_text())["run"]
+    assert (run["mode"], run["exit_code"]) == ("ended", None)
     assert list_leftovers(folder) == []
 
 
@@ -170,7 +184,7 @@ def test_srun_on_two_nodes_is_watched_from_outside(folder: Path, cluster: dict[s
         env={**environment_of(folder), "SLURM_CONF": cluster["SLURM_CONF"]}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     document = json.loads((folder / "report.json").read_text())
     assert document["run"]["ranks"] == 2
     assert list_leftovers(folder) == []

@@ -5,7 +5,8 @@ Watches the command for about 110 steps, then makes experiments inside it for so
 without training, training on batches that are already there. From then on the run's weights are
 spoilt: nothing more of it is written, and it is ended. With --passive it only watches, to the end.
 
-The command's output, exit code and signals pass through; the verdict follows its output.
+The command's output, exit code and signals pass through; the verdict follows its output. When it was
+ended for the experiments, the exit code is 3; with --check or --verify, 0 or 1.
 
   feedrate doctor -- python train.py --epochs 1
   feedrate doctor --html report.html -- torchrun --nproc-per-node 2 train.py
@@ -41,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--passive", action="store_true", help="watch the whole run, change nothing, make no experiments"
     )
     parser.add_argument(
-        "--seconds", type=number, metavar="S", default=seconds,
-        help=f"see the steps for at most so long, once there are 20 (default: {seconds:g})",
+        "--seconds", type=number, metavar="S",
+        help=f"see the steps for at most so long, once there are 20 (default: {seconds:g}); when given, a "
+        "command that does nothing for so long is ended",
     )  # fmt: skip
     parser.add_argument(
         "--scratch",
@@ -82,7 +84,14 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.doctor.options import DoctorOptions
 
     command = read_command(arguments.command)
-    options = DoctorOptions(arguments.steps, arguments.passive, arguments.seconds, arguments.scratch)
+    seconds = DoctorOptions().seconds if arguments.seconds is None else arguments.seconds
+    options = DoctorOptions(
+        arguments.steps,
+        arguments.passive,
+        seconds,
+        arguments.scratch,
+        ends_standstill=arguments.seconds is not None,
+    )
     check_command(command)
     check_json_target(arguments)
     for target in (arguments.html, arguments.trace):

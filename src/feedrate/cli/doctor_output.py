@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_EXPOSED_WAIT = 0.05
 _NARROWEST, _WIDEST = 60, 120  # columns: longer lines are hard to read
+ENDED_EARLY = 3  # the exit code of a run that the doctor ended
 
 
 def talk(text: str) -> None:
@@ -25,7 +26,11 @@ def talk(text: str) -> None:
 
 
 def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any] | None) -> int:
-    """Write what was asked for; return the exit code: the command's own, or 1 where a check says no."""
+    """Write what was asked for; return the exit code.
+
+    The command's own, or 1 where a check says no. Where the doctor ended the command and no check was asked
+    for, ENDED_EARLY: what comes after a training in a script must not go on with half of one.
+    """
     from feedrate.report.document import dump_document
 
     if arguments.full:
@@ -53,7 +58,15 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: di
 
         write_text(arguments.trace, draw_trace(diagnosis))
         talk(f"wrote {arguments.trace}")
+    if diagnosis.run.exit_code is None and not is_check(arguments):
+        talk(f"exit code {ENDED_EARLY}: the command was ended before its own end")
+        return ENDED_EARLY
     return (diagnosis.run.exit_code or 0) or (0 if passed else 1)
+
+
+def is_check(arguments: argparse.Namespace) -> bool:
+    """Return whether the exit code is the answer to a question of the user's."""
+    return bool(arguments.check or arguments.verify) or arguments.max_exposed_wait is not None
 
 
 def check_wait(arguments: argparse.Namespace, diagnosis: Diagnosis) -> bool:

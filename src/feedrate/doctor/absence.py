@@ -42,6 +42,8 @@ def check_seen(observed: Observed) -> None:
 
 
 def _explain(observed: Observed, kinds: set[str], error: str | None) -> tuple[str, str | None]:
+    if observed.standstill is not None:
+        return f"{observed.standstill}; it was ended", "a longer --seconds waits longer"
     if not kinds:
         return _explain_silence(observed)
     if observed.interrupted:

@@ -63,7 +63,8 @@ def judge_run(
         steps = max((count_steps(process) for process in recording.mains), default=0)
         raise DoctorError(
             f"too few steps to judge: {steps} seen, at least {LEAST_STEPS} needed",
-            hint="a step is a batch taken from the training loader: let the command run longer",
+            hint=observed.standstill
+            or "a step is a batch taken from the training loader: let the command run longer",
             exit_code=observed.exit_code or 1,
         )
     mode = "passive" if options.passive else "experiments" if observed.ended_by_doctor else "ended"
@@ -71,12 +72,15 @@ def judge_run(
         measured,
         command=observed.command,
         mode=mode,
-        exit_code=None if observed.ended_by_doctor else observed.exit_code,
+        exit_code=None if observed.ended_by_doctor or observed.standstill else observed.exit_code,
         seconds=observed.seconds,
         machine=describe_machine(sys.argv),
         # The curves begin with the first sample of the machine; the steps are drawn over them.
         origin_ns=int(trace.times_ns[0]) if len(trace) else None,
     )
+    if observed.standstill:
+        unseen = (*diagnosis.run.unseen, f"{observed.standstill}: it was ended (--seconds)")
+        diagnosis = replace(diagnosis, run=replace(diagnosis.run, unseen=unseen))
     return replace(diagnosis, curves=trace.curves(), facts=list_facts(measured, trace))
 
 

@@ -8,6 +8,7 @@ the whole group it has got itself, what went to the doctor alone is passed on (s
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -21,8 +22,9 @@ from pathlib import Path
 from feedrate.doctor.command import check_command, find_hook_folder, needs_shared_folder
 from feedrate.doctor.companion import Child, Companion, Signals
 from feedrate.doctor.facts import read_facts, read_samples
-from feedrate.doctor.leftovers import end_members, remove_folder, remove_shared_memory
+from feedrate.doctor.leftovers import end_members, find_sessions, remove_folder, remove_shared_memory
 from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.standstill import Standstill
 from feedrate.doctor.tree import ENVIRONMENT
 from feedrate.errors import StorageError
 from feedrate.probe.cpu import measure_usable_cores
@@ -47,6 +49,7 @@ class Observed:
         interrupted: the doctor got a signal meanwhile (Ctrl-C, scancel ...).
         ended_by_doctor: it ended because the experiments were done.
         is_shared: its processes may have run on other nodes; the sampler sees this one only.
+        standstill: why it was ended before there were experiments: it did nothing for so long.
     """
 
     command: tuple[str, ...]
@@ -58,6 +61,7 @@ class Observed:
     interrupted: bool
     ended_by_doctor: bool
     is_shared: bool = False
+    standstill: str | None = None
 
 
 @contextmanager
@@ -66,7 +70,8 @@ def run_command(
 ) -> Iterator[Observed]:
     """Run a command to its end; its run folder can be read inside the `with` and is gone after it.
 
-    No process that belongs to the command outlives the call, however it ends.
+    No process that belongs to the command outlives the call, however it ends. Daemons, which made a session
+    of their own, do.
 
     Raises:
         UsageError, NotFound: it cannot be run, see `check_command`.
@@ -80,12 +85,13 @@ def run_command(
     try:
         environment = prepare(run, options, is_shared)
         companion = Companion(run)
-        observed = _run(tuple(command), run, environment, companion, watch)
+        standstill = Standstill(run, options, is_shared=is_shared, watch=watch)
+        observed = _run(tuple(command), run, environment, companion, watch, standstill)
         yield replace(observed, is_shared=is_shared)
     finally:
         known = _read_members(run)
         if observed is None:
-            end_members(run, known, grace_s=0.0)
+            end_members(run, known, grace_s=0.0, sessions=find_sessions(run, os.getsid(0)))
         names = [name for sample in read_samples(run) for name in sample.get("shared_names") or ()]
         remove_shared_memory(run, known, names)
         remove_folder(run)
@@ -94,16 +100,27 @@ def run_command(
 
 
 def _run(
-    command: tuple[str, ...], run: Path, environment: Mapping[str, str], companion: Companion, watch: Watch
+    command: tuple[str, ...],
+    run: Path,
+    environment: Mapping[str, str],
+    companion: Companion,
+    watch: Watch,
+    standstill: Standstill,
 ) -> Observed:
     with Signals() as signals:
         started_ns = time.perf_counter_ns()
         child = Child(command, environment)
+        kill_s = math.inf
         try:
             while not child.has_ended():
                 for number in signals.wait():
                     if not companion.saw(number):
                         child.send(number)
+                if standstill.look():
+                    child.send(signal.SIGTERM)
+                    kill_s = time.monotonic() + _GRACE_S
+                elif time.monotonic() > kill_s:
+                    child.send(signal.SIGKILL)
         except BaseException:
             child.send(signal.SIGTERM)
             raise
@@ -114,25 +131,28 @@ def _run(
         companion.stop()
         why = ": the experiments are done, nothing more of it was written" if ended_by_doctor else ""
         watch(f"the command ended after {format_seconds(seconds)}{why}")
-        by_itself = child.signal is None and not ended_by_doctor and not signals.seen
+        is_ended = ended_by_doctor or standstill.reason is not None
+        by_itself = child.signal is None and not is_ended and not signals.seen
+        own = os.getsid(0)
         left = end_members(
             run,
             _read_members(run),
             grace_s=_GRACE_AFTER_EXPERIMENTS_S if ended_by_doctor else _GRACE_S,
-            # What a command that ended well left running in a session of its own is a daemon.
-            spare_sessions=frozenset({os.getsid(0)}) if by_itself else None,
+            # What a command that ended well left in a session of its own is a daemon, even one that trains.
+            sessions={own} if by_itself else find_sessions(run, own),
         )
         if left:
             watch(f"ended {format_count(left, 'process', 'processes')} that the command left behind")
     return Observed(
         command=command,
         run_folder=run,
-        exit_code=0 if ended_by_doctor and child.signal is None else child.exit_code,
-        signal=child.signal,
+        exit_code=0 if standstill.reason or (ended_by_doctor and child.signal is None) else child.exit_code,
+        signal=None if standstill.reason else child.signal,
         seconds=seconds,
         started_ns=started_ns,
         interrupted=bool(signals.seen),
         ended_by_doctor=ended_by_doctor,
+        standstill=standstill.reason,
     )
 
 

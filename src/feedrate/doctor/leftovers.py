@@ -8,9 +8,10 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from feedrate.doctor.facts import read_facts
 from feedrate.doctor.shared import FOLDER, remove_names
 from feedrate.doctor.tree import ENVIRONMENT
 from feedrate.probe.process import (
@@ -42,25 +43,18 @@ def find_members(run: Path, known: Mapping[int, int]) -> list[ProcessStat]:
     return found
 
 
-def end_members(
-    run: Path, known: Mapping[int, int], *, grace_s: float, spare_sessions: frozenset[int] | None = None
-) -> int:
+def end_members(run: Path, known: Mapping[int, int], *, grace_s: float, sessions: Collection[int]) -> int:
     """End what still runs: by itself within `grace_s`, else asked to (SIGTERM), else made to (SIGKILL).
 
     Args:
-        spare_sessions: when given, processes in other sessions than these are left alone: daemons that the
-            command left running on purpose.
+        sessions: processes in other sessions are daemons that mean to stay: they are left alone.
 
     Returns:
         How many did not end by themselves.
     """
 
     def find() -> list[ProcessStat]:
-        return [
-            stat
-            for stat in find_members(run, known)
-            if spare_sessions is None or stat.session in spare_sessions
-        ]
+        return [stat for stat in find_members(run, known) if stat.session in sessions]
 
     left = _wait(find(), grace_s)
     if not left:
@@ -74,6 +68,19 @@ def end_members(
     _signal(find(), signal.SIGKILL)
     _wait(find(), _DYING_S)
     return count
+
+
+def find_sessions(run: Path, own: int) -> set[int]:
+    """Return the sessions in which the run's own processes are, besides the doctor's.
+
+    Launchers give each rank a session. Whatever else made one for itself is a daemon.
+    """
+    found = {own}
+    for fact in read_facts(run):
+        is_process = fact.get("kind") == "process" and isinstance(fact.get("session"), int)
+        if is_process and (fact.get("role") in ("main", "worker") or fact.get("local_rank") is not None):
+            found.add(fact["session"])
+    return found
 
 
 def _wait(members: list[ProcessStat], seconds: float) -> list[ProcessStat]:
@@ -137,9 +144,13 @@ def remove_folder(run: Path) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def clean_up(run: Path, known: Mapping[int, int], names: Iterable[str]) -> None:
-    """Do all of it for a doctor that cannot; nothing when the run folder is gone, as after a good end."""
+def clean_up(run: Path, known: Mapping[int, int], names: Iterable[str], *, session: int) -> None:
+    """Do all of it for a doctor that cannot; nothing when the run folder is gone, as after a good end.
+
+    Args:
+        session: the doctor's, which the command began in.
+    """
     if run.is_dir():
-        end_members(run, known, grace_s=0.0)
+        end_members(run, known, grace_s=0.0, sessions=find_sessions(run, session))
         remove_shared_memory(run, known, names)
         remove_folder(run)

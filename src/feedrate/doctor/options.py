@@ -23,6 +23,7 @@ class DoctorOptions:
         steps: training steps to see before the experiments, warm-up included.
         passive: watch the whole run, change nothing, make no experiments.
         seconds: the longest that the steps may take, once 20 of them were seen.
+        ends_standstill: end a command that does nothing for so long, also before.
         scratch: a folder on a local disk, to predict what staging the data there would give.
     """
 
@@ -30,6 +31,7 @@ class DoctorOptions:
     passive: bool = False
     seconds: float = 45.0
     scratch: Path | None = None
+    ends_standstill: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < LEAST_STEPS:

@@ -115,7 +115,8 @@ def main(
         if tell is not None:
             tell(STOPPED)
         _wait_for_the_end_of_input(run)
-    clean_up(run, sampler.tree.known(), sampler.shared.names)
+    session = os.getsid(0) if stat is None else stat.session
+    clean_up(run, sampler.tree.known(), sampler.shared.names, session=session)
     return 0
 
 

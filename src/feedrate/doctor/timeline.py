@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -127,9 +128,10 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
     untimed = _untimed_syncs(process, phase)
     beside = waits[is_beside & (waits["a"] > 0)]
     exposed = {int(r["start"]): int(r["wall"]) for r in process.of(layout.EXPOSED, phase=phase)}
+    # Where the experiments were given up, the step before ends there, too: then writers were waited for.
+    ends = [watched_ns if start < watched_ns < end else int(end) for start, end in pairwise(starts)]
     steps = tuple(
-        _make_step(ours[skipped + i], int(starts[i + 1]), usual_wait, between, parts, exposed)
-        for i in range(len(starts) - 1)
+        _make_step(ours[skipped + i], end, usual_wait, between, parts, exposed) for i, end in enumerate(ends)
     )
     steps = tuple(_complete(step, beside, untimed) for step in steps)
     window = (int(starts[0]), int(starts[-1]))

@@ -2,14 +2,16 @@
 """Run independent tasks on processes of this machine.
 
 The parent owns a small shared array: slot 0 asks everybody to stop, and each worker has two slots of its own
-where it counts samples and bytes. Nothing is locked while work is going on, so that a worker which is killed
-blocks nobody. Workers watch their parent and end when it is gone.
+where it counts samples and bytes. Tasks and results go through a pipe to each worker, not through queues of
+multiprocessing: those have locks, which a killed worker would hold for ever, and semaphores with names, which
+stay when everybody is killed. Workers watch their parent and end when it is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import threading
 import warnings
@@ -21,7 +23,8 @@ from feedrate.overlap import one_ahead
 from feedrate.probe.cpu import count_usable_cores
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -138,49 +141,78 @@ def _run_pool(
 ) -> Iterator[Done]:
     # Here, since one process needs none of it, and starts sooner without.
     import multiprocessing
-    from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import resource_tracker
+    from multiprocessing.connection import wait
 
-    context = multiprocessing.get_context(_START)
+    context: Any = multiprocessing.get_context(_START)
     shared = context.RawArray("q", 1 + 2 * workers)
-    executor = ProcessPoolExecutor(
-        workers,
-        mp_context=context,
-        initializer=_become_worker,
-        initargs=(shared, context.Value("i", 0), threads_each),
-    )
+    resource_tracker.ensure_running()  # before interrupts are held back: its start lets them through again
+    processes: list[BaseProcess] = []
+    busy: set[Any] = set()  # our ends of the pipes to workers that have a task
     waiting = iter(tasks)
-    running: set[Future[Done]] = set()
     try:
-        while True:
-            # A few more than can run, so that no worker waits for us; not all, since tasks are large.
-            for task in waiting:
-                with _interrupts_later():
-                    running.add(executor.submit(function, task))
-                if len(running) >= workers + 2:
-                    break
-            if not running:
-                break
-            finished, running = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+        for number in range(workers):
+            ours, theirs = context.Pipe()
+            busy.add(ours)
+            words = (theirs, function, shared, 1 + 2 * number, threads_each)
+            with _interrupts_later():
+                processes.append(context.Process(target=_work, args=words))
+                processes[-1].start()
+            theirs.close()
+        for pipe in busy:
+            _hand_over(pipe, next(waiting))
+        while busy:
+            ready: list[Any] = wait(list(busy), timeout=_POLL_S)
             watch(sum(shared[1::2]), sum(shared[2::2]))
-            for future in finished:
-                yield future.result()
-    except BrokenProcessPool as error:
-        raise FeedrateError(
-            "a worker process died; was it killed for want of memory?",
-            hint="run the same command again, perhaps with fewer --workers; "
-            "in a script, call feedrate under 'if __name__ == \"__main__\":'",
-        ) from error
+            for pipe in ready:
+                has_failed, result = _receive(pipe)
+                if has_failed:
+                    raise result
+                # Before the result is used: no worker waits for what happens with it.
+                for task in waiting:
+                    _hand_over(pipe, task)
+                    break
+                else:
+                    busy.remove(pipe)
+                    pipe.close()
+                yield result
     finally:
         shared[0] = 1
-        executor.shutdown(wait=True, cancel_futures=True)
+        for pipe in busy:
+            pipe.close()
+        for process in processes:
+            if process.pid is not None:
+                process.join()
+
+
+def _hand_over(pipe: Connection, task: object) -> None:
+    try:
+        pipe.send(task)
+    except ConnectionError as error:
+        raise _death() from error
+
+
+def _receive(pipe: Connection) -> tuple[bool, Any]:
+    try:
+        has_failed, result = pipe.recv()
+    except (EOFError, ConnectionError) as error:
+        raise _death() from error
+    return has_failed, result
+
+
+def _death() -> FeedrateError:
+    return FeedrateError(
+        "a worker process died; was it killed for want of memory?",
+        hint="run the same command again, perhaps with fewer --workers; "
+        "in a script, call feedrate under 'if __name__ == \"__main__\":'",
+    )
 
 
 @contextlib.contextmanager
 def _interrupts_later() -> Iterator[None]:
     """Hold Ctrl-C back; a process that is started meanwhile does so until it is a worker.
 
-    One that died of it while it imports would break the pool, which kills the others in the midst of a shard.
+    One that died of it while it imports would print a traceback, and pass for one that was killed.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -189,16 +221,31 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _become_worker(shared: Any, next_slot: Any, threads: int) -> None:
+def _work(pipe: Connection, function: Callable[[Task], Done], shared: Any, slot: int, threads: int) -> None:
+    """Do what comes through the pipe, until its other end is closed."""
+    from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+
+    _become_worker(shared, slot, threads)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            task = pipe.recv()
+            try:
+                answer = (False, function(task))
+            except BaseException as error:
+                answer = (True, ExceptionWithTraceback(error, error.__traceback__))
+            try:
+                pipe.send(answer)
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                pipe.send((True, RuntimeError(f"a worker's answer cannot be sent: {error}")))
+
+
+def _become_worker(shared: Any, slot: int, threads: int) -> None:
     global _counter, _threads
     _threads = threads
     # Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     warnings.simplefilter("ignore")  # Pillow's: what matters of them ends in the report
-    with next_slot.get_lock():
-        slot = 1 + 2 * next_slot.value
-        next_slot.value += 1
     _counter = _SharedCounter(shared, slot)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import copies
+from . import copies, layout
 
 
 class Book:
@@ -38,6 +38,11 @@ class Book:
 
     def skipped(self, phase: int, why: str) -> None:
         self.fact("skipped", phase=phase, why=why)
+
+    def failed(self, phase: int, error: BaseException) -> None:
+        """A dataset that needs what it writes fails behind the guard."""
+        self.trouble(layout.PHASES[phase], error)
+        self.skipped(phase, f"it failed: {type(error).__name__}: {error}"[:300])
 
     def trouble(self, where: str, error: BaseException) -> None:
         self.fact("trouble", where=f"experiments: {where}", error=f"{type(error).__name__}: {error}"[:500])

@@ -143,11 +143,15 @@ def are_same(first: list[int | None], second: list[int | None]) -> bool | None:
 
 
 def after_the_end(book: Any, loader: Any, least_s: float) -> None:
-    """Both, on copies of the loader: the user's code is over."""
+    """Both, on copies of the loader: the user's code is over.
+
+    Always with workers, which have a guard: the process itself has code to run at its exit, which may write.
+    """
     drained = Drained()
-    source = Source(book, copies.copy_loader(loader, loader.num_workers))
+    copied = copies.copy_loader(loader, loader.num_workers or 1)
+    source = Source(book, copied)
     try:
-        drain(book, drained, loader, source, least_s)
+        drain(book, drained, copied, source, least_s)
     finally:
         source.close()
-    again(book, drained, loader, least_s)
+    again(book, drained, copied, least_s)

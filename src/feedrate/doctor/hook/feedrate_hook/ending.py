@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ GRACE_S = (
     3.0  # for workers to finish the batch they are at: one that writes a cache must not be cut off in it
 )
 TERM_S = 1.0
+TEMPORARY = "temporary-of-"  # links in the run folder: temporary folders that workers cannot remove any more
 
 
 class Ending:
@@ -91,6 +93,10 @@ class Ending:
 
     def _clear(self) -> None:
         clear_multiprocessing(self._scope)
+        folder = self._scope.run_folder
+        for name in os.listdir(folder):
+            if name.startswith(f"{TEMPORARY}{os.getpid()}-"):
+                shutil.rmtree(os.readlink(os.path.join(folder, name)), ignore_errors=True)
 
     def _send_workers_home(self) -> None:
         # Those that were shut down have nobody to ask: their queues are closed.
@@ -189,8 +195,13 @@ def helper_pids() -> set[int]:
 
 def child_pids() -> list[int]:
     """Direct children in this session. A program that made its own session means to stay."""
-    me, session = os.getpid(), os.getsid(0)
-    found = []
+    return children_by_parent().get(os.getpid(), [])
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """The processes of this session, by the process that started them."""
+    session = os.getsid(0)
+    found: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -201,8 +212,8 @@ def child_pids() -> list[int]:
             start, end = text.index(b"(") + 1, text.rindex(b")")
             fields = text[end + 2 :].split()
             is_shared_memory_manager = text[start:end].startswith(b"torch_shm_manag")
-            if int(fields[1]) == me and int(fields[3]) == session and not is_shared_memory_manager:
-                found.append(int(name))
+            if int(fields[3]) == session and not is_shared_memory_manager:
+                found.setdefault(int(fields[1]), []).append(int(name))
     return found
 
 

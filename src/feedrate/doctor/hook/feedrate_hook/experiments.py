@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experiments on a running training loop, from inside its next() calls.
 
-    watching --enough seen--> drain, again (inside one next) --guard up--> feeding the loop --> the end
-        \\--trouble before the first batch was taken--> given up: the real run goes on untouched
+    watching --enough seen, nobody writes--> guard up, drain, again (inside one next) --> feeding --> the end
+        \\--trouble, or a writer that does not come to its end--> given up: the real run goes on untouched
 
-From the first drained batch on the run is not the user's any more, so every way from there leads to the end
-of the process (ending.py).
+Behind the guard the run is not the user's any more, so every way from there leads to the end of the process
+(ending.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import batches, copies, drain, layout, ranks
+from . import batches, copies, drain, layout, ranks, writers
 from .book import Book
 from .ending import Ending
 from .feeding import Feeding, LoopLeft
@@ -31,6 +31,7 @@ KEPT_BYTES = 1 << 30
 AT_EXIT = 0.25  # of the usual time, for DRAIN and AGAIN after the script's own end
 LEFT_S = 20.0  # without a next(): the loop has been left
 LOOK_AT_STEP = 4  # by then the ranks know each other
+NOT_COME = "another rank did not come"
 STUCK_S = 120.0  # inside a next(): so long takes the start of workers at most
 
 
@@ -51,6 +52,7 @@ class Experiments:
         self._is_inside = False
         self._last_call_s = 0.0
         self._patience_s = LEFT_S
+        self._writers_s = float(self._book.settings.get("writers_seconds", writers.WAIT_S))
         # Called when the main module is over, before multiprocessing and torch put their things away.
         register = getattr(threading, "_register_atexit", None)
         if register is not None:
@@ -115,8 +117,7 @@ class Experiments:
         elif copies.is_pipe(seen.loader()):
             why = "the ranks agree on the order of a data pipe whenever it begins"
         if why:
-            for phase in range(layout.DRAIN, len(layout.PHASES)):
-                self._book.skipped(phase, why)
+            self._skip_from(layout.DRAIN, why)
             raise RuntimeError(why)
         step_s = self._watching.step_s(seen)
         per_optimizer_step = math.ceil(seen.nexts / max(1, seen.optimizer_steps))
@@ -131,6 +132,8 @@ class Experiments:
         self._ranks.withdraw()
         if self._ranks.size > 1 and self._ranks.plan() is not None:
             self._prepare()
+            with self._scope.own():
+                writers.wait(self._scope, self._writers_s)
             self._ending.end(error)  # the others will stop, and this one would wait for them
 
     # -- inside one next(): DRAIN, AGAIN -------------------------------------------------------------------
@@ -147,23 +150,52 @@ class Experiments:
         self._book.fact("watched")  # the last real step ends here
         try:
             loader = self._book.loader_of(iterator)
-            self._prepare()
             self._patience_s = max(LEFT_S, 8 * self._watching.step_s(seen))
-            self._ending.prepare()
+            self._prepare()
             with self._scope.own():
-                self._guard.flush()
-        except BaseException as error:
+                reason = self._reason_not_to_begin()
+        except Exception as error:
             self._give_up("beginning", error)
+            return take()
+        except BaseException:  # Ctrl-C while writers are waited for
+            self._state = GIVEN_UP
+            raise
+        if reason:
+            self._state = GIVEN_UP
+            self._skip_from(layout.DRAIN, reason)
             return take()
         try:
             with self._scope.own():
                 is_long_enough = self._watching.leaves(seen, iterator, self._book.pace_s)
+                database = self._guard.open_database()
+                self._ending.prepare()
+                self._guard.put_up()
+                self._book.phase = layout.DRAIN  # workers put up theirs when they see it
                 kept = self._drain_and_again(loader, iterator, is_long_enough)
-                self._spoil(loader, kept, seen)
+                self._spoil(loader, kept, seen, database)
             return self._feed(iterator, take)
         except BaseException as error:
             self._book.trouble("experiments", error)
             self._ending.end(error)
+
+    def _reason_not_to_begin(self) -> str:
+        """Wait for what the real run still writes. A sentence: the experiments would cut something off."""
+        reason = writers.wait(self._scope, self._writers_s) or self._guard.reason_not_to() or ""
+        reason = self._agree("may-begin", reason)
+        if reason == NOT_COME:  # it may begin all the same, later
+            raise RuntimeError(reason)
+        return reason
+
+    def _agree(self, name: str, reason: str) -> str:
+        """Return the reason that any of the ranks has."""
+        answers = self._ranks.gather(name, {"reason": reason})
+        if answers is None:
+            return NOT_COME
+        return next((str(answer["reason"]) for answer in answers if answer["reason"]), "")
+
+    def _skip_from(self, first: int, reason: str) -> None:
+        for phase in range(first, len(layout.PHASES)):
+            self._book.skipped(phase, reason)
 
     def _drain_and_again(self, loader: Any, iterator: Any, is_long_enough: bool) -> list[Any]:
         """Return batches to be replayed."""
@@ -182,13 +214,13 @@ class Experiments:
                 # Workers would go on and prepare batches that nobody takes, beside what is measured next.
                 source.close()
         except Exception as error:
-            book.trouble("drain", error)
+            book.failed(layout.DRAIN, error)
         kept = self._keep(list(drained.recent))
         drained.recent.clear()
         try:
             drain.again(book, drained, loader, book.pace_s)
         except Exception as error:
-            book.trouble("again", error)
+            book.failed(layout.AGAIN, error)
         states.put_back()
         return kept
 
@@ -207,19 +239,12 @@ class Experiments:
                     self._book.trouble("keep", error)
         return kept
 
-    def _spoil(self, loader: Any, kept: list[Any], seen: Seen) -> None:
-        """Put the guard up, if all ranks can; otherwise the run ends here."""
-        reason = self._guard.reason_not_to() or ("" if kept else "no batch could be kept")
-        answers = self._ranks.gather("may-spoil", {"reason": reason})
-        if answers is None:
-            reason = "another rank did not come"
-        else:
-            reason = next((answer["reason"] for answer in answers if answer["reason"]), "")
+    def _spoil(self, loader: Any, kept: list[Any], seen: Seen, database: str | None) -> None:
+        """Begin to feed the loop, if all ranks can; otherwise the run ends here."""
+        reason = self._agree("may-spoil", database or ("" if kept else "no batch could be kept"))
         if reason:
-            for phase in range(layout.TRIAL, len(layout.PHASES)):
-                self._book.skipped(phase, reason)
+            self._skip_from(layout.TRIAL, reason)
             self._ending.end(None)
-        self._guard.put_up()
         self._feeding = Feeding(self._book, self._scope, self._watching, training=seen)
         self._feeding.plan(loader, kept, self._ranks.plan())
         self._ending.first = self._feeding.cut
@@ -262,10 +287,11 @@ class Experiments:
             loader = None if seen is None else seen.loader()
             if error is not None or loader is None or copies.is_iterable_style(loader):
                 return
-            if loader.num_workers and copies.is_too_late():
+            if copies.is_too_late() or not (loader.num_workers or copies.is_forking(loader)):
                 return
             self._scope = Scope(self._book)
             with self._scope.own():
+                self._book.phase = layout.DRAIN  # workers put up a guard when they see it
                 drain.after_the_end(self._book, loader, AT_EXIT * self._book.pace_s)
         except Exception as trouble:
             self._book.trouble("exit", trouble)

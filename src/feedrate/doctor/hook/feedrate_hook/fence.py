@@ -56,7 +56,7 @@ HARMLESS_PROGRAMS = frozenset(("nvidia-smi", "rocm-smi"))
 
 
 def add_audit_hook(scope: Any, end: Callable[[str], None]) -> None:
-    """From now on, what writes ends the process; in workers and in threads beside the loop it fails."""
+    """From now on, what writes ends the process; in datasets and in threads beside the loop it fails."""
 
     def hook(event: str, args: Any) -> None:
         if event == "open":
@@ -68,17 +68,15 @@ def add_audit_hook(scope: Any, end: Callable[[str], None]) -> None:
         elif event in LEAVING_EVENTS:
             if event == "sqlite3.connect" and args[0] == ":memory:":
                 return
-            if scope.is_child() or is_harmless_program(event, args):
+            if scope.is_loading() or is_harmless_program(event, args):
                 return
         else:
             return
-        if scope.is_child():
-            raise PermissionError(errno.EACCES, f"feedrate doctor: nothing may be written any more: {event}")
         if not scope.applies():
             return
         target = str(args[0]) if args else ""
         scope.blocked(event, target)
-        if scope.in_user_loop():
+        if scope.in_user_loop() and not scope.is_loading():
             end("another process was to be started" if event in FORKS else f"{event} {target}".rstrip())
         raise PermissionError(errno.EACCES, f"feedrate doctor: nothing may be written any more: {event}")
 

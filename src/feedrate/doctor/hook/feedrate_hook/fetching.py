@@ -56,6 +56,8 @@ class Fetching:
         is_alone = False  # nothing but its wall clock is read
         start = (0, 0, 0)
         asked = indices
+        if worker >= 0:
+            session.follow_parent()
         try:
             if worker >= 0:
                 session.begin_fetch(number)
@@ -72,7 +74,11 @@ class Fetching:
             session.trouble("fetch", error)
         here.is_fetching = session.fetching = True
         try:
-            batch = original(fetcher, asked)
+            if session.scope is None:
+                batch = original(fetcher, asked)
+            else:
+                with session.scope.lent():
+                    batch = original(fetcher, asked)
         finally:
             here.is_fetching = session.fetching = False
             if fetch is not None:
@@ -221,6 +227,19 @@ def after_fork() -> None:
     fetching.__init__()  # type: ignore[misc]
     open_fetches.clear()
     here.is_fetching = False
+
+
+def _followed(original: Any) -> Any:
+    def _worker_loop(*args: Any, **kwargs: Any) -> Any:
+        session.follow_parent()  # before worker_init_fn
+        return original(*args, **kwargs)
+
+    return _worker_loop
+
+
+def patch_worker(module: Any) -> None:
+    """The module of a worker's main function has been imported."""
+    install(module, "_worker_loop", _followed)
 
 
 def patch_fetch(module: Any) -> None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds back whatever the run would write from its first spoilt step on: checkpoints, logs, messages.
+"""Holds back whatever the run would write from the first experiment on: checkpoints, logs, messages.
 
 Put up once and never taken down: the process ends behind it. In order: open files are flushed (what was
 written before belongs to the user), their descriptors lead to nowhere (memory_files.py), what writes or sends
 does nothing (held.py, withheld.py, messages.py), what gets past that ends the process (fence.py), and so does
-user code that leaves its loop.
+user code that leaves its loop. Workers of loaders have one of their own, for what the dataset writes: those
+that are forked behind the guard inherit it, others put it up when they see that the experiments have begun.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ import atexit
 import fcntl
 import gc
 import io
+import multiprocessing.process
 import os
 import stat
 import sys
+import tempfile
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from . import fence, held, memory_files
+from . import fence, held, memory_files, messages
+from .ending import TEMPORARY
+from .scope import Scope
+from .session import session
 
-# Mapped for writing by every reader of an LMDB: it holds no data.
-HARMLESS_MAPPINGS = ("lock.mdb", "-lock")
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
 class Guard:
-    """`reason_not_to` first; then `flush`; then `put_up`."""
+    """`reason_not_to` first; then `put_up`; it is never taken down."""
 
     def __init__(self, book: Any, scope: Any, ending: Any) -> None:
         self._book = book
@@ -35,11 +40,15 @@ class Guard:
         self._ending = ending
 
     def reason_not_to(self) -> str | None:
-        """Why a spoilt run could not be held back: a sentence, or None."""
-        for path in writable_mappings():
-            if not self._scope.is_harmless(path):
-                return f"{path} is mapped into memory for writing, which cannot be held back"
-        for descriptor, path in self._writable_files():
+        """Why the guard cannot be put up: a sentence, or None."""
+        for mapping in self._mappings():
+            if not mapping.can_be_private():
+                return f"{mapping.path} is mapped into memory for writing, which cannot be held back"
+        return None
+
+    def open_database(self) -> str | None:
+        """Why the loop could not go on behind the guard: a sentence, or None. Asked before that is up."""
+        for descriptor, path in writable_files(self._scope):
             if has_magic(descriptor, SQLITE_MAGIC):
                 return f"the database {path} is open for writing, which cannot be held back"
         return None
@@ -59,23 +68,59 @@ class Guard:
         scope, ending = self._scope, self._ending
         with scope.own():
             self.flush()
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            for descriptor in self._descriptors_to_silence():
-                try:
-                    memory_files.replace_descriptor(null, descriptor)
-                except OSError:
-                    continue
-            os.close(null)
+            session.scope = scope
+            self._hold_files()
             self._keep_sockets_of_workers_short()
-            held.replace_writers(scope, ending.end)
+            messages.replace_processes(scope, ending.end)
+            messages.replace_sockets(scope, ending.end)
             self._catch_the_way_out()
-            fence.add_audit_hook(scope, ending.end)
-            wanted = self._book.settings.get("landlock", True)  # False in tests of what stands before it
-            is_up = wanted and fence.put_up_landlock([scope.run_folder, "/dev", "/proc"])
-            self._book.fact("guard", landlock=bool(is_up))
+            self._put_up_fence(ending.end)
+
+    def put_up_in_worker(self) -> None:
+        """The same for what a dataset writes. The worker goes on to serve batches, and ends as always.
+
+        No file is flushed: a forked worker has the training process's buffers, which that writes itself.
+        """
+        with self._scope.own():
+            for stream in (sys.stdout, sys.stderr):
+                flush_quietly(stream)
+            session.scope = self._scope
+            config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+            if config.get("tempdir") is None:
+                self._keep_sockets_of_workers_short()
+            else:  # it cannot remove that any more: see ending.py
+                name = f"{TEMPORARY}{session.parent()}-{os.getpid()}"
+                os.symlink(config["tempdir"], os.path.join(self._scope.run_folder, name))
+            self._hold_files()
+            self._put_up_fence(lambda _what: None)
+
+    def _hold_files(self) -> None:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in self._descriptors_to_silence():
+            try:
+                memory_files.replace_descriptor(null, descriptor)
+            except OSError:
+                continue
+        os.close(null)
+        for mapping in self._mappings():
+            mapping.make_private()
+        # Temporary files work as ever: they lie where they will be removed whatever happens.
+        folder = os.path.join(self._scope.run_folder, "temporary")
+        os.makedirs(folder, exist_ok=True)
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        held.replace_writers(self._scope)
+
+    def _mappings(self) -> list[memory_files.Mapping]:
+        return [one for one in memory_files.writable_mappings() if not self._scope.is_harmless(one.path)]
+
+    def _put_up_fence(self, end: Callable[[str], None]) -> None:
+        fence.add_audit_hook(self._scope, end)
+        wanted = self._book.settings.get("landlock", True)  # False in tests of what stands before it
+        is_up = wanted and fence.put_up_landlock([self._scope.run_folder, "/dev", "/proc"])
+        self._book.fact("guard", landlock=bool(is_up))
 
     def _descriptors_to_silence(self) -> list[int]:
-        found = {1, 2} | {descriptor for descriptor, _ in self._writable_files()}
+        found = {1, 2} | {descriptor for descriptor, _ in writable_files(self._scope)}
         # Pipes that Python code writes to are the input of programs that it started.
         for thing in writing_objects():
             try:
@@ -85,27 +130,6 @@ class Guard:
             except (OSError, ValueError):
                 continue
         return sorted(found)
-
-    def _writable_files(self) -> list[tuple[int, str]]:
-        """Descriptors that can write to a file which will still be there tomorrow."""
-        found = []
-        for name in os.listdir("/proc/self/fd"):
-            descriptor = int(name)
-            try:
-                flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-                path = os.readlink(f"/proc/self/fd/{name}")
-                is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            except OSError:
-                continue
-            can_write = flags & os.O_ACCMODE != os.O_RDONLY and not flags & getattr(os, "O_PATH", 0)
-            if (
-                is_regular
-                and can_write
-                and not path.endswith(" (deleted)")
-                and not self._scope.is_harmless(path)
-            ):
-                found.append((descriptor, path))
-        return found
 
     def _keep_sockets_of_workers_short(self) -> None:
         """Workers of the trials make their temporary folders where they will be removed whatever happens."""
@@ -139,6 +163,29 @@ class Guard:
         atexit.register(leave)
 
 
+def follow(book: Any) -> None:
+    """In a worker, before it calls the dataset: the training process makes experiments."""
+    if session.scope is None:
+        Guard(book, Scope(book, is_worker=True), None).put_up_in_worker()
+
+
+def writable_files(scope: Any) -> list[tuple[int, str]]:
+    """Descriptors that can write to a file which will still be there tomorrow."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        try:
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            path = os.readlink(f"/proc/self/fd/{name}")
+            is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        except OSError:
+            continue
+        can_write = flags & os.O_ACCMODE != os.O_RDONLY and not flags & getattr(os, "O_PATH", 0)
+        if is_regular and can_write and not path.endswith(" (deleted)") and not scope.is_harmless(path):
+            found.append((descriptor, path))
+    return found
+
+
 def writing_objects() -> list[Any]:
     """Open files, and writers of libraries that keep a part of what they write in memory."""
     kinds: dict[type, bool] = {}
@@ -160,19 +207,6 @@ def writing_objects() -> list[Any]:
         if is_writing:
             found.append(thing)
     return found
-
-
-def writable_mappings() -> list[str]:
-    """Files that are mapped shared and writable."""
-    found = set()
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields = line.rstrip("\n").split(None, 5)
-            if len(fields) == 6 and fields[1][1] == "w" and fields[1][3] == "s" and fields[5].startswith("/"):
-                path = fields[5]
-                if not path.endswith((" (deleted)", *HARMLESS_MAPPINGS)) and os.path.isfile(path):
-                    found.add(path)
-    return sorted(found)
 
 
 def has_magic(descriptor: int, magic: bytes) -> bool:

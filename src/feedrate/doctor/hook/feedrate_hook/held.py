@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from . import memory_files, messages, withheld
+from . import memory_files, withheld
 
 # Functions that change files, and how many of their arguments are paths.
 # When all are harmless, the call goes through.
@@ -67,8 +67,8 @@ PATH_NAMES = (
 )
 
 
-def replace_writers(scope: Any, end: Callable[[str], None]) -> None:
-    """Replace everything known. The real functions still serve the doctor's own code and worker processes."""
+def replace_writers(scope: Any) -> None:
+    """Replace everything known. The real functions still serve the doctor's own code."""
     guarded_open, guarded_os_open = memory_files.guard_opens(scope, io.open, os.open)
     new: list[tuple[Any, str, Any]] = [
         (builtins, "open", guarded_open),
@@ -92,8 +92,6 @@ def replace_writers(scope: Any, end: Callable[[str], None]) -> None:
     real = {id(getattr(module, name)): (getattr(module, name), guarded) for module, name, guarded in new}
     replace_references(real)
     memory_files.replace_descriptor_calls(scope)
-    messages.replace_processes(scope, end)
-    messages.replace_sockets(scope, end)
     withheld.replace_savers(scope)
     # What is registered from now on belongs to the spoilt part of the run.
     register = atexit.register

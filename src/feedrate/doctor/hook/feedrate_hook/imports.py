@@ -9,6 +9,8 @@ from typing import Any
 
 from .session import session
 
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+
 
 class PatchFinder:
     """First on sys.meta_path. Answers only for names that have a patch, with what the next finders answer."""
@@ -41,6 +43,8 @@ class PatchFinder:
             execute(module)
             self.apply(name, module)
 
+        # Python leaves lines of its import system out of tracebacks, up to the first that is not of it.
+        exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
         try:
             loader.exec_module = exec_module
         except AttributeError as error:

@@ -10,13 +10,11 @@ from .describe import tensors_of
 from .loaders import loaders
 from .parts import here
 from .session import session
-from .tracebacks import watch
 from .wrapping import install
 
 
 def _made_by(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        watch()
         original(self, *args, **kwargs)
         try:
             loaders.note_made(self)
@@ -57,7 +55,11 @@ def _waited(original: Any) -> Any:
 
 def _indexed(original: Any) -> Any:
     def _next_index(self: Any) -> Any:
-        index = original(self)
+        if session.scope is None:
+            index = original(self)
+        else:
+            with session.scope.lent():
+                index = original(self)
         try:
             if not session.is_worker and not here.is_fetching:
                 loaders.note_index(self, index)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import os
 import stat
@@ -11,6 +13,9 @@ from typing import Any
 
 WRITING_MODES = frozenset("wax+")
 COPIED_BYTES = 64 << 20
+# Mapped for writing by every reader of an LMDB: it holds no data.
+HARMLESS_MAPPINGS = ("lock.mdb", "-lock")
+MAP_PRIVATE, MAP_FIXED, MAP_NORESERVE = 0x02, 0x10, 0x4000
 
 
 def guard_opens(scope: Any, real_open: Any, real_os_open: Any) -> tuple[Any, Any]:
@@ -25,7 +30,8 @@ def guard_opens(scope: Any, real_open: Any, real_os_open: Any) -> tuple[Any, Any
             return real_open(file, mode, *args, **kwargs)
         scope.blocked("open for writing", file)
         kwargs.pop("closefd", None)
-        kwargs["opener"] = lambda path, flags: stand_in(path, flags)
+        is_loading = scope.is_loading()
+        kwargs["opener"] = lambda path, flags: stand_in(path, flags, is_loading)
         with scope.own():
             return real_open(file, mode, *args[:4], **kwargs)
 
@@ -34,10 +40,14 @@ def guard_opens(scope: Any, real_open: Any, real_os_open: Any) -> tuple[Any, Any
         if not writes or not scope.applies() or scope.is_harmless(path):
             return int(real_os_open(path, flags, *args, **kwargs))
         scope.blocked("os.open for writing", path)
+        is_loading = scope.is_loading()
         with scope.own():
-            return stand_in(path, flags)
+            return stand_in(path, flags, is_loading)
 
-    def stand_in(path: Any, flags: int) -> int:
+    def stand_in(path: Any, flags: int, is_loading: bool) -> int:
+        if is_loading and flags & os.O_RDWR and not flags & os.O_TRUNC and is_large(path):
+            # What a dataset reads must be real. Should it write, that fails.
+            return int(real_os_open(path, os.O_RDONLY | os.O_CLOEXEC))
         return file_in_memory(real_os_open, path, flags)
 
     return guarded_open, guarded_os_open
@@ -59,6 +69,14 @@ def file_in_memory(real_open: Callable[..., int], path: Any, flags: int) -> int:
     return descriptor
 
 
+def is_large(path: Any) -> bool:
+    """Too large for a copy in memory."""
+    try:
+        return os.stat(path).st_size > COPIED_BYTES
+    except OSError:
+        return False
+
+
 def fill(descriptor: int, source: int) -> None:
     """Copy a file that is not too large for memory; of a larger one only the size."""
     size = os.fstat(source).st_size
@@ -74,13 +92,20 @@ def fill(descriptor: int, source: int) -> None:
 
 
 def replace_descriptor(null: int, descriptor: int) -> None:
-    """Let an open file lead nowhere. One that is read, too, gets a copy in memory, at the same position."""
+    """Let an open file lead nowhere. One that is read, too, gets a copy in memory, at the same position.
+
+    Of a large one, what is read stays real, and a write fails.
+    """
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     target = null
     if flags & os.O_ACCMODE == os.O_RDWR and stat.S_ISREG(os.fstat(descriptor).st_mode):
-        target = os.memfd_create("feedrate", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else null
+        if is_large(descriptor):
+            with contextlib.suppress(OSError):
+                target = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        elif hasattr(os, "memfd_create"):
+            target = os.memfd_create("feedrate", os.MFD_CLOEXEC)
+            fill(target, descriptor)
     if target != null:
-        fill(target, descriptor)
         os.lseek(target, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
         fcntl.fcntl(target, fcntl.F_SETFL, flags & os.O_APPEND)
     os.dup2(target, descriptor, inheritable=os.get_inheritable(descriptor))
@@ -107,3 +132,61 @@ def forgiving(scope: Any, real: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return guarded
+
+
+class Mapping:
+    """A file that is mapped shared and writable: a stretch of memory, and where it begins in the file."""
+
+    def __init__(self, path: str, start: int, end: int, offset: int, protection: int, inode: int) -> None:
+        self.path = path
+        self._start, self._end, self._offset = start, end, offset
+        self._protection = protection
+        self._inode = inode
+
+    def can_be_private(self) -> bool:
+        """Where all memory must be reserved, a mapping could be lost by the attempt."""
+        try:
+            with open("/proc/sys/vm/overcommit_memory", encoding="ascii") as setting:
+                if setting.read().strip() == "2":
+                    return False
+            os.close(self._open())
+        except OSError:
+            return False
+        return True
+
+    def make_private(self) -> None:
+        """From now on each page that is written to is a copy, at the same address."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+        )  # fmt: skip
+        descriptor = self._open()
+        flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
+        size = self._end - self._start
+        made = libc.mmap(self._start, size, self._protection, flags, descriptor, self._offset)
+        os.close(descriptor)
+        if made != self._start:
+            raise OSError(ctypes.get_errno(), "cannot be mapped privately", self.path)
+
+    def _open(self) -> int:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        if os.fstat(descriptor).st_ino != self._inode:
+            os.close(descriptor)
+            raise OSError(f"{self.path} is another file by now")
+        return descriptor
+
+
+def writable_mappings() -> list[Mapping]:
+    """Files that are mapped shared and writable."""
+    found = []
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.rstrip("\n").split(None, 5)
+            if len(fields) == 6 and fields[1][1] == "w" and fields[1][3] == "s" and fields[5].startswith("/"):
+                addresses, permissions, offset, _device, inode, path = fields
+                if not path.endswith((" (deleted)", *HARMLESS_MAPPINGS)) and os.path.isfile(path):
+                    start, end = (int(word, 16) for word in addresses.split("-"))
+                    protection = sum(1 << n for n, letter in enumerate("rwx") if permissions[n] == letter)
+                    found.append(Mapping(path, start, end, int(offset, 16), protection, int(inode)))
+    return found

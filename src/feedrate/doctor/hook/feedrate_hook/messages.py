@@ -30,7 +30,7 @@ def ending_call(
     scope: Any, end: Callable[[str], None], what: str, real: Callable[..., Any]
 ) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        if not scope.applies():
+        if scope.is_loading() or not scope.applies():
             return real(*args, **kwargs)
         is_thread_pool = type(args[0]).__name__ == "ThreadPool"  # a Pool by inheritance, but in this process
         if is_thread_pool:
@@ -54,7 +54,7 @@ def replace_sockets(scope: Any, end: Callable[[str], None]) -> None:
 
         def sent(self: Any, *args: Any, _guarded: Any = guarded, _name: str = name) -> Any:
             if (
-                self.type == socket.SOCK_DGRAM and scope.applies()
+                self.type == socket.SOCK_DGRAM and scope.applies() and not scope.is_loading()
             ):  # metrics to a collector: nobody waits for them
                 scope.blocked(f"socket.{_name}")
                 return len(args[0]) if args and isinstance(args[0], (bytes, bytearray)) else 0

@@ -29,6 +29,8 @@ def install() -> None:
     """Put the finder in place, with every patch waiting for its module."""
     add = imports.finder.add
     add("torch.utils.data._utils.fetch", fetching.patch_fetch)
+    add("torch.utils.data._utils.worker", fetching.patch_worker)
+    add("torchdata.stateful_dataloader.worker", fetching.patch_worker)
     add("torch.utils.data._utils.pin_memory", loader.patch_pinning)
     add("torch.utils.data.dataloader", loader.patch_dataloader)
     add("torchdata.stateful_dataloader.stateful_dataloader", loader.patch_stateful)

@@ -14,7 +14,7 @@ import zlib
 from typing import Any
 
 MARGIN = 8  # steps between the decision and the beginning: every rank has read it by then
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0  # longer than a rank waits for those who write
 
 
 class Ranks:

@@ -179,6 +179,11 @@ class ParentPhase:
         except (OSError, ValueError):
             pass
 
+    @property
+    def is_known(self) -> bool:
+        """False: it has recorded nothing so far, or is no process that the hook is in."""
+        return self._memory is not None
+
     def read(self) -> int:
         if self._memory is None:
             return layout.REAL

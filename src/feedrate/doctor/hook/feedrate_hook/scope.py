@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the guard holds back: user code of this process, but not the doctor's own, nor the run folder."""
+"""Whom the guard holds back: user code of this process and its workers, but not the doctor's own code."""
 
 from __future__ import annotations
 
@@ -23,25 +23,35 @@ HARMLESS_FOLDERS = (
 class Scope:
     """Answers "does the guard apply to this call?" and writes down, once per place, what it held back."""
 
-    def __init__(self, book: Any) -> None:
+    def __init__(self, book: Any, is_worker: bool = False) -> None:
         self._book = book
-        self._pid = os.getpid()
+        self._pid = -1 if is_worker else os.getpid()
         self._local = threading.local()
         self._seen: set[tuple[str, str]] = set()
         self.run_folder = os.path.realpath(book.run)
         self.own_threads: set[int] = set()
         self.main_threads = {threading.main_thread().ident, threading.get_ident()}
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget_own)
+
+    def _forget_own(self) -> None:
+        """A worker is forked while the doctor's own code runs; what it calls is the user's dataset."""
+        self._local = threading.local()
+        self.own_threads.clear()
 
     def applies(self) -> bool:
         return (
-            os.getpid() == self._pid
-            and not getattr(self._local, "depth", 0)
+            not getattr(self._local, "depth", 0)
             and threading.get_ident() not in self.own_threads
             and not is_pinning()
         )
 
     def is_child(self) -> bool:
         return os.getpid() != self._pid
+
+    def is_loading(self) -> bool:
+        """The user's dataset makes a batch: its files are held back, but it may ask servers and programs."""
+        return self.is_child() or bool(getattr(self._local, "is_lent", False))
 
     def in_user_loop(self) -> bool:
         """The training loop's thread: there is nothing to go on with when it is stopped. Others may go on."""
@@ -58,6 +68,17 @@ class Scope:
             yield
         finally:
             self._local.depth -= 1
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """What happens inside is the user's dataset or sampler, which the doctor's own code has called."""
+        local = self._local
+        before = getattr(local, "depth", 0), getattr(local, "is_lent", False)
+        local.depth, local.is_lent = 0, True
+        try:
+            yield
+        finally:
+            local.depth, local.is_lent = before
 
     def is_harmless(self, path: Any) -> bool:
         """Writing there leaves nothing of the run behind: the run folder, devices, pipes."""

@@ -40,6 +40,7 @@ class Session:
         self._asked: set[int] = set()  # the iterators that were asked in it
         self.calls_to_skip = 0  # that wait for the device, in this step: timing them all would slow it
         self.torch: Any = None
+        self.scope: Any = None  # of the guard, once it is up in this process or the one it was forked from
         self.loaders: Any = None  # set by loader.py: what is known about loaders and iterators
         self._experiments: Any = None
         self._has_tried_experiments = False
@@ -165,6 +166,7 @@ class Session:
             world_size=world_size or _number(environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS"))),
             node=environment.get("SLURMD_NODENAME") or os.uname().nodename,
             cwd=_folder(),
+            session=os.getsid(0),
         )
 
     def _place_in_group(self) -> tuple[int | None, int | None]:
@@ -173,6 +175,10 @@ class Session:
         if group is None or not group.is_available() or not group.is_initialized():
             return None, None
         return int(group.get_rank()), int(group.get_world_size())
+
+    def parent(self) -> int:
+        """Return the process that made this one, also where a fork server stands between them."""
+        return _parent()
 
     def trouble(self, where: str, error: BaseException) -> None:
         """Say once what failed in the hook."""
@@ -203,14 +209,26 @@ class Session:
         self.calls_to_skip = 0 if self.probing else _ALL_CALLS
 
     def begin_fetch(self, number: int) -> None:
-        """A worker begins a fetch: probed or not, and in the phase that the training process is in."""
+        """A worker begins a fetch: probed or not."""
         self.probing = self.turns.is_probed(number)
         if number == 0:
             self.thread = threading.get_ident()
             self.native_thread = threading.get_native_id()
+
+    def follow_parent(self) -> None:
+        """A worker is about to call the dataset: it takes over the training process's phase, and its guard.
+
+        What this raises is the worker's own failure: a dataset must not write while experiments are made.
+        """
+        if self._parent_phase is None or not self._parent_phase.is_known:
             self._parent_phase = ParentPhase(self.run, _parent())
-        if self._parent_phase is not None:
-            self.ring.phase = self._parent_phase.read()
+        self.ring.phase = self._parent_phase.read()
+        if self.ring.phase != layout.REAL and self.scope is None:
+            from . import guard
+            from .book import Book
+
+            self.load_settings()
+            guard.follow(Book(self))
 
     def experiments(self) -> Any:
         """Return the experiments of this run, or None when it is passive or they are missing."""

@@ -40,8 +40,9 @@ def begin() -> None:
     session.start(run)
     session.describe_process()
     try:
-        from . import patches
+        from . import patches, tracebacks
 
+        tracebacks.watch()
         patches.install()
     except Exception as error:
         session.trouble("start", error)
