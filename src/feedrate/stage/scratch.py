@@ -14,7 +14,7 @@ from feedrate.results.scratch import ClearResult, CopyInfo, Everywhere, ScratchF
 from feedrate.store.cache_listing import list_caches
 from feedrate.store.clearing import Clearing, find_limit, is_mine, list_leftovers
 from feedrate.store.files import free_bytes
-from feedrate.store.homes import HOME
+from feedrate.store.homes import list_user_folders
 from feedrate.store.inventory import list_copies
 from feedrate.store.marker import find_node
 from feedrate.store.registry import forget, recall
@@ -132,7 +132,7 @@ def find_scratches(wish: str | None = None) -> list[Scratch]:
         pass  # none that could be staged to; one may be there from before
     for copy in recall():
         path = Path(os.path.realpath(copy.scratch))
-        if copy.node == find_node() and (path / HOME).is_dir():
+        if copy.node == find_node() and any(list_user_folders(path)):
             found.setdefault(path, Scratch(path, "you staged there before"))
     return list(found.values())
 

@@ -26,7 +26,7 @@ from feedrate.store.eviction import (
     remove_unmade,
 )
 from feedrate.store.files import free_bytes
-from feedrate.store.homes import HOME
+from feedrate.store.homes import OLD_STORE, owner_of, user_folder
 from feedrate.store.inventory import list_copies
 from feedrate.store.kept import delete_cache
 from feedrate.store.marker import find_node
@@ -43,31 +43,36 @@ _MAKING_S = 600.0
 _LONG_BYTES = 2 << 30
 
 
+def list_own_folders(scratch: Path) -> list[Path]:
+    """Return where this user's copies may lie on a scratch folder: now, and before."""
+    return [scratch / user_folder(), scratch / OLD_STORE / str(os.getuid())]
+
+
 @contextlib.contextmanager
-def opened_home(scratch: Path) -> Iterator[int | None]:
+def opened_home(scratch: Path, below: Path | None = None) -> Iterator[int | None]:
     """Yield a descriptor of this user's folder on a scratch folder; None: there is none.
+
+    `below`: which of `list_own_folders`; None: where copies lie now.
 
     Raises:
         StorageError: it is a link, or somebody else could have filled it.
     """
+    below = list_own_folders(scratch)[0] if below is None else below
     with contextlib.ExitStack() as stack:
-        path, fd = Path(os.path.realpath(scratch)), None
+        fd = None
         try:
-            for name in (str(path), HOME, str(os.getuid())):
+            for name in (os.path.realpath(scratch), *below.relative_to(scratch).parts):
                 fd = stack.enter_context(opened_folder(name, fd))
         except FileNotFoundError:
             yield None
             return
         except OSError as error:
-            raise StorageError(
-                f"cannot look into {path / HOME / str(os.getuid())}: {error.strerror}"
-            ) from error
+            raise StorageError(f"cannot look into {below}: {error.strerror}") from error
         assert fd is not None
         info = os.fstat(fd)
         if info.st_uid != os.getuid() or info.st_mode & 0o022:
             raise StorageError(
-                f"{path / HOME / str(os.getuid())} belongs to somebody else, or others may write to it:"
-                " nothing is deleted there"
+                f"{below} belongs to somebody else, or others may write to it: nothing is deleted there"
             )
         yield fd
 
@@ -133,6 +138,8 @@ class Clearing:
                 continue
             if not copy.is_complete:
                 self._try(copy, "it was never finished, and nobody is copying")
+            elif copy.is_in_old_place:
+                self._try(copy, "it lies where copies are not looked for any more")
             elif copy.keep_s is not None and self.now - copy.used > copy.keep_s:
                 self._try(copy, "it has not been used for longer than it was to be kept")
 
@@ -152,7 +159,7 @@ class Clearing:
         ):
             self._say(f"reading {copy.source}, {format_bytes(size_bytes)}, to be sure that its copy may go")
         try:
-            with opened_home(self.scratch) as home:
+            with opened_home(self.scratch, Path(copy.folder).parent) as home:
                 if home is None:
                     return
                 evict(
@@ -186,9 +193,9 @@ class Clearing:
             name = os.path.basename(leftover.path)
             verdict = Verdict(leftover.path, "", leftover.size_bytes, leftover.what)
             try:
-                with opened_home(self.scratch) as home:
+                with opened_home(self.scratch, Path(leftover.path).parent) as home:
                     if home is None:
-                        return
+                        continue
                     if is_doomed(name):
                         sources = [*self._sources.values(), *self._more_sources]
                         evict(home, name, sources=sources, is_trial=self._is_trial)
@@ -209,8 +216,12 @@ def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
 
 def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
     """Return what killed processes left of copies that they made or deleted."""
+    return [one for below in list_own_folders(scratch) for one in _list_left(scratch, below, now)]
+
+
+def _list_left(scratch: Path, below: Path, now: float) -> list[Leftover]:
     found = []
-    with opened_home(scratch) as home:
+    with opened_home(scratch, below) as home:
         for name in sorted(os.listdir(home)) if home is not None else ():
             what = "a copy that was being deleted" if is_doomed(name) else ""
             with contextlib.suppress(OSError), opened_folder(name, home) as fd:
@@ -218,14 +229,13 @@ def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
                     what = "a copy that was being made"
                 if what:
                     size_bytes = sum(info.st_size for _, info in walk(fd))
-                    path = scratch / HOME / str(os.getuid()) / name
-                    found.append(Leftover(str(path), what, size_bytes))
+                    found.append(Leftover(str(below / name), what, size_bytes))
     return found
 
 
 def is_mine(copy: CopyInfo) -> bool:
     """Return whether a copy lies in this user's folder, where alone something is ever deleted."""
-    return Path(copy.folder).parent.name == str(os.getuid())
+    return owner_of(Path(copy.folder).parent) == os.getuid()
 
 
 def size_on_disk(copy: CopyInfo) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies on scratch: one per source and node, shared by all processes of a user, and with root's.
 
-    SCRATCH/feedrate/UID/NAME-DIGEST12/
+    SCRATCH/feedrate-UID/NAME-DIGEST12/
         copy.json     the marker (marker.py); there before anything else is
         data/         what the user gets; a file has its final name only when it is whole, checked and
                       fsynced, until then it is .NAME.part, which grows from its beginning
@@ -11,7 +11,8 @@
         used          its time: when a lease was taken or given back last
 
 A copy is made aside and renamed, so its folder is never half made. Folders are believed only if they belong
-to this user or to root and nobody else may write to them: what lies there will be trained on.
+to this user or to root and nobody else may write to them: what lies there will be trained on. What is looked
+at is what is read: files are reached by the descriptor of the folder that was checked (homes.py).
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import contextlib
 import dataclasses
 import os
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.store.files import appear, sync_files
-from feedrate.store.homes import HOME, ROOT, check_trust, make_home
+from feedrate.store.homes import ROOT, anchor, make_user_folder, open_trusted, owner_of, user_folder
 from feedrate.store.layout import (
     DATA,
     GATE,
@@ -67,30 +69,37 @@ __all__ = [
 
 
 class Copy:
-    """A copy on scratch. Cheap to make; reads of files go by `path`, and need none of this.
+    """A copy on scratch. `create` and `open` give one. What is in it may change any time: be ready for a file
+    that is gone.
 
-    `create` and `open` give one. What is in it may change any time: be ready for a file that is gone.
+    Attributes:
+        folder: where it lies, for people and for other programs.
+        at: the same folder by the descriptor that was checked, for this process while this object lives.
     """
 
-    def __init__(self, folder: Path, marker: Marker) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, marker: Marker, fd: int | None = None) -> None:
+        self.folder = self.at = folder
+        if fd is not None:
+            self.at = anchor(fd, folder)
+            weakref.finalize(self, os.close, fd).atexit = False
         self.marker = marker
         self.files = {file.name: file for file in marker.files}
         self._top = str(self.data)
 
     @property
     def data(self) -> Path:
-        return self.folder / DATA
+        """Return where this process reads and writes files."""
+        return self.at / DATA
 
     @property
     def path(self) -> Path:
         """Return what the user gets: the folder with the files, or the only file."""
-        return self.data / self.marker.entry if self.marker.entry else self.data
+        return self.folder / DATA / self.marker.entry
 
     @property
     def is_ours(self) -> bool:
         """Return whether this user may write to it; root's copies can be used, not finished."""
-        return self.folder.parent.name == str(os.getuid())
+        return self.folder.parent.name == user_folder()
 
     @classmethod
     def open(cls, folder: Path) -> Copy:
@@ -100,13 +109,20 @@ class Copy:
             CopyGone: there is none.
             StorageError: it is not to be trusted, or its marker is damaged.
         """
-        check_trust(folder.parent.parent, may_be_shared=True)
-        for one in (folder.parent, folder):
-            check_trust(one)
-        copy = cls(folder, read_marker(folder))
+        home = open_trusted(folder.parent)
+        try:
+            fd = open_trusted(folder, home)
+        finally:
+            os.close(home)
+        try:
+            marker = read_marker(anchor(fd, folder))
+        except BaseException:
+            os.close(fd)
+            raise
+        copy = cls(folder, marker, fd)
         if copy.is_ours:
             copy._mend()
-        check_trust(copy.data)
+        os.close(open_trusted(folder / DATA, fd))
         return copy
 
     @classmethod
@@ -118,7 +134,7 @@ class Copy:
         """
         for uid in dict.fromkeys((os.getuid(), ROOT)):
             try:
-                copy = cls.open(scratch / HOME / str(uid) / marker.folder_name)
+                copy = cls.open(scratch / user_folder(uid) / marker.folder_name)
             except CopyGone:
                 continue
             except StorageError:
@@ -141,24 +157,27 @@ class Copy:
         Raises:
             StorageError: it cannot be made, or what lies there is not to be trusted.
         """
-        home = make_home(scratch)
         while True:
             copy = cls.find(scratch, marker)
             if copy is not None:
                 return copy
-            made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
-            make_copy(home / marker.folder_name, made)
+            home = make_user_folder(scratch, is_public=marker.is_public)
+            try:
+                made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
+                make_copy(anchor(home, scratch / user_folder()) / marker.folder_name, made)
+            finally:
+                os.close(home)
 
     def _mend(self) -> None:
         """Make again what somebody deleted by hand, so that the copy can be used and finished."""
         folder_mode, file_mode = modes(self.marker.is_public)
         for name in (DATA, LEASES):
             with contextlib.suppress(OSError):
-                (self.folder / name).mkdir(0o700)
-                (self.folder / name).chmod(folder_mode)
+                (self.at / name).mkdir(0o700)
+                (self.at / name).chmod(folder_mode)
         for name in (GATE, WRITER, USED):
             with contextlib.suppress(OSError):
-                (self.folder / name).touch(file_mode, exist_ok=False)
+                (self.at / name).touch(file_mode, exist_ok=False)
 
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""
@@ -255,7 +274,7 @@ class Copy:
         Raises:
             CopyGone: it was deleted.
         """
-        lock = take_lock(self.folder / GATE, wait=True)
+        lock = self._take(GATE, wait=True)
         assert lock is not None
         return lock
 
@@ -265,7 +284,28 @@ class Copy:
         Raises:
             CopyGone: it was deleted.
         """
-        return take_lock(self.folder / WRITER, wait=False)
+        return self._take(WRITER, wait=False)
+
+    def _take(self, name: str, *, wait: bool) -> Lock | None:
+        # Who deletes a copy renames it first; killed, it leaves locks that nobody holds.
+        self._check_name()
+        lock = take_lock(self.at / name, wait=wait)
+        if lock is not None:
+            try:
+                self._check_name()
+            except BaseException:
+                lock.release()
+                raise
+        return lock
+
+    def _check_name(self) -> None:
+        try:
+            there = os.stat(f"{self.at}/../{self.folder.name}", follow_symlinks=False)
+            has_its_name = os.path.samestat(os.stat(self.at), there)
+        except OSError:
+            has_its_name = False
+        if not has_its_name:
+            raise CopyGone
 
     def lease(self) -> Lease:
         """Take a lease: the copy stays until it is released, or this process ends.
@@ -274,11 +314,12 @@ class Copy:
             CopyGone: it was deleted.
         """
         with self.take_gate():
-            return add_lease(self.folder / LEASES, self.folder / USED, is_public=self.marker.is_public)
+            is_public = self.marker.is_public
+            return add_lease(self.at / LEASES, self.at / USED, is_public=is_public, holder=self)
 
     def update(self, marker: Marker) -> None:
         """Write another marker: checksums that are known now, a longer time to keep. Only for its owner."""
-        with self.take_gate(), appear(self.folder / MARKER) as file:
+        with self.take_gate(), appear(self.at / MARKER) as file:
             os.fchmod(file.fileno(), modes(self.marker.is_public)[1])
             file.write(dump_marker(marker))
         self.marker, self.files = marker, {file.name: file for file in marker.files}
@@ -290,13 +331,45 @@ def part_name(name: str) -> str:
     return f"{folder}{slash}.{last}.part"
 
 
-def hold(path: str | os.PathLike[str]) -> Lease | None:
-    """Take a lease on the copy that a path lies in; None: it lies in none that this user may use."""
-    real = Path(os.path.realpath(path))
-    for folder in (real, *real.parents):
-        if folder.name == DATA and (folder.parent / MARKER).exists() and HOME in folder.parts:
-            try:
-                return Copy.open(folder.parent).lease()
-            except (CopyGone, FeedrateError, OSError):
-                return None
+class Held:
+    """What a path on scratch leads to, while this process uses it.
+
+    Attributes:
+        path: the same by descriptor.
+        lease: None: none could be taken, as on a disk that is read-only.
+    """
+
+    def __init__(self, copy: Copy, below: str, lease: Lease | None) -> None:
+        self._copy = copy
+        self.path = copy.data / below
+        self.lease = lease
+
+    def release(self) -> None:
+        if self.lease is not None:
+            self.lease.release()
+
+
+def hold(path: str | os.PathLike[str]) -> Held | None:
+    """Take a lease on the copy that a path lies in; None: it lies in no copy of this user's or of root's.
+
+    Raises:
+        StorageError: it lies where such a copy would, and somebody else could have put it there.
+    """
+    for way in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        parts = Path(way).parts
+        for i in range(len(parts) - 1, 2, -1):
+            folder = Path(*parts[:i])
+            if parts[i] == DATA and owner_of(folder.parent) in (os.getuid(), ROOT):
+                return _hold(folder, "/".join(parts[i + 1 :]))
     return None
+
+
+def _hold(folder: Path, below: str) -> Held | None:
+    try:
+        copy = Copy.open(folder)
+    except CopyGone:
+        return None
+    try:
+        return Held(copy, below, copy.lease())
+    except (CopyGone, FeedrateError, OSError):
+        return Held(copy, below, None)

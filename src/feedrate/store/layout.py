@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
-from feedrate.store.files import appear, explain_write_error, temporary_name
+from feedrate.store.files import appear, explain_write_error, shown, temporary_name
 from feedrate.store.homes import ROOT
 from feedrate.store.leases import CopyGone
 from feedrate.store.marker import Marker, dump_marker, load_marker
@@ -61,12 +61,13 @@ def read_marker(folder: Path) -> Marker:
     except FileNotFoundError:
         if not folder.exists():
             raise CopyGone from None
+        folder = shown(folder)
         raise StorageError(
             f"{folder} has no {MARKER}: it is no copy of feedrate's",
             hint="move it away, or name another folder",
         ) from None
     except FeedrateError as error:
-        hint = f"if you know that nothing of it is needed, delete it by hand: rm -r {folder}"
-        raise StorageError(f"{path} {error}", hint=hint) from None
+        hint = f"if you know that nothing of it is needed, delete it by hand: rm -r {shown(folder)}"
+        raise StorageError(f"{shown(path)} {error}", hint=hint) from None
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        raise StorageError(f"cannot read {shown(path)}: {error.strerror}") from error

@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from feedrate.errors import StorageError, UsageError
 from feedrate.results.progress import Tick
 from feedrate.store.clearing import find_limit, make_room
 from feedrate.store.contents import Contents, read_contents
 from feedrate.store.copies import Copy, CopyGone
-from feedrate.store.homes import HOME
+from feedrate.store.homes import owner_of
 from feedrate.store.inventory import survey
 from feedrate.store.place import is_url
 from feedrate.store.registry import remember_copy
@@ -110,5 +111,6 @@ def _refuse_nesting(contents: Contents, scratch: Scratch) -> None:
             f"the scratch folder {scratch.path} lies in the source {source}",
             hint="name a folder outside of it: --to FOLDER",
         )
-    if outer.startswith(os.path.join(inner, HOME) + "/"):
+    above = Path(outer).parents
+    if any(one.is_relative_to(inner) and owner_of(one) is not None for one in above):
         raise UsageError(f"{source} is a copy on scratch already", hint="use it as it is")

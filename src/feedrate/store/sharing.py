@@ -46,7 +46,8 @@ def name_job(environ: Mapping[str, str] = os.environ) -> str:
 def find_meeting_folder(bases: tuple[str, ...] | None = None) -> Path | None:
     """Return the user's private folder for entries, made if need be; None: there is no place for one."""
     for base in bases or ("/dev/shm", tempfile.gettempdir()):
-        folder = Path(base) / f"feedrate-{os.getuid()}"
+        # Not feedrate-UID, where copies lie if this is scratch, too, and others may look.
+        folder = Path(base) / f"feedrate-shared-{os.getuid()}"
         try:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(0o700)
