@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import stat
@@ -317,5 +318,6 @@ def test_a_marker_names_nothing_outside_of_its_copy(name: str) -> None:
     text = dump_marker(make_marker({"plain": b""})).replace(
         b'"plain"', b'"%s"' % name.encode().replace(b"\0", b"\\u0000")
     )
+    text = re.sub(rb',"check":"\w+"', b"", text)  # as earlier versions wrote it
     with pytest.raises(StorageError, match="is not the name of a file"):
         load_marker(text)

@@ -50,7 +50,6 @@ def node() -> Iterator[Path]:
 
 
 def _open(pack: str | Path, scratch: str | None = None) -> feedrate.Loader:
-    os.environ["XDG_STATE_HOME"] = "/nowhere"
     return feedrate.Loader(pack, 2, fields=("image", "number"), output="numpy", scratch=scratch)
 
 
@@ -65,7 +64,6 @@ def _numbers(loader: feedrate.Loader) -> list[int]:
 
 def _stage(source: Path, scratch: Path) -> Callable[[], str]:
     def work() -> str:
-        os.environ["XDG_STATE_HOME"] = "/nowhere"
         return feedrate.stage(source, scratch).path
 
     return work

@@ -87,7 +87,7 @@ def remove_copies(
             for copy in mine:
                 files = format_count(copy.landed_files, "file")
                 say(
-                    f"deleting {copy.folder} without looking for its source {copy.source}:"
+                    f"deleting {copy.folder} without looking for its source {copy.source or '(unknown)'}:"
                     f" if that is gone, {format_bytes(copy.landed_bytes)} in {files} are lost for good"
                 )
         clearing.remove(mine, even_if_the_source_is_gone=even_if_the_source_is_gone)

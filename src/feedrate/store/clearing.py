@@ -7,15 +7,18 @@ Whether one may go is decided by `eviction` alone. The clock decides only what i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from feedrate.errors import StorageError, UsageError
+from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.results.scratch import CacheInfo, CopyInfo, Leftover, Verdict
 from feedrate.store.cache_listing import list_caches, list_doomed
+from feedrate.store.contents import read_contents
 from feedrate.store.eviction import (
     Kept,
     SourceUnseen,
@@ -29,10 +32,11 @@ from feedrate.store.files import free_bytes
 from feedrate.store.homes import OLD_STORE, owner_of, user_folder
 from feedrate.store.inventory import list_copies
 from feedrate.store.kept import delete_cache
-from feedrate.store.marker import find_node
+from feedrate.store.layout import MARKER
+from feedrate.store.marker import Marker, find_node
 from feedrate.store.place import is_url
 from feedrate.store.registry import forget, recall
-from feedrate.store.removal import opened_folder, walk
+from feedrate.store.removal import opened_folder, read_small, walk
 from feedrate.units import format_bytes, parse_bytes
 
 # A cache does not say how long it should stay: as long as copies of which nothing else was said.
@@ -111,6 +115,7 @@ class Clearing:
         self.everybodys = list_copies(scratch)
         self._sources = {copy.folder: copy.source for copy in self.everybodys if copy.source}
         here = [copy for copy in recall() if copy.node == find_node()]
+        self._noted = {copy.folder: copy.source for copy in here}
         self._more_sources = [copy.source for copy in here if copy.folder not in self._sources]
         self.copies = sorted(filter(is_mine, self.everybodys), key=lambda copy: copy.used)
         self.caches = list_caches(scratch)
@@ -134,9 +139,11 @@ class Clearing:
         idle = [cache for cache in self.caches if self.now - cache.used > _KEEP_CACHES_S and not cache.users]
         self.remove_caches(idle, "no job has used this cache for 7 days")
         for copy in list(self.copies):
-            if copy.is_being_written or copy.problem:
+            if copy.is_being_written:
                 continue
-            if not copy.is_complete:
+            if copy.problem:
+                self._try(copy, copy.problem)
+            elif not copy.is_complete:
                 self._try(copy, "it was never finished, and nobody is copying")
             elif copy.is_in_old_place:
                 self._try(copy, "it lies where copies are not looked for any more")
@@ -166,6 +173,7 @@ class Clearing:
                     home,
                     os.path.basename(copy.folder),
                     sources=[*sources, *self._more_sources],
+                    instead=self._find_source(copy) if copy.problem else None,
                     even_if_the_source_is_gone=even_if_the_source_is_gone,
                     is_trial=self._is_trial,
                 )
@@ -183,6 +191,16 @@ class Clearing:
         if not self._is_trial:
             self._sources.pop(copy.folder, None)
             forget(find_node(), copy.folder)
+
+    def _find_source(self, copy: CopyInfo) -> Marker | None:
+        """Return what a damaged marker should say, if its source is found: by the user's notes, or
+        by what can still be read. A source that is as it was gives the copy the name that it has."""
+        for source in (self._noted.get(copy.folder), guess_source(Path(copy.folder))):
+            with contextlib.suppress(FeedrateError, OSError):
+                marker = read_contents(source).marker if source else None
+                if marker is not None and marker.folder_name == os.path.basename(copy.folder):
+                    return marker
+        return None
 
     def _remove_leftovers(self) -> None:
         for leftover in list_doomed(self.scratch):
@@ -207,6 +225,16 @@ class Clearing:
             except Kept as kept:
                 verdict = Verdict(leftover.path, "", leftover.size_bytes, str(kept))
                 (self.result.restored if kept.is_back else self.result.kept).append(verdict)
+
+
+def guess_source(folder: Path) -> str:
+    """Return the path of a source that a damaged marker still names; "": none."""
+    with contextlib.suppress(OSError, ValueError), opened_folder(str(folder)) as fd:
+        text = read_small(MARKER, fd)
+        found = [re.search(rb'"%s":("(?:[^"\\]|\\.)*")' % name, text) for name in (b"source", b"entry")]
+        source, entry = ("" if one is None else str(json.loads(one[1])) for one in found)
+        return "" if is_url(source) or not source.startswith("/") else os.path.join(source, entry)
+    return ""
 
 
 def list_leftovers(scratch: Path, now: float) -> list[Leftover]:

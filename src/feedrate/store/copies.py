@@ -41,12 +41,14 @@ from feedrate.store.layout import (
 )
 from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, take_lock
 from feedrate.store.marker import (
+    BadMarker,
     CopiedFile,
     Marker,
     describe_maker,
     dump_marker,
     find_node,
 )
+from feedrate.store.patience import log
 from feedrate.units import typed
 
 __all__ = [
@@ -83,6 +85,7 @@ class Copy:
             self.at = anchor(fd, folder)
             weakref.finalize(self, os.close, fd).atexit = False
         self.marker = marker
+        self.is_mended = False  # its marker was damaged: what has landed must be looked at before it is used
         self.files = {file.name: file for file in marker.files}
         self._top = str(self.data)
 
@@ -102,12 +105,13 @@ class Copy:
         return self.folder.parent.name == user_folder()
 
     @classmethod
-    def open(cls, folder: Path) -> Copy:
-        """Open a copy that is there.
+    def open(cls, folder: Path, instead: Marker | None = None) -> Copy:
+        """Open a copy that is there. `instead`: what is believed where its marker is damaged.
 
         Raises:
             CopyGone: there is none.
-            StorageError: it is not to be trusted, or its marker is damaged.
+            BadMarker: its marker is damaged, or of another version.
+            StorageError: it is not to be trusted.
         """
         home = open_trusted(folder.parent)
         try:
@@ -116,9 +120,11 @@ class Copy:
             os.close(home)
         try:
             marker = read_marker(anchor(fd, folder))
-        except BaseException:
-            os.close(fd)
-            raise
+        except BaseException as error:
+            if instead is None or not isinstance(error, BadMarker) or not error.is_damaged:
+                os.close(fd)
+                raise
+            marker = instead
         copy = cls(folder, marker, fd)
         if copy.is_ours:
             copy._mend()
@@ -129,26 +135,65 @@ class Copy:
     def find(cls, scratch: Path, marker: Marker) -> Copy | None:
         """Return the copy of what the marker describes: this user's, or a finished one of root's.
 
+        A marker of this user's that is damaged is written anew: what it said is known from the source.
+
         Raises:
+            BadMarker: a marker of this user's is of no use, and cannot be written anew.
             StorageError: what lies there is not to be trusted.
         """
         for uid in dict.fromkeys((os.getuid(), ROOT)):
+            folder = scratch / user_folder(uid) / marker.folder_name
             try:
-                copy = cls.open(scratch / user_folder(uid) / marker.folder_name)
+                copy = cls.open(folder)
+                copy._check_marker(marker)
             except CopyGone:
                 continue
+            except BadMarker as error:
+                if uid != os.getuid():
+                    continue
+                copy = cls._mend_marker(folder, marker, error)
             except StorageError:
                 if uid == os.getuid():
                     raise
                 continue
-            if copy.marker.digest != marker.digest:
-                raise StorageError(
-                    f"{copy.folder} is a copy of something else: {copy.marker.address}",
-                    hint=f"delete it: feedrate scratch rm {typed(copy.folder)}",
-                )
             if copy.is_ours or copy.is_complete():
                 return copy
         return None
+
+    def _check_marker(self, marker: Marker) -> None:
+        """Refuse to believe a marker that says something else of this source than the source does."""
+        if self.marker.digest != marker.digest:
+            bad = BadMarker(
+                f"{self.folder} is a copy of something else: {self.marker.address}",
+                hint=f"delete it: feedrate scratch rm {typed(self.folder)}",
+            )
+            bad.is_damaged = False
+            raise bad
+        # Not all is covered by the digest: a pack's times may change, and tables may come to lie beside it.
+        told = [file for file in marker.files if marker.kind == "files" or file.crc32c is not None]
+        mine, its = ((one.kind, one.source, one.entry) for one in (self.marker, marker))
+        if mine != its or not all(self._tells_the_same(file) for file in told):
+            raise BadMarker(f"{self.folder / MARKER} is damaged: it does not say what its source holds")
+
+    def _tells_the_same(self, file: CopiedFile) -> bool:
+        mine = self.files.get(file.name)
+        if mine is None or (mine.size_bytes, mine.source_name) != (file.size_bytes, file.source_name):
+            return False
+        return mine.mtime_ns == file.mtime_ns if file.crc32c is None else mine.crc32c == file.crc32c
+
+    @classmethod
+    def _mend_marker(cls, folder: Path, marker: Marker, error: BadMarker) -> Copy:
+        if not error.is_damaged:
+            raise error
+        made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
+        copy = cls.open(folder, instead=made)
+        try:
+            copy.update(made)
+        except (CopyGone, OSError):
+            raise error from None
+        copy.is_mended = True
+        log.warning("%s; it was written anew from the source, %s", error, marker.address)
+        return copy
 
     @classmethod
     def create(cls, scratch: Path, marker: Marker) -> Copy:
@@ -366,8 +411,8 @@ def hold(path: str | os.PathLike[str]) -> Held | None:
 
 def _hold(folder: Path, below: str) -> Held | None:
     try:
-        copy = Copy.open(folder)
-    except CopyGone:
+        copy = Copy.open(folder, instead=Marker("files", "", "", ()))  # a lease needs no more
+    except (CopyGone, BadMarker):
         return None
     try:
         return Held(copy, below, copy.lease())

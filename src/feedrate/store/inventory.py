@@ -88,11 +88,14 @@ def _describe(folder: Path) -> CopyInfo:
         copy = Copy(folder, read_marker(folder))
         return dataclasses.replace(describe_copy(copy), is_trusted=is_trusted)
     except StorageError as error:
+        sizes: dict[str, int] = {}
+        _measure_below(str(folder / DATA), "", sizes)
         return CopyInfo(
             path=str(folder / DATA), folder=str(folder), source="", kind="", owner=user_name(info.st_uid),
-            uid=info.st_uid, files=0, size_bytes=0, landed_files=0, landed_bytes=0, partial_bytes=0,
-            created=0.0, used=0.0, keep_s=None, leases=(), is_being_written=False, is_trusted=is_trusted,
-            problem=str(error),
+            uid=info.st_uid, files=0, size_bytes=0, landed_files=len(sizes), landed_bytes=sum(sizes.values()),
+            partial_bytes=0, created=0.0, used=_time(folder / USED), keep_s=None,
+            leases=live_leases(folder / LEASES), is_trusted=is_trusted,
+            is_being_written=info.st_uid == os.getuid() and is_locked(folder / WRITER), problem=str(error),
         )  # fmt: skip
 
 

@@ -49,8 +49,10 @@ def open_staging(
         scratch = find_scratch(scratch, allow_network=options.allow_network)
     _refuse_nesting(contents, scratch)
     marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
+    is_mended = False
     while True:
         found = Copy.find(scratch.path, marker)
+        is_mended |= found is not None and found.is_mended
         size_bytes, count = _missing(found, contents)
         if count:
             _make_room(scratch, found, size_bytes, say)
@@ -64,6 +66,8 @@ def open_staging(
             copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))
         if copy.is_ours:
             remember_copy(copy, scratch.path)
+        if is_mended or copy.is_mended:
+            options = dataclasses.replace(options, check=True)
         return Staging(contents, scratch, copy, lease, options, watch, say)
 
 

@@ -229,10 +229,13 @@ class Staging:
             raise explain_write_error(error, self.copy.data / name, missing_bytes) from error
 
     def _is_damaged(self, name: str) -> bool:
-        """Read a file that has landed; a good one is read once."""
+        """Read a file that has landed, once; of one without a checksum nothing is known."""
+        expected = self.copy.files[name].crc32c
+        if expected is None:
+            return True
         if name not in self._crcs:
             crc32c = checksum_file(self.copy.data / name)
-            if crc32c != self.copy.files[name].crc32c:
+            if crc32c != expected:
                 self._say(f"{self.copy.folder / DATA / name} is not as it was copied: it is brought anew")
                 return True
             self._crcs[name] = crc32c
