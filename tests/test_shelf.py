@@ -328,3 +328,18 @@ def test_what_samples_are_made_of_is_left_in_the_page_cache() -> None:
     watch = MemoryWatch(lambda: MemoryRoom(10**9, 0, 10**9))
     assert watch.may_take(10**6, keep_bytes=8 * 10**8)
     assert not watch.may_take(10**6, keep_bytes=86 * 10**7)
+
+
+def test_a_shelf_that_is_collected_while_another_is_opened_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost: list[Shelf] = [Shelf("lost", 4, [Tier("ram", 1 << 20)])]
+
+    def collect(*_: object) -> bool:
+        if lost:
+            lost.pop().close()  # as its finalizer does, whenever the garbage collector runs
+        return False
+
+    monkeypatch.setattr("feedrate.store.sharing._remove_if_stale", collect)
+    Shelf("found", 4, [Tier("ram", 1 << 20)]).close()
+    assert lost == []
