@@ -411,6 +411,9 @@ def hold(path: str | os.PathLike[str]) -> Held | None:
 
 def _hold(folder: Path, below: str) -> Held | None:
     try:
+        if not (folder / MARKER).exists():  # no copy, if nobody else had a hand in it
+            os.close(open_trusted(folder.parent))
+            return None
         copy = Copy.open(folder, instead=Marker("files", "", "", ()))  # a lease needs no more
     except (CopyGone, BadMarker):
         return None
