@@ -41,7 +41,7 @@ def name_dataset(dataset: Any, key: str) -> str:
 def _describe_dataset(dataset: Any, above: list[Any]) -> list[str]:
     """Describe a dataset and those that it is made of; `above`: those that it is a part of."""
     parts = ["("]
-    with contextlib.suppress(TypeError, NotImplementedError):  # what it is made of need not know its length
+    with contextlib.suppress(TypeError, RuntimeError):  # what it is made of need not know its length
         parts.append(str(len(dataset)))
     for base in type(dataset).__mro__:
         if base is not object:
