@@ -490,7 +490,10 @@ class Pack:
         path, size_bytes = self.locate_file(shard), shard.size_bytes
         try:
             if shard.container == FILES:
-                path /= os.fsdecode(self._read_texts(f"{field}.path", at)[0][0])
+                (name,), is_good = self._read_texts(f"{field}.path", at)
+                if not is_good.all():
+                    return "; its path in the index is damaged"
+                path /= os.fsdecode(name)
                 size_bytes = -1 if row is None else int(row[f"{field}.length"])
             found = os.stat(path)
         except (OSError, PackError, KeyError, ValueError):  # a StorageError is an OSError
