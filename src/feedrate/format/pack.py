@@ -354,7 +354,8 @@ class Pack:
             values = None
         if values is not None and name == "number":
             values = values + np.repeat(self._first_numbers, np.diff(self._starts))
-        for entry in (part.entry for part in self._parts if name in (part.dtype.names or ())):
+        named = [part.entry for part in self._parts if name in (part.dtype.names or ()) and name != "check"]
+        for entry in named:
             where = self.locate_file(entry), entry.columns[name][0]
             added = self._read_column(*where, dtype, entry.samples)
             # Only now: how many samples there are is a claim, until the bytes of a part were there.
