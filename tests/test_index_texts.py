@@ -130,6 +130,15 @@ def test_verify_names_a_text_that_does_not_fit_its_checksum(images: Path) -> Non
     assert "row 1 fails the checksum of its 'key'" in texts
 
 
+def test_verify_tells_in_words_of_a_column_whose_name_is_no_text(images: Path) -> None:
+    path = images / "shard-00000.arrow"
+    data = path.read_bytes().replace(b"image.path.crc32c", b"image.path.crc32\xff")
+    path.write_bytes(data)
+    edit_manifest(images, lambda m: m["shards"][0]["index"].update(crc32c=f"{kernel.crc32c(data):08x}"))
+    (problem, *_) = verify(images, workers=1).problems
+    assert problem.text.startswith("is not an index part of this pack: 'utf-8'")
+
+
 CHECKS = ("key.crc32c", "image.path.crc32c")
 
 

@@ -159,6 +159,9 @@ def only_batch(whole: pa.Buffer) -> pa.RecordBatch:
     reader = pa.ipc.open_file(pa.BufferReader(whole))
     if reader.num_record_batches != 1:
         raise ValueError(f"it has {reader.num_record_batches} record batches, not 1")
+    names = reader.schema.names  # a ValueError where one is no text
+    if len(set(names)) < len(names):
+        raise ValueError("two of its columns have one name")
     return reader.get_batch(0)
 
 
