@@ -84,6 +84,14 @@ def test_a_manifest_that_gives_small_images_a_huge_size_is_refused_before_memory
         Loader(pack, batch_size=64, output="numpy")
 
 
+@pytest.mark.parametrize("dtype", ["f4,(", "O", "i8,O", 5, ["a"], "no type"])
+def test_a_type_that_is_none_is_told_in_words(tmp_path: Path, dtype: object) -> None:
+    pack = write_images(tmp_path / "pack")
+    edit_manifest(pack, lambda document: document["fields"]["label"].update(dtype=dtype))
+    with pytest.raises(PackError):
+        Dataset(pack)
+
+
 def test_more_samples_than_the_index_can_hold_are_refused(tmp_path: Path) -> None:
     pack = write_images(tmp_path / "pack", shards=1)
     edit_manifest(pack, lambda document: document.update(samples=2**40))

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from damage import edit_manifest, flip_byte
-from feedrate import Dataset, Loader, kernel
+from feedrate import Dataset, Loader, Resize, kernel
 from feedrate.cli import main
 from feedrate.errors import BadSample, FeedrateError, PackError
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
-from feedrate.pack import MergeOptions, PackOptions, SplitOptions, merge, pack, split, verify
+from feedrate.pack import MergeOptions, PackOptions, SplitOptions, index, merge, pack, split, verify
 from packs import write_images
 
 FROZEN = Path(__file__).parent / "data" / "pack-v1"
@@ -71,15 +71,15 @@ def test_a_changed_byte_of_a_text_column_never_gives_another_text(
     assert seen > 100
 
 
-def flip_in_key(folder: Path, row: int) -> None:
+def flip_in_text(folder: Path, row: int, column: str = "key") -> None:
     shard = read_manifest(folder).shards[0]
-    offsets, data = shard.index.columns["key"]
+    offsets, data = shard.index.columns[column]
     whole = (folder / shard.index.name).read_bytes()
     flip_byte(folder / shard.index.name, data + int(np.frombuffer(whole, "<i8", 1, offsets + 8 * row)[0]) + 3)
 
 
 def test_a_sample_whose_key_is_damaged_is_a_bad_sample_where_keys_are_asked_for(images: Path) -> None:
-    flip_in_key(images, 2)
+    flip_in_text(images, 2)
     options = {"shuffle": False, "output": "numpy"}
     with Loader(images, 4, fields=("label", "key"), on_bad_sample="skip", **options) as loader:
         keys = [key for _, batch in loader for key in batch]
@@ -93,10 +93,26 @@ def test_a_sample_whose_key_is_damaged_is_a_bad_sample_where_keys_are_asked_for(
         assert sum(len(labels) for (labels,) in loader) == 10
 
 
+def test_a_damaged_path_of_a_folder_index_is_a_bad_sample_and_not_lost_storage(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    index(jpeg_folder, tmp_path / "indexed", workers=1)
+    flip_in_text(tmp_path / "indexed", 2, "image.path")
+    options = {"fields": ("image", "number"), "image": Resize(8), "shuffle": False, "output": "numpy"}
+    with Loader(tmp_path / "indexed", 4, on_bad_sample="skip", **options) as loader:
+        numbers = [int(number) for _, batch in loader for number in batch]
+    assert numbers == [number for number in range(len(Dataset(tmp_path / "indexed"))) if number != 2]
+    with (
+        Loader(tmp_path / "indexed", 4, **options) as loader,
+        pytest.raises(BadSample, match="its path in the index is damaged"),
+    ):
+        list(loader)
+
+
 def test_a_damaged_key_is_an_error_in_words_for_commands(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flip_in_key(images, 2)
+    flip_in_text(images, 2)
     assert main(["ls", str(images), "--samples", "5"]) == 1
     assert capsys.readouterr().err == (
         f"error: {images}: the index is damaged in column 'key'\n\nhint: feedrate verify {images}\n"
@@ -107,11 +123,20 @@ def test_a_damaged_key_is_an_error_in_words_for_commands(
 
 def test_verify_names_a_text_that_does_not_fit_its_checksum(images: Path) -> None:
     """Also where the checksum of the file is right, as only a liar would make it."""
-    flip_in_key(images, 1)
+    flip_in_text(images, 1)
     data = (images / "shard-00000.arrow").read_bytes()
     edit_manifest(images, lambda m: m["shards"][0]["index"].update(crc32c=f"{kernel.crc32c(data):08x}"))
     texts = [p.text for p in verify(images, workers=1).problems if p.file == "shard-00000.arrow"]
     assert "row 1 fails the checksum of its 'key'" in texts
+
+
+def test_verify_tells_in_words_of_a_column_whose_name_is_no_text(images: Path) -> None:
+    path = images / "shard-00000.arrow"
+    data = path.read_bytes().replace(b"image.path.crc32c", b"image.path.crc32\xff")
+    path.write_bytes(data)
+    edit_manifest(images, lambda m: m["shards"][0]["index"].update(crc32c=f"{kernel.crc32c(data):08x}"))
+    (problem, *_) = verify(images, workers=1).problems
+    assert problem.text.startswith("is not an index part of this pack: 'utf-8'")
 
 
 CHECKS = ("key.crc32c", "image.path.crc32c")

@@ -126,6 +126,18 @@ def test_more_than_a_tenth_of_an_epoch_is_not_skipped_in_silence(tmp_path: Path,
     assert len(told) == (9 if kind == "function" else 0)
 
 
+def test_one_bad_sample_is_skipped_however_few_samples_a_rank_has(tmp_path: Path):
+    pack = write_images(tmp_path / "pack", count=40)
+    spoil_sample(pack, 1)
+    options = {"shuffle": False, "on_bad_sample": "skip", "output": "numpy", "world_size": 10}
+    with Loader(pack, 4, rank=0, **options) as loader:
+        assert sum(len(batch[0]) for batch in loader) == 3
+    spoil_sample(pack, 2)
+    words = r"2 of 4 samples of epoch 0 on rank 0 are bad and were skipped, and at most 10% may be"
+    with Loader(pack, 4, rank=0, **options) as loader, pytest.raises(PackError, match=words):
+        list(loader)
+
+
 def policy_of(kind: str, told: list[BadSample]) -> Any:
     return "skip" if kind == "skip" else told.append
 

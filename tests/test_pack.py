@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from elsewhere import read_keys
-from feedrate import Loader
+from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, NotFound, SourceError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.pack import PackOptions, describe, pack, unpack, verify
@@ -262,6 +262,16 @@ def test_parts_of_a_dataset_become_one_pack_with_its_split(tmp_path: Path) -> No
     assert whole.classes == ["cat", "dog", "emu"]
     validation = Loader(tmp_path / "p", fields=("key",), split="val", output="numpy")
     assert sorted(key for (keys,) in validation for key in keys) == ["val/dog/4", "val/emu/5"]
+
+
+def test_a_folder_without_images_beside_the_parts_does_not_make_them_classes(tmp_path: Path) -> None:
+    save_image(tmp_path / "s" / "train" / "cat" / "1.jpg", 1)
+    save_image(tmp_path / "s" / "val" / "cat" / "2.jpg", 2)
+    (tmp_path / "s" / "annotations").mkdir()
+    (tmp_path / "s" / "annotations" / "boxes.json").write_text("{}")
+    pack(tmp_path / "s", tmp_path / "p")
+    assert Loader(tmp_path / "p", output="numpy").classes == ["cat"]
+    assert len(Dataset(tmp_path / "p", split="train")) == 1
 
 
 def test_a_part_without_class_folders_beside_one_that_has_some_is_refused(tmp_path: Path) -> None:

@@ -298,11 +298,13 @@ def test_a_block_that_breaks_off_is_gone_on_with_where_it_broke(shelf: Shelf, tm
     with serve(tmp_path / "served") as server:
         server.fault = lambda _path, _number: "break"
         file = Incoming("one", Place(server.url), b"one", len(data), kernel.crc32c(data))
-        Transfer(2, wait=lambda _: False).carry([file], shelf.open_part, shelf.arrived)
+        said: list[str] = []
+        Transfer(2, say=said.append, wait=lambda _: False).carry([file], shelf.open_part, shelf.arrived)
         asked = [wanted for _, wanted in server.asked]
     assert shelf.whole == {"one": data}
     assert asked[:2] == ["bytes=0-49999", "bytes=1000-49999"]
     assert len(asked) == 50
+    assert len(said) == 1, "a line that breaks is said once, not with every number of bytes that came"
 
 
 def test_of_a_storage_that_keeps_nothing_of_a_broken_answer_less_is_asked_for(shelf: Shelf) -> None:

@@ -257,7 +257,13 @@ def parse_manifest(text: bytes) -> Manifest:
         samples = _count(document["samples"])
     except PackError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        SyntaxError,
+    ) as error:  # the last of numpy's types
         raise PackError(f"is damaged: {type(error).__name__} {error}") from error
     # Several parts of the index may describe one file, each other samples of it.
     shared = {(s.folder, s.name) for s in manifest.shards if s.container == "hdf5" or s.is_in_place}

@@ -354,7 +354,8 @@ class Pack:
             values = None
         if values is not None and name == "number":
             values = values + np.repeat(self._first_numbers, np.diff(self._starts))
-        for entry in (part.entry for part in self._parts if name in (part.dtype.names or ())):
+        named = [part.entry for part in self._parts if name in (part.dtype.names or ()) and name != "check"]
+        for entry in named:
             where = self.locate_file(entry), entry.columns[name][0]
             added = self._read_column(*where, dtype, entry.samples)
             # Only now: how many samples there are is a claim, until the bytes of a part were there.
@@ -490,7 +491,10 @@ class Pack:
         path, size_bytes = self.locate_file(shard), shard.size_bytes
         try:
             if shard.container == FILES:
-                path /= os.fsdecode(self._read_texts(f"{field}.path", at)[0][0])
+                (name,), is_good = self._read_texts(f"{field}.path", at)
+                if not is_good.all():
+                    return "; its path in the index is damaged"
+                path /= os.fsdecode(name)
                 size_bytes = -1 if row is None else int(row[f"{field}.length"])
             found = os.stat(path)
         except (OSError, PackError, KeyError, ValueError):  # a StorageError is an OSError

@@ -60,6 +60,8 @@ def check_rows(pack: Pack, positions: I64, statuses: I32) -> None:
 
 def check_values(pack: Pack, field: str, rows: Rows, positions: I64, statuses: I32) -> None:
     """Raise StorageError where values of a field could not be read because their files cannot."""
+    if not statuses.any():  # most often; `isin` takes as long as to find the sample
+        return
     at = np.flatnonzero(np.isin(statuses, _UNREAD))
     if not at.size:
         return
@@ -102,7 +104,7 @@ def _find_fault(span: _Span) -> str | None:
             if found < span.size_bytes and not span.folder:
                 return f"{span.path} is cut short: {found:,} of {span.size_bytes:,} bytes are there"
             os.pread(fd, min(span.length, found), span.offset)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         if not span.folder:
             return f"{span.path} cannot be read: {error.strerror}"
         # A mount that is gone leaves an empty folder, or none.

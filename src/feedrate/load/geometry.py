@@ -68,17 +68,24 @@ class Artist:
             widths, heights = np.maximum(widths, least_width), np.maximum(heights, least_height)
             uniforms = self._uniforms(Purpose.CROP, epoch, rows, slots, self.image.uniforms)
             boxes = self.image.place(widths, heights, uniforms)
-        boxes[list(refused)] = 0  # nothing of them is decoded
+        if refused:
+            boxes[list(refused)] = 0  # nothing of them is decoded
         return Geometry(boxes, flips, sides, refused)
 
     def _refuse(self, widths: I64, heights: I64) -> dict[int, str]:
         """Return which samples cannot be used, by the sizes that the index claims, and why."""
+        is_whole = self.is_shown and (self.image is None or isinstance(self.image, Resize))
+        least_height, least_width = (1, 1) if self.image is None else self.image.min_size
+        least = max(1, least_height, least_width)
+        most = min(_LONGEST_SIDE, pillow.most_pixels() ** 0.5) if is_whole else _LONGEST_SIDE
+        # Most often none of them is odd, and a look at one sample must not cost more than its draws.
+        if not ((np.minimum(widths, heights) < least) | (np.maximum(widths, heights) > most)).any():
+            return {}
         refused: dict[int, str] = {}
-        if self.is_shown and (self.image is None or isinstance(self.image, Resize)):
+        if is_whole:
             for i in np.flatnonzero(widths * heights > pillow.most_pixels()).tolist():
                 refused[i] = pillow.say_too_large(int(widths[i]), int(heights[i]))
         if self.image is not None:
-            least_height, least_width = self.image.min_size
             for i in np.flatnonzero((widths < least_width) | (heights < least_height)).tolist():
                 refused[i] = self.image.refuse(int(widths[i]), int(heights[i])) or "refused"
         if self.is_shown:

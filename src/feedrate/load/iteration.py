@@ -132,11 +132,14 @@ class LoaderIterator(Iterator[Any]):
                 hint=hint,
             )
         self._skipped += len(batch.bad)
-        if self._skipped * shares.world > MOST_SKIPPED * shares.length:
+        share = -(-shares.length // shares.world)
+        # Of the other ranks nothing is known, and where each has a few samples, one is more than a tenth.
+        is_few = self._skipped == 1 and shares.world > 1
+        if self._skipped > MOST_SKIPPED * shares.length / shares.world and not is_few:
+            whose = f"on rank {shares.rank} " if shares.world > 1 else ""
             raise PackError(
-                f"{self._skipped:,} of {-(-shares.length // shares.world):,} samples of epoch "
-                f"{self._cursor.epoch} are bad and were skipped, and at most {MOST_SKIPPED:.0%} may be; "
-                f"the last: {batch.bad[-1]}",
+                f"{self._skipped:,} of {share:,} samples of epoch {self._cursor.epoch} {whose}are bad and "
+                f"were skipped, and at most {MOST_SKIPPED:.0%} may be; the last: {batch.bad[-1]}",
                 hint=f"{hint}, or give the positions of good samples as order=",
             )
 

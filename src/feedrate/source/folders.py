@@ -186,16 +186,24 @@ class SplitFolders(Reader):
 def open_folders(root: str) -> ImageFolders | SplitFolders:
     """Return the reader of a folder: of classes, of images, or of parts that have classes in them."""
     _, top = next(walk(root).folders())
-    names = [os.path.basename(path) for path, _ in top.folders if path != _OF_THE_DISK]
-    is_split = names and all(os.fsdecode(name).lower() in SPLIT_NAMES for name in names)
-    if not is_split or (top.kinds == Entry.WANTED).any():
+    names = [os.path.basename(os.fsdecode(path)) for path, _ in top.folders if path != _OF_THE_DISK]
+    splits = [name for name in names if name.lower() in SPLIT_NAMES]
+    others = [name for name in names if name not in splits]
+    # Folders without images, as of annotations, are neither parts nor classes.
+    if not splits or (top.kinds == Entry.WANTED).any() or any(_has_images(root, name) for name in others):
         return ImageFolders(root)
     parts: dict[str, list[str]] = {}
-    for name in sorted(map(os.fsdecode, names)):
+    for name in sorted(splits):
         _, inside = next(walk(os.path.join(root, name)).folders())
         parts[name] = [printable(path) for path, _ in inside.folders]
     # Images straight in train/ and test/: then these are the classes, odd as their names are.
     return SplitFolders(root, parts) if any(parts.values()) else ImageFolders(root)
+
+
+def _has_images(root: str, folder: str) -> bool:
+    return any(
+        (inside.kinds == Entry.WANTED).any() for _, inside in walk(os.path.join(root, folder)).folders()
+    )
 
 
 def _stretches(indices: I64) -> Iterator[I64]:

@@ -168,14 +168,15 @@ class Told(Trouble):
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__("", PATIENCE)
         self._say = say
-        self._said: set[str] = set()
+        self._said: set[tuple[type[BaseException], str, float]] = set()
 
     def note(self, error: BaseException, address: str, wait_s: float, give_up_s: float) -> None:  # noqa: ARG002
-        sentence = f"{self.explain(error, address, 1)}; trying again in {format_seconds(wait_s)}"
-        # Not once per stream: they all meet the same trouble.
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._say(sentence)
+        # Not once per stream: they all meet the same trouble. Nor by the words: a line that breaks again and
+        # again says each time how many bytes came.
+        trouble = type(error), address, wait_s
+        if trouble not in self._said:
+            self._said.add(trouble)
+            self._say(f"{self.explain(error, address, 1)}; trying again in {format_seconds(wait_s)}")
 
     def explain(self, error: BaseException, address: str, failures: int) -> Exception:  # noqa: ARG002
         assert isinstance(error, Exception)
