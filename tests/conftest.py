@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import multiprocessing.forkserver
@@ -128,4 +129,5 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode:
         pytest.skip("mounting a small tmpfs needs root")
     yield folder
+    gc.collect()  # what an exception's frames hold keeps files open there
     subprocess.run(["umount", folder], check=True)

@@ -8,6 +8,7 @@ As a program it tries lies one after another, so that a crash ends a process tha
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -23,7 +24,7 @@ import numpy as np
 from damage import edit_manifest
 from feedrate import CenterCrop, Dataset, Loader, RandomResizedCrop, Resize, kernel
 from feedrate.errors import BadSample, FeedrateError, PackError
-from feedrate.format.fields import row_dtype
+from feedrate.format.fields import row_dtype, text_check
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.pack.unpacking import unpack
 from feedrate.pack.verifying import verify
@@ -67,13 +68,26 @@ class LyingPack:
         self.write_index(bytes(data), shard)
 
     def write_index(self, data: bytes, shard: int = 0) -> None:
-        """Write an index part with right checksums: of its rows, and of the file in pack.json."""
-        data = self._check_rows(bytearray(data), shard)
+        """Write an index part with right checksums: of its rows and texts, and of the file in pack.json."""
+        data = self._check_rows(self._check_texts(bytearray(data), shard), shard)
         self.index(shard).write_bytes(data)
         size_bytes, crc32c = len(data), f"{kernel.crc32c(data):08x}"
         edit_manifest(
             self.path, lambda d: d["shards"][shard]["index"].update(bytes=size_bytes, crc32c=crc32c)
         )
+
+    def _check_texts(self, data: bytearray, shard: int) -> bytearray:
+        entry = self.manifest.shards[shard]
+        columns, view = entry.index.columns, memoryview(bytes(data))
+        for name in [name for name in columns if text_check(name) in columns]:
+            starts_at, texts_at = columns[name]
+            starts = np.frombuffer(view, "<i8", entry.samples + 1, starts_at).tolist()
+            for row, (start, stop) in enumerate(itertools.pairwise(starts)):
+                if 0 <= start <= stop <= len(view) - texts_at:
+                    crc32c = kernel.crc32c(view[texts_at + start : texts_at + stop])
+                    at = columns[text_check(name)][0] + 4 * row
+                    data[at : at + 4] = crc32c.to_bytes(4, "little")
+        return data
 
     def _check_rows(self, data: bytearray, shard: int) -> bytes:
         entry, dtype = self.manifest.shards[shard], row_dtype(self.manifest.fields)

@@ -58,14 +58,14 @@ def stage_half(source: Path, scratch: Path) -> Copy:
 
 
 def evict_copy(copy: Copy, **options: Any) -> None:
-    with opened_home(copy.folder.parent.parent.parent) as home:
+    with opened_home(copy.folder.parent.parent) as home:
         assert home is not None
         evict(home, copy.folder.name, **options)
 
 
 def names_in(scratch: Path) -> list[str]:
     """Return what lies in this user's folder."""
-    folder = scratch / "feedrate" / str(os.getuid())
+    folder = scratch / f"feedrate-{os.getuid()}"
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 

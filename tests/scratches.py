@@ -20,7 +20,7 @@ from feedrate import kernel
 from feedrate.store.marker import CopiedFile, Marker
 from trees import find_below
 
-STRANGER = 54321  # a user that this machine does not have
+STRANGER, OTHER_STRANGER = 54321, 54322  # users that this machine does not have
 NOT_ROOT = "changing the owner of a file needs root"
 
 
@@ -66,8 +66,13 @@ def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
                 child.send_signal(signal.SIGKILL)
 
 
-def as_stranger(work: Callable[[], Any]) -> Any:
+def as_stranger(work: Callable[[], Any], uid: int = STRANGER) -> Any:
     """Run something as another user; return what it returns, by way of JSON."""
+    return begin_as_stranger(work, uid)()
+
+
+def begin_as_stranger(work: Callable[[], Any], uid: int = STRANGER) -> Callable[[], Any]:
+    """Begin to run something as another user; what is returned waits for its end, and returns its result."""
     if os.geteuid() != 0:
         pytest.skip(NOT_ROOT)
     receive, send = os.pipe()
@@ -75,15 +80,19 @@ def as_stranger(work: Callable[[], Any]) -> Any:
     if not child:
         try:
             os.setgroups([])
-            os.setgid(STRANGER)
-            os.setuid(STRANGER)
+            os.setgid(uid)
+            os.setuid(uid)
             answer = json.dumps(work())
         except BaseException as error:
             answer = json.dumps(f"{type(error).__name__}: {error}")
         os.write(send, answer.encode())
         os._exit(0)
     os.close(send)
-    with open(receive) as answers:
-        text = answers.read()
-    os.waitpid(child, 0)
-    return json.loads(text)
+
+    def finish() -> Any:
+        with open(receive) as answers:
+            text = answers.read()
+        os.waitpid(child, 0)
+        return json.loads(text)
+
+    return finish

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import stat
@@ -60,7 +61,7 @@ def land_all(copy: Copy) -> None:
 
 def test_a_copy_is_made_once_and_found_again(tmp_path: Path) -> None:
     first, second = (Copy.create(tmp_path, make_marker(FILES)) for _ in range(2))
-    assert first.folder == second.folder == tmp_path / "feedrate" / str(os.getuid()) / "set-abababababab"
+    assert first.folder == second.folder == tmp_path / f"feedrate-{os.getuid()}" / "set-abababababab"
     assert sorted(os.listdir(first.folder)) == ["copy.json", "data", "gate", "leases", "used", "writer"]
     assert os.listdir(first.folder.parent) == [first.folder.name]
     assert second.marker.files == make_marker(FILES).files
@@ -212,8 +213,8 @@ def test_a_copy_belongs_to_this_user_or_to_root(copy: Copy) -> None:
     with pytest.raises(StorageError, match=f"belongs to {STRANGER}, so what lies there is not trusted"):
         Copy.open(copy.folder)
     with pytest.raises(StorageError, match="is not trusted"):
-        Copy.create(copy.folder.parent.parent.parent, copy.marker)
-    (info,) = list_copies(copy.folder.parent.parent.parent)
+        Copy.create(copy.folder.parent.parent, copy.marker)
+    (info,) = list_copies(copy.folder.parent.parent)
     assert (info.is_trusted, info.uid) == (False, STRANGER)
 
 
@@ -245,9 +246,9 @@ def test_a_finished_public_copy_of_roots_is_for_everybody(public_scratch: Path) 
             users = [lease.user for lease in describe_copy(found).leases]
             return [str(found.folder), users, found.is_ours]
 
-    own = str(public_scratch / "feedrate" / str(STRANGER) / copy.folder.name)
+    own = str(public_scratch / f"feedrate-{STRANGER}" / copy.folder.name)
     assert as_stranger(use) == [own, [str(STRANGER)], True]  # not finished: they make their own
-    shutil.rmtree(public_scratch / "feedrate" / str(STRANGER))
+    shutil.rmtree(public_scratch / f"feedrate-{STRANGER}")
     land_all(copy)
     assert as_stranger(use) == [str(copy.folder), [str(STRANGER)], False]
     assert stat.S_IMODE(copy.folder.stat().st_mode) == 0o755
@@ -317,5 +318,6 @@ def test_a_marker_names_nothing_outside_of_its_copy(name: str) -> None:
     text = dump_marker(make_marker({"plain": b""})).replace(
         b'"plain"', b'"%s"' % name.encode().replace(b"\0", b"\\u0000")
     )
+    text = re.sub(rb',"check":"\w+"', b"", text)  # as earlier versions wrote it
     with pytest.raises(StorageError, match="is not the name of a file"):
         load_marker(text)

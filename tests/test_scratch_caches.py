@@ -124,7 +124,7 @@ def test_gc_deletes_caches_that_no_job_has_used_for_seven_days(
 def test_the_next_job_makes_a_deleted_cache_anew(tmp_path: Path) -> None:
     fill(tmp_path)
     remove_copies([place(tmp_path).name], str(tmp_path))
-    assert fill(tmp_path).made == 13
+    assert fill(tmp_path).made == 9
     assert fill(tmp_path).made == 0
 
 
@@ -181,7 +181,7 @@ def test_what_a_killed_deletion_left_is_listed_and_taken_away_by_gc(tmp_path: Pa
     (folder,) = list_scratch(str(tmp_path)).folders
     assert folder.caches == ()
     assert [one.what for one in folder.leftovers] == ["a cache that was being deleted"]
-    assert fill(tmp_path).made == 13  # it is in nobody's way
+    assert fill(tmp_path).made == 9  # it is in nobody's way
     assert [one.why for one in collect_garbage(str(tmp_path)).removed] == ["a cache that was being deleted"]
     assert len(list(home_of(str(tmp_path)).iterdir())) == 1
 

@@ -44,7 +44,7 @@ def assert_kept(copy: Copy, words: str, **options: object) -> None:
     with pytest.raises(Kept, match=words):
         evict_copy(copy, **options)
     assert read_tree(copy.folder) == before
-    assert [name for name in names_in(copy.folder.parents[2]) if name.startswith(".")] == []
+    assert [name for name in names_in(copy.folder.parents[1]) if name.startswith(".")] == []
 
 
 def test_a_copy_whose_source_is_there_goes_and_the_source_stays(source: Path, scratch: Path) -> None:
@@ -399,14 +399,14 @@ def test_a_copy_that_lies_in_what_was_staged_stays(source: Path, tmp_path: Path,
 
 
 def foreign(scratch: Path) -> Path:
-    folder = scratch / "feedrate" / str(os.getuid()) / "mine-0123456789ab"
+    folder = scratch / f"feedrate-{os.getuid()}" / "mine-0123456789ab"
     folder.mkdir(parents=True)
     (folder / "thesis.tex").write_text("years")
     return folder
 
 
 def evict_folder(folder: Path) -> None:
-    with opened_home(folder.parents[2]) as home:
+    with opened_home(folder.parents[1]) as home:
         assert home is not None
         evict(home, folder.name, even_if_the_source_is_gone=True)
 
@@ -453,12 +453,11 @@ def test_links_are_never_followed(source: Path, tmp_path: Path, scratch: Path) -
     evict_copy(copy)
 
 
-@pytest.mark.parametrize("depth", [0, 1], ids=["UID", "feedrate"])
 def test_a_folder_above_that_is_a_link_is_not_looked_into(
-    source: Path, tmp_path: Path, scratch: Path, depth: int
+    source: Path, tmp_path: Path, scratch: Path
 ) -> None:
     copy = stage(source, scratch)
-    above = copy.folder.parents[depth]
+    above = copy.folder.parent
     above.rename(tmp_path / "moved")
     above.symlink_to(tmp_path / "moved")
     before = read_tree(tmp_path / "moved")

@@ -226,7 +226,7 @@ def test_a_copy_that_vanishes_while_it_is_made_does_not_stop_training(
         for batch in loader:
             found.append(batch)
             if len(found) == 2:
-                shutil.rmtree(scratch / "feedrate")
+                shutil.rmtree(scratch / f"feedrate-{os.getuid()}")
     assert_same(found, expected)
 
 

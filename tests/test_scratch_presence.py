@@ -48,7 +48,7 @@ def some_object(bucket: Any) -> str:
 
 def test_a_copy_of_a_remote_source_goes_when_that_is_there(copy: Copy) -> None:
     evict_copy(copy)
-    assert names_in(copy.folder.parents[2]) == []
+    assert names_in(copy.folder.parents[1]) == []
 
 
 def test_it_stays_when_an_object_is_gone(copy: Copy, bucket: Any) -> None:
@@ -176,7 +176,7 @@ def test_a_copy_that_a_server_serves_as_the_source_stays(
 ) -> None:
     pytest.importorskip("aiohttp")
     copy = stage(make_pack(tmp_path / "set"), tmp_path / "scr")
-    move_source(copy, serve(copy.data))
+    move_source(copy, serve(copy.path))
     before = read_tree(copy.folder)
     with pytest.raises(SourceUnseen, match="was not seen"):
         evict_copy(copy)

@@ -251,7 +251,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(shelve) -> None:
 
 
 def test_a_meeting_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / f"feedrate-{os.getuid()}").mkdir(0o755)
+    (tmp_path / f"feedrate-shared-{os.getuid()}").mkdir(0o755)
     assert sharing.find_meeting_folder((str(tmp_path),)) is None
     (tmp_path / "other").mkdir()
     found = sharing.find_meeting_folder((str(tmp_path), str(tmp_path / "other")))
@@ -262,7 +262,7 @@ def test_a_meeting_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> N
 
 def test_a_link_in_place_of_the_meeting_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(0o700)
-    (tmp_path / f"feedrate-{os.getuid()}").symlink_to(tmp_path / "real")
+    (tmp_path / f"feedrate-shared-{os.getuid()}").symlink_to(tmp_path / "real")
     assert sharing.find_meeting_folder((str(tmp_path),)) is None
 
 
@@ -328,3 +328,18 @@ def test_what_samples_are_made_of_is_left_in_the_page_cache() -> None:
     watch = MemoryWatch(lambda: MemoryRoom(10**9, 0, 10**9))
     assert watch.may_take(10**6, keep_bytes=8 * 10**8)
     assert not watch.may_take(10**6, keep_bytes=86 * 10**7)
+
+
+def test_a_shelf_that_is_collected_while_another_is_opened_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost: list[Shelf] = [Shelf("lost", 4, [Tier("ram", 1 << 20)])]
+
+    def collect(*_: object) -> bool:
+        if lost:
+            lost.pop().close()  # as its finalizer does, whenever the garbage collector runs
+        return False
+
+    monkeypatch.setattr("feedrate.store.sharing._remove_if_stale", collect)
+    Shelf("found", 4, [Tier("ram", 1 << 20)]).close()
+    assert lost == []

@@ -436,7 +436,7 @@ def test_memory_as_scratch_must_fit_into_the_job(
     assert Path(stage(folder, small_disk, say=said.append).path, "x").stat().st_size == 10_000
     assert any("that is memory" in sentence for sentence in said)
     release_all()  # or the disk could not be unmounted
-    shutil.rmtree(small_disk / "feedrate")
+    shutil.rmtree(small_disk / f"feedrate-{os.getuid()}")
     monkeypatch.setattr(scratch_module, "count_usable_memory_bytes", lambda: 15_000)
     with pytest.raises(StorageError, match=r"which is memory, and this job may use 15\.0 KB in all"):
         stage(folder, small_disk)

@@ -89,6 +89,14 @@ def test_wrong_row_checksum_is_found(good: Path) -> None:
     assert any("row 0 fails its checksum" in text for text in problems(good))
 
 
+def test_names_of_columns_that_are_not_text_are_found(good: Path) -> None:
+    path = good / "shard-00000.arrow"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"key.crc32c", b"key.crc3\x80c"))
+    assert path.read_bytes() != whole
+    assert any("is not an index part of this pack" in text for text in problems(good))
+
+
 def test_columns_that_are_not_where_the_manifest_says_are_found(good: Path) -> None:
     edit_manifest(good, lambda m: m["shards"][0]["index"]["columns"].update(number=[8]))
     assert problems(good) == ["shard-00000.arrow [None] its columns do not begin where pack.json says"]

@@ -63,7 +63,7 @@ def test_ls_of_what_others_put_there_says_why_it_is_not_a_copy(
     copy: Copy, scratch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copy.folder.parent / "notes").mkdir()
-    assert "it is no copy of feedrate's" in run(capsys, "ls", "--scratch", scratch)[1]
+    assert "has no copy.json" in run(capsys, "ls", "--scratch", scratch)[1]
 
 
 def test_ls_without_a_folder_finds_where_one_staged_before(

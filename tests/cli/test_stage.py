@@ -62,7 +62,7 @@ def test_scratch_is_found_by_itself_and_named(
     monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
     assert main(["stage", str(source)]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith(f"{scratch}/feedrate/")
+    assert out.startswith(f"{scratch}/feedrate-")
     assert f"scratch: {scratch} ($SLURM_TMPDIR" in err
 
 

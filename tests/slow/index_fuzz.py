@@ -53,7 +53,7 @@ class Liar:
         if kind == 0:
             return size + self.random.choice((-1, 0, 1, 2, 16))
         if kind == 1:
-            return self.random.randrange(size + 1)
+            return self.random.randrange(abs(size) + 1)
         if kind == 2:
             return self.random.getrandbits(64) - 2**63
         return self.random.choice(WHOLE)

@@ -118,7 +118,7 @@ def server() -> Any:
 
 def content(scratch: Path) -> dict[str, bytes]:
     """Return what copies hold under final names."""
-    home = scratch / "feedrate" / str(os.getuid())
+    home = scratch / f"feedrate-{os.getuid()}"
     return {
         str(path.relative_to(data)): path.read_bytes()
         for data in home.glob("*/data")
@@ -196,12 +196,12 @@ def test_evicting_killed_at_any_moment_is_finished_by_gc(
         if trial % 2:
             assert read_tree(Path(server.run("stage", source, scratch)["answer"])) == whole, where
         assert server.run("gc", source, scratch)["answer"] == [], where
-        assert os.listdir(scratch / "feedrate" / str(os.getuid())) == [], f"space is not back, {where}"
+        assert os.listdir(scratch / f"feedrate-{os.getuid()}") == [], f"space is not back, {where}"
     assert killed >= trials * 0.8
 
 
 def bytes_of_data(scratch: Path) -> int:
-    return sum(p.stat().st_size for p in scratch.glob("feedrate/*/*/data/**/*") if p.is_file())
+    return sum(p.stat().st_size for p in scratch.glob("feedrate-*/*/data/**/*") if p.is_file())
 
 
 def test_of_two_copies_of_each_other_two_evictors_leave_one(tmp_path: Path) -> None:

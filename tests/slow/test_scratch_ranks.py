@@ -39,7 +39,7 @@ def test_ranks_of_a_node_share_one_copy_and_every_sample_comes_once(
     assert [rank.returncode for rank in ranks] == [0, 0, 0]
     for epoch in range(2):
         assert sorted(int(n) for lines in given for n in lines[epoch].split()) == list(range(COUNT))
-    copies = list((scratch / "feedrate" / str(os.getuid())).iterdir())
+    copies = list((scratch / f"feedrate-{os.getuid()}").iterdir())
     assert len(copies) == 1
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import operator
 import os
 import secrets
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,10 +41,12 @@ def cached(
         ram: memory to use: "auto" (what the job's limit leaves, less a margin), "8GB", bytes; 0: none.
         disk: "FOLDER:SIZE", used when memory is full, on a disk of this node.
         key: a name for what the samples are; change it when they change. With it, the ranks of a job share
-            what is kept, and what lies on `disk` is there again for the next job.
+            what is kept, and what lies on `disk` is there again for the next job. Three samples are made at
+            once and compared with what is kept.
 
     Raises:
-        UsageError: an argument makes no sense; later, a sample that has no encoding: it is named.
+        UsageError: an argument makes no sense, or another dataset's samples are kept under this key; later,
+            a sample that has no encoding: it is named.
     """
     return Cached(dataset, ram=ram, disk=disk, key=key)
 
@@ -69,6 +72,13 @@ class Cached:
             tiers = tuple(dataclasses.replace(t, keep=name) if t.kind == "disk" else t for t in tiers)
         self._shelf = Shelf(name, self._length, tiers)
         self._mine: KeptSamples | None = None
+        self._called_at = _find_caller()
+        if key is not None:
+            try:
+                self._open().compare(dataset, key, name)
+            except BaseException:
+                self.close()
+                raise
 
     def __len__(self) -> int:
         return self._length
@@ -122,7 +132,7 @@ class Cached:
 
     def _open(self) -> KeptSamples:
         if self._mine is None or self._mine.process != os.getpid():
-            self._mine = KeptSamples(self._shelf)
+            self._mine = KeptSamples(self._shelf, self._called_at)
         return self._mine
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,6 +149,14 @@ class Cached:
 
     def __repr__(self) -> str:
         return f"cached({self.dataset!r})"
+
+
+def _find_caller() -> tuple[str, int]:
+    """Return file and line of who called feedrate: what a warning is about."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "feedrate":
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 class Mapped:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from feedrate.errors import UsageError
 from feedrate.kernel import U8
+from feedrate.load.fingerprint import list_inner
 from feedrate.probe.process import read_file
 from feedrate.store.codec import Damaged, Refused, decode, encode
 from feedrate.store.shelf import Shelf
@@ -18,15 +20,17 @@ from feedrate.store.views import Views
 
 # Smaller samples are copied: that takes less time than to map them (benchmarks/cached.py).
 MAPPED_BYTES = 512 << 10
+_LOOKED_AT = 1_000_000
 ABSENT = object()
 _TAKEN = "tensors, arrays, numbers, text, bytes, Pillow's images, and dicts, lists and tuples of them"
 
 
 class KeptSamples:
-    """What one process does with the shelf of a cached dataset."""
+    """What one process does with the shelf of a cached dataset. `called_at`: the user's line for warnings."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, called_at: tuple[str, int]) -> None:
         self.process = os.getpid()
+        self._called_at = called_at
         self._shelf = shelf
         # Of a disk, what is read must be checked as a whole: it is copied.
         kinds = zip(shelf.paths, shelf.tiers, strict=True)
@@ -99,13 +103,61 @@ class KeptSamples:
         again = _encode(dataset, number, _fetch(dataset, [number])[0])
         read_bytes = min(read_bytes, _count_read_bytes() - before)
         if len(again) != len(data) or not np.array_equal(again, data):
-            warnings.warn(
-                f"sample {number} of {type(dataset).__name__} came out differently when it was made again, "
-                "and cached() keeps one of them for all epochs: put what is random behind it, "
-                "cached(...).map(augment)",
-                stacklevel=2,
-            )
+            self._warn_of_chance(dataset, number)
         return read_bytes
+
+    def _warn_of_chance(self, dataset: Any, number: int) -> None:
+        self._warn(
+            f"sample {number} of {type(dataset).__name__} came out differently when it was made again, "
+            "and cached() keeps one of them for all epochs: put what is random behind it, "
+            "cached(...).map(augment)"
+        )
+
+    def _warn(self, message: str) -> None:
+        # Where it is noticed is often a worker of a DataLoader, in which no line is the user's.
+        warnings.warn_explicit(message, UserWarning, *self._called_at)
+
+    def compare(self, dataset: Any, key: str, name: str) -> None:
+        """Make three samples anew, and compare them with what is kept under this key.
+
+        Of a cache that holds none yet, three are put there first: whoever comes to the same cache a moment
+        later with another dataset, in this process or another, then finds them.
+
+        Raises:
+            UsageError: the dataset repeats itself, and what is kept is something else.
+        """
+        held = self._list_held()
+        numbers = held or list(range(self._shelf.samples))
+        clone = _clone(dataset)
+        for number in sorted({numbers[0], numbers[len(numbers) // 2], numbers[-1]} if numbers else ()):
+            try:
+                sample = (_fetch(clone, [number]) if held else self.make(clone, [number]))[0]
+                made, kept = _encode(clone, number, sample), self._shelf.get(number)
+                if kept is None or np.array_equal(np.frombuffer(kept, np.uint8), made):
+                    continue
+                again = _encode(clone, number, _fetch(clone, [number])[0])
+            except Exception as error:
+                if held:
+                    self._warn(
+                        f"sample {number} of {type(dataset).__name__} could not be made, to compare it with"
+                        f" what is kept under the key {key!r}: {type(error).__name__}: {error}"
+                    )
+                return  # of an empty cache: whoever asks for the sample sees the error
+            if np.array_equal(made, again):
+                raise UsageError(
+                    f"sample {number} of {dataset!r} is not what the cache {name} holds under the key {key!r}"
+                    ": that is of another dataset, or of this one as it was before",
+                    hint="give each dataset a key of its own, and another one when its samples change;"
+                    f" a cache on a disk that is of no use any more goes by: feedrate scratch rm {name}",
+                )
+            self._warn_of_chance(dataset, number)
+            return
+
+    def _list_held(self) -> list[int]:
+        """Return numbers of samples that are kept; of very many, only some."""
+        numbers = np.arange(0, self._shelf.samples, self._shelf.samples // _LOOKED_AT + 1, dtype=np.int64)
+        held: list[int] = numbers[self._shelf.locate(numbers).found].tolist()
+        return held
 
     def _freeze(self) -> None:
         """No room for a sample: go on if it was an unusually large one, else try no more."""
@@ -113,6 +165,22 @@ class KeptSamples:
         samples = sum(tier.samples for tier in tiers)
         usual_bytes = sum(tier.size_bytes for tier in tiers) // max(samples, 1)
         self._is_frozen = bool(samples) and not self._shelf.has_room(usual_bytes)
+
+
+def _clone(dataset: Any) -> Any:
+    """Return a dataset whose attributes are its own: files that it opens must not be there when workers are
+    forked, which many datasets open only when they are first asked for a sample."""
+    try:
+        clone = copy.copy(dataset)
+        inner = {id(one): _clone(one) for one in list_inner(dataset)}
+        for name, value in list(vars(clone).items()):
+            if isinstance(value, list) and any(id(one) in inner for one in value):
+                setattr(clone, name, [inner.get(id(one), one) for one in value])
+            elif id(value) in inner:
+                setattr(clone, name, inner[id(value)])
+    except Exception:  # it cannot be copied
+        return dataset
+    return clone
 
 
 def _fetch(dataset: Any, numbers: list[int]) -> list[Any]:

@@ -14,7 +14,7 @@ from feedrate.results.scratch import ClearResult, CopyInfo, Everywhere, ScratchF
 from feedrate.store.cache_listing import list_caches
 from feedrate.store.clearing import Clearing, find_limit, is_mine, list_leftovers
 from feedrate.store.files import free_bytes
-from feedrate.store.homes import HOME
+from feedrate.store.homes import list_user_folders
 from feedrate.store.inventory import list_copies
 from feedrate.store.marker import find_node
 from feedrate.store.registry import forget, recall
@@ -87,7 +87,7 @@ def remove_copies(
             for copy in mine:
                 files = format_count(copy.landed_files, "file")
                 say(
-                    f"deleting {copy.folder} without looking for its source {copy.source}:"
+                    f"deleting {copy.folder} without looking for its source {copy.source or '(unknown)'}:"
                     f" if that is gone, {format_bytes(copy.landed_bytes)} in {files} are lost for good"
                 )
         clearing.remove(mine, even_if_the_source_is_gone=even_if_the_source_is_gone)
@@ -132,7 +132,7 @@ def find_scratches(wish: str | None = None) -> list[Scratch]:
         pass  # none that could be staged to; one may be there from before
     for copy in recall():
         path = Path(os.path.realpath(copy.scratch))
-        if copy.node == find_node() and (path / HOME).is_dir():
+        if copy.node == find_node() and any(list_user_folders(path)):
             found.setdefault(path, Scratch(path, "you staged there before"))
     return list(found.values())
 

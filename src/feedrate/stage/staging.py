@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from feedrate.probe.storage import describe_storage
 from feedrate.results.progress import Tick
 from feedrate.results.scratch import StageResult
+from feedrate.store.homes import find_replaceable
 from feedrate.store.leases import Lease
 from feedrate.store.marker import find_node
 from feedrate.store.place import is_url
@@ -96,6 +97,11 @@ def _remarks(staging: Staging) -> list[str]:
     if scratch.is_memory:
         said.append(
             "that is memory: the copy counts against this job's limit, and is gone when the node starts anew"
+        )
+    if why := find_replaceable(scratch.path):
+        said.append(
+            f"{why}: somebody else could put other data in the copy's place; a Loader would refuse that,"
+            " other programs would read it"
         )
     source = contents.marker.source
     if not is_url(source):

@@ -7,15 +7,18 @@ Whether one may go is decided by `eviction` alone. The clock decides only what i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from feedrate.errors import StorageError, UsageError
+from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.results.scratch import CacheInfo, CopyInfo, Leftover, Verdict
 from feedrate.store.cache_listing import list_caches, list_doomed
+from feedrate.store.contents import read_contents
 from feedrate.store.eviction import (
     Kept,
     SourceUnseen,
@@ -26,13 +29,14 @@ from feedrate.store.eviction import (
     remove_unmade,
 )
 from feedrate.store.files import free_bytes
-from feedrate.store.homes import HOME
+from feedrate.store.homes import OLD_STORE, owner_of, user_folder
 from feedrate.store.inventory import list_copies
 from feedrate.store.kept import delete_cache
-from feedrate.store.marker import find_node
+from feedrate.store.layout import MARKER
+from feedrate.store.marker import Marker, find_node
 from feedrate.store.place import is_url
 from feedrate.store.registry import forget, recall
-from feedrate.store.removal import opened_folder, walk
+from feedrate.store.removal import opened_folder, read_small, walk
 from feedrate.units import format_bytes, parse_bytes
 
 # A cache does not say how long it should stay: as long as copies of which nothing else was said.
@@ -43,31 +47,36 @@ _MAKING_S = 600.0
 _LONG_BYTES = 2 << 30
 
 
+def list_own_folders(scratch: Path) -> list[Path]:
+    """Return where this user's copies may lie on a scratch folder: now, and before."""
+    return [scratch / user_folder(), scratch / OLD_STORE / str(os.getuid())]
+
+
 @contextlib.contextmanager
-def opened_home(scratch: Path) -> Iterator[int | None]:
+def opened_home(scratch: Path, below: Path | None = None) -> Iterator[int | None]:
     """Yield a descriptor of this user's folder on a scratch folder; None: there is none.
+
+    `below`: which of `list_own_folders`; None: where copies lie now.
 
     Raises:
         StorageError: it is a link, or somebody else could have filled it.
     """
+    below = list_own_folders(scratch)[0] if below is None else below
     with contextlib.ExitStack() as stack:
-        path, fd = Path(os.path.realpath(scratch)), None
+        fd = None
         try:
-            for name in (str(path), HOME, str(os.getuid())):
+            for name in (os.path.realpath(scratch), *below.relative_to(scratch).parts):
                 fd = stack.enter_context(opened_folder(name, fd))
         except FileNotFoundError:
             yield None
             return
         except OSError as error:
-            raise StorageError(
-                f"cannot look into {path / HOME / str(os.getuid())}: {error.strerror}"
-            ) from error
+            raise StorageError(f"cannot look into {below}: {error.strerror}") from error
         assert fd is not None
         info = os.fstat(fd)
         if info.st_uid != os.getuid() or info.st_mode & 0o022:
             raise StorageError(
-                f"{path / HOME / str(os.getuid())} belongs to somebody else, or others may write to it:"
-                " nothing is deleted there"
+                f"{below} belongs to somebody else, or others may write to it: nothing is deleted there"
             )
         yield fd
 
@@ -106,6 +115,7 @@ class Clearing:
         self.everybodys = list_copies(scratch)
         self._sources = {copy.folder: copy.source for copy in self.everybodys if copy.source}
         here = [copy for copy in recall() if copy.node == find_node()]
+        self._noted = {copy.folder: copy.source for copy in here}
         self._more_sources = [copy.source for copy in here if copy.folder not in self._sources]
         self.copies = sorted(filter(is_mine, self.everybodys), key=lambda copy: copy.used)
         self.caches = list_caches(scratch)
@@ -129,10 +139,14 @@ class Clearing:
         idle = [cache for cache in self.caches if self.now - cache.used > _KEEP_CACHES_S and not cache.users]
         self.remove_caches(idle, "no job has used this cache for 7 days")
         for copy in list(self.copies):
-            if copy.is_being_written or copy.problem:
+            if copy.is_being_written:
                 continue
-            if not copy.is_complete:
+            if copy.problem:
+                self._try(copy, copy.problem)
+            elif not copy.is_complete:
                 self._try(copy, "it was never finished, and nobody is copying")
+            elif copy.is_in_old_place:
+                self._try(copy, "it lies where copies are not looked for any more")
             elif copy.keep_s is not None and self.now - copy.used > copy.keep_s:
                 self._try(copy, "it has not been used for longer than it was to be kept")
 
@@ -152,13 +166,14 @@ class Clearing:
         ):
             self._say(f"reading {copy.source}, {format_bytes(size_bytes)}, to be sure that its copy may go")
         try:
-            with opened_home(self.scratch) as home:
+            with opened_home(self.scratch, Path(copy.folder).parent) as home:
                 if home is None:
                     return
                 evict(
                     home,
                     os.path.basename(copy.folder),
                     sources=[*sources, *self._more_sources],
+                    instead=self._find_source(copy) if copy.problem else None,
                     even_if_the_source_is_gone=even_if_the_source_is_gone,
                     is_trial=self._is_trial,
                 )
@@ -177,6 +192,16 @@ class Clearing:
             self._sources.pop(copy.folder, None)
             forget(find_node(), copy.folder)
 
+    def _find_source(self, copy: CopyInfo) -> Marker | None:
+        """Return what a damaged marker should say, if its source is found: by the user's notes, or
+        by what can still be read. A source that is as it was gives the copy the name that it has."""
+        for source in (self._noted.get(copy.folder), guess_source(Path(copy.folder))):
+            with contextlib.suppress(FeedrateError, OSError):
+                marker = read_contents(source).marker if source else None
+                if marker is not None and marker.folder_name == os.path.basename(copy.folder):
+                    return marker
+        return None
+
     def _remove_leftovers(self) -> None:
         for leftover in list_doomed(self.scratch):
             objection = delete_cache(Path(leftover.path), is_trial=self._is_trial)
@@ -186,9 +211,9 @@ class Clearing:
             name = os.path.basename(leftover.path)
             verdict = Verdict(leftover.path, "", leftover.size_bytes, leftover.what)
             try:
-                with opened_home(self.scratch) as home:
+                with opened_home(self.scratch, Path(leftover.path).parent) as home:
                     if home is None:
-                        return
+                        continue
                     if is_doomed(name):
                         sources = [*self._sources.values(), *self._more_sources]
                         evict(home, name, sources=sources, is_trial=self._is_trial)
@@ -202,6 +227,16 @@ class Clearing:
                 (self.result.restored if kept.is_back else self.result.kept).append(verdict)
 
 
+def guess_source(folder: Path) -> str:
+    """Return the path of a source that a damaged marker still names; "": none."""
+    with contextlib.suppress(OSError, ValueError), opened_folder(str(folder)) as fd:
+        text = read_small(MARKER, fd)
+        found = [re.search(rb'"%s":("(?:[^"\\]|\\.)*")' % name, text) for name in (b"source", b"entry")]
+        source, entry = ("" if one is None else str(json.loads(one[1])) for one in found)
+        return "" if is_url(source) or not source.startswith("/") else os.path.join(source, entry)
+    return ""
+
+
 def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
     """Return what killed processes of this user left on a scratch folder."""
     return [*list_left_copies(scratch, now), *list_doomed(scratch)]
@@ -209,8 +244,12 @@ def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
 
 def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
     """Return what killed processes left of copies that they made or deleted."""
+    return [one for below in list_own_folders(scratch) for one in _list_left(scratch, below, now)]
+
+
+def _list_left(scratch: Path, below: Path, now: float) -> list[Leftover]:
     found = []
-    with opened_home(scratch) as home:
+    with opened_home(scratch, below) as home:
         for name in sorted(os.listdir(home)) if home is not None else ():
             what = "a copy that was being deleted" if is_doomed(name) else ""
             with contextlib.suppress(OSError), opened_folder(name, home) as fd:
@@ -218,14 +257,13 @@ def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
                     what = "a copy that was being made"
                 if what:
                     size_bytes = sum(info.st_size for _, info in walk(fd))
-                    path = scratch / HOME / str(os.getuid()) / name
-                    found.append(Leftover(str(path), what, size_bytes))
+                    found.append(Leftover(str(below / name), what, size_bytes))
     return found
 
 
 def is_mine(copy: CopyInfo) -> bool:
     """Return whether a copy lies in this user's folder, where alone something is ever deleted."""
-    return Path(copy.folder).parent.name == str(os.getuid())
+    return owner_of(Path(copy.folder).parent) == os.getuid()
 
 
 def size_on_disk(copy: CopyInfo) -> int:

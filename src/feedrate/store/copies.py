@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies on scratch: one per source and node, shared by all processes of a user, and with root's.
 
-    SCRATCH/feedrate/UID/NAME-DIGEST12/
+    SCRATCH/feedrate-UID/NAME-DIGEST12/
         copy.json     the marker (marker.py); there before anything else is
         data/         what the user gets; a file has its final name only when it is whole, checked and
                       fsynced, until then it is .NAME.part, which grows from its beginning
@@ -11,7 +11,8 @@
         used          its time: when a lease was taken or given back last
 
 A copy is made aside and renamed, so its folder is never half made. Folders are believed only if they belong
-to this user or to root and nobody else may write to them: what lies there will be trained on.
+to this user or to root and nobody else may write to them: what lies there will be trained on. What is looked
+at is what is read: files are reached by the descriptor of the folder that was checked (homes.py).
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import contextlib
 import dataclasses
 import os
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.store.files import appear, sync_files
-from feedrate.store.homes import HOME, ROOT, check_trust, make_home
+from feedrate.store.homes import ROOT, anchor, make_user_folder, open_trusted, owner_of, user_folder
 from feedrate.store.layout import (
     DATA,
     GATE,
@@ -39,12 +41,14 @@ from feedrate.store.layout import (
 )
 from feedrate.store.leases import CopyGone, Lease, Lock, add_lease, take_lock
 from feedrate.store.marker import (
+    BadMarker,
     CopiedFile,
     Marker,
     describe_maker,
     dump_marker,
     find_node,
 )
+from feedrate.store.patience import log
 from feedrate.units import typed
 
 __all__ = [
@@ -67,72 +71,129 @@ __all__ = [
 
 
 class Copy:
-    """A copy on scratch. Cheap to make; reads of files go by `path`, and need none of this.
+    """A copy on scratch. `create` and `open` give one. What is in it may change any time: be ready for a file
+    that is gone.
 
-    `create` and `open` give one. What is in it may change any time: be ready for a file that is gone.
+    Attributes:
+        folder: where it lies, for people and for other programs.
+        at: the same folder by the descriptor that was checked, for this process while this object lives.
     """
 
-    def __init__(self, folder: Path, marker: Marker) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, marker: Marker, fd: int | None = None) -> None:
+        self.folder = self.at = folder
+        if fd is not None:
+            self.at = anchor(fd, folder)
+            weakref.finalize(self, os.close, fd).atexit = False
         self.marker = marker
+        self.is_mended = False  # its marker was damaged: what has landed must be looked at before it is used
         self.files = {file.name: file for file in marker.files}
         self._top = str(self.data)
 
     @property
     def data(self) -> Path:
-        return self.folder / DATA
+        """Return where this process reads and writes files."""
+        return self.at / DATA
 
     @property
     def path(self) -> Path:
         """Return what the user gets: the folder with the files, or the only file."""
-        return self.data / self.marker.entry if self.marker.entry else self.data
+        return self.folder / DATA / self.marker.entry
 
     @property
     def is_ours(self) -> bool:
         """Return whether this user may write to it; root's copies can be used, not finished."""
-        return self.folder.parent.name == str(os.getuid())
+        return self.folder.parent.name == user_folder()
 
     @classmethod
-    def open(cls, folder: Path) -> Copy:
-        """Open a copy that is there.
+    def open(cls, folder: Path, instead: Marker | None = None) -> Copy:
+        """Open a copy that is there. `instead`: what is believed where its marker is damaged.
 
         Raises:
             CopyGone: there is none.
-            StorageError: it is not to be trusted, or its marker is damaged.
+            BadMarker: its marker is damaged, or of another version.
+            StorageError: it is not to be trusted.
         """
-        check_trust(folder.parent.parent, may_be_shared=True)
-        for one in (folder.parent, folder):
-            check_trust(one)
-        copy = cls(folder, read_marker(folder))
+        home = open_trusted(folder.parent)
+        try:
+            fd = open_trusted(folder, home)
+        finally:
+            os.close(home)
+        try:
+            marker = read_marker(anchor(fd, folder))
+        except BaseException as error:
+            if instead is None or not isinstance(error, BadMarker) or not error.is_damaged:
+                os.close(fd)
+                raise
+            marker = instead
+        copy = cls(folder, marker, fd)
         if copy.is_ours:
             copy._mend()
-        check_trust(copy.data)
+        os.close(open_trusted(folder / DATA, fd))
         return copy
 
     @classmethod
     def find(cls, scratch: Path, marker: Marker) -> Copy | None:
         """Return the copy of what the marker describes: this user's, or a finished one of root's.
 
+        A marker of this user's that is damaged is written anew: what it said is known from the source.
+
         Raises:
+            BadMarker: a marker of this user's is of no use, and cannot be written anew.
             StorageError: what lies there is not to be trusted.
         """
         for uid in dict.fromkeys((os.getuid(), ROOT)):
+            folder = scratch / user_folder(uid) / marker.folder_name
             try:
-                copy = cls.open(scratch / HOME / str(uid) / marker.folder_name)
+                copy = cls.open(folder)
+                copy._check_marker(marker)
             except CopyGone:
                 continue
+            except BadMarker as error:
+                if uid != os.getuid():
+                    continue
+                copy = cls._mend_marker(folder, marker, error)
             except StorageError:
                 if uid == os.getuid():
                     raise
                 continue
-            if copy.marker.digest != marker.digest:
-                raise StorageError(
-                    f"{copy.folder} is a copy of something else: {copy.marker.address}",
-                    hint=f"delete it: feedrate scratch rm {typed(copy.folder)}",
-                )
             if copy.is_ours or copy.is_complete():
                 return copy
         return None
+
+    def _check_marker(self, marker: Marker) -> None:
+        """Refuse to believe a marker that says something else of this source than the source does."""
+        if self.marker.digest != marker.digest:
+            bad = BadMarker(
+                f"{self.folder} is a copy of something else: {self.marker.address}",
+                hint=f"delete it: feedrate scratch rm {typed(self.folder)}",
+            )
+            bad.is_damaged = False
+            raise bad
+        # Not all is covered by the digest: a pack's times may change, and tables may come to lie beside it.
+        told = [file for file in marker.files if marker.kind == "files" or file.crc32c is not None]
+        mine, its = ((one.kind, one.source, one.entry) for one in (self.marker, marker))
+        if mine != its or not all(self._tells_the_same(file) for file in told):
+            raise BadMarker(f"{self.folder / MARKER} is damaged: it does not say what its source holds")
+
+    def _tells_the_same(self, file: CopiedFile) -> bool:
+        mine = self.files.get(file.name)
+        if mine is None or (mine.size_bytes, mine.source_name) != (file.size_bytes, file.source_name):
+            return False
+        return mine.mtime_ns == file.mtime_ns if file.crc32c is None else mine.crc32c == file.crc32c
+
+    @classmethod
+    def _mend_marker(cls, folder: Path, marker: Marker, error: BadMarker) -> Copy:
+        if not error.is_damaged:
+            raise error
+        made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
+        copy = cls.open(folder, instead=made)
+        try:
+            copy.update(made)
+        except (CopyGone, OSError):
+            raise error from None
+        copy.is_mended = True
+        log.warning("%s; it was written anew from the source, %s", error, marker.address)
+        return copy
 
     @classmethod
     def create(cls, scratch: Path, marker: Marker) -> Copy:
@@ -141,24 +202,27 @@ class Copy:
         Raises:
             StorageError: it cannot be made, or what lies there is not to be trusted.
         """
-        home = make_home(scratch)
         while True:
             copy = cls.find(scratch, marker)
             if copy is not None:
                 return copy
-            made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
-            make_copy(home / marker.folder_name, made)
+            home = make_user_folder(scratch, is_public=marker.is_public)
+            try:
+                made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
+                make_copy(anchor(home, scratch / user_folder()) / marker.folder_name, made)
+            finally:
+                os.close(home)
 
     def _mend(self) -> None:
         """Make again what somebody deleted by hand, so that the copy can be used and finished."""
         folder_mode, file_mode = modes(self.marker.is_public)
         for name in (DATA, LEASES):
             with contextlib.suppress(OSError):
-                (self.folder / name).mkdir(0o700)
-                (self.folder / name).chmod(folder_mode)
+                (self.at / name).mkdir(0o700)
+                (self.at / name).chmod(folder_mode)
         for name in (GATE, WRITER, USED):
             with contextlib.suppress(OSError):
-                (self.folder / name).touch(file_mode, exist_ok=False)
+                (self.at / name).touch(file_mode, exist_ok=False)
 
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""
@@ -255,7 +319,7 @@ class Copy:
         Raises:
             CopyGone: it was deleted.
         """
-        lock = take_lock(self.folder / GATE, wait=True)
+        lock = self._take(GATE, wait=True)
         assert lock is not None
         return lock
 
@@ -265,7 +329,28 @@ class Copy:
         Raises:
             CopyGone: it was deleted.
         """
-        return take_lock(self.folder / WRITER, wait=False)
+        return self._take(WRITER, wait=False)
+
+    def _take(self, name: str, *, wait: bool) -> Lock | None:
+        # Who deletes a copy renames it first; killed, it leaves locks that nobody holds.
+        self._check_name()
+        lock = take_lock(self.at / name, wait=wait)
+        if lock is not None:
+            try:
+                self._check_name()
+            except BaseException:
+                lock.release()
+                raise
+        return lock
+
+    def _check_name(self) -> None:
+        try:
+            there = os.stat(f"{self.at}/../{self.folder.name}", follow_symlinks=False)
+            has_its_name = os.path.samestat(os.stat(self.at), there)
+        except OSError:
+            has_its_name = False
+        if not has_its_name:
+            raise CopyGone
 
     def lease(self) -> Lease:
         """Take a lease: the copy stays until it is released, or this process ends.
@@ -274,11 +359,12 @@ class Copy:
             CopyGone: it was deleted.
         """
         with self.take_gate():
-            return add_lease(self.folder / LEASES, self.folder / USED, is_public=self.marker.is_public)
+            is_public = self.marker.is_public
+            return add_lease(self.at / LEASES, self.at / USED, is_public=is_public, holder=self)
 
     def update(self, marker: Marker) -> None:
         """Write another marker: checksums that are known now, a longer time to keep. Only for its owner."""
-        with self.take_gate(), appear(self.folder / MARKER) as file:
+        with self.take_gate(), appear(self.at / MARKER) as file:
             os.fchmod(file.fileno(), modes(self.marker.is_public)[1])
             file.write(dump_marker(marker))
         self.marker, self.files = marker, {file.name: file for file in marker.files}
@@ -290,13 +376,45 @@ def part_name(name: str) -> str:
     return f"{folder}{slash}.{last}.part"
 
 
-def hold(path: str | os.PathLike[str]) -> Lease | None:
-    """Take a lease on the copy that a path lies in; None: it lies in none that this user may use."""
-    real = Path(os.path.realpath(path))
-    for folder in (real, *real.parents):
-        if folder.name == DATA and (folder.parent / MARKER).exists() and HOME in folder.parts:
-            try:
-                return Copy.open(folder.parent).lease()
-            except (CopyGone, FeedrateError, OSError):
-                return None
+class Held:
+    """What a path on scratch leads to, while this process uses it.
+
+    Attributes:
+        path: the same by descriptor.
+        lease: None: none could be taken, as on a disk that is read-only.
+    """
+
+    def __init__(self, copy: Copy, below: str, lease: Lease | None) -> None:
+        self._copy = copy
+        self.path = copy.data / below
+        self.lease = lease
+
+    def release(self) -> None:
+        if self.lease is not None:
+            self.lease.release()
+
+
+def hold(path: str | os.PathLike[str]) -> Held | None:
+    """Take a lease on the copy that a path lies in; None: it lies in no copy of this user's or of root's.
+
+    Raises:
+        StorageError: it lies where such a copy would, and somebody else could have put it there.
+    """
+    for way in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        parts = Path(way).parts
+        for i in range(len(parts) - 1, 2, -1):
+            folder = Path(*parts[:i])
+            if parts[i] == DATA and owner_of(folder.parent) in (os.getuid(), ROOT):
+                return _hold(folder, "/".join(parts[i + 1 :]))
     return None
+
+
+def _hold(folder: Path, below: str) -> Held | None:
+    try:
+        copy = Copy.open(folder, instead=Marker("files", "", "", ()))  # a lease needs no more
+    except (CopyGone, BadMarker):
+        return None
+    try:
+        return Held(copy, below, copy.lease())
+    except (CopyGone, FeedrateError, OSError):
+        return Held(copy, below, None)

@@ -23,11 +23,10 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from feedrate.errors import FeedrateError
 from feedrate.probe.process import find_openers
 from feedrate.store.copies import DATA, GATE, LEASES, MARKER, USED, WRITER
 from feedrate.store.leases import CopyGone, Lock, live_leases, take_lock
-from feedrate.store.marker import CopiedFile, Marker, load_marker
+from feedrate.store.marker import BadMarker, CopiedFile, Marker, load_marker
 from feedrate.store.place import is_url
 from feedrate.store.presence import Doubt, Sight, see_source
 from feedrate.store.removal import opened_folder, read_small, remove_known, walk
@@ -68,12 +67,14 @@ def evict(
     name: str,
     *,
     sources: Collection[str] = (),
+    instead: Marker | None = None,
     even_if_the_source_is_gone: bool = False,
     is_trial: bool = False,
 ) -> None:
     """Delete the copy of that name in a user's folder on scratch.
 
     Args:
+        instead: what is believed where its marker is damaged.
         home_fd: that folder (`clearing.opened_home`).
         sources: what known copies were made of: none of that is ever deleted.
         even_if_the_source_is_gone: it may be the only copy, and the user has said so. All else still holds.
@@ -85,7 +86,8 @@ def evict(
     """
     try:
         with opened_folder(name, home_fd) as fd:
-            _evict(home_fd, name, fd, sources, is_blind=even_if_the_source_is_gone, is_trial=is_trial)
+            is_blind = even_if_the_source_is_gone
+            _evict(home_fd, name, fd, sources, instead, is_blind=is_blind, is_trial=is_trial)
     except (FileNotFoundError, CopyGone):
         raise Vanished from None
     except OSError as error:
@@ -93,7 +95,14 @@ def evict(
 
 
 def _evict(
-    home_fd: int, name: str, fd: int, sources: Collection[str], *, is_blind: bool, is_trial: bool
+    home_fd: int,
+    name: str,
+    fd: int,
+    sources: Collection[str],
+    instead: Marker | None,
+    *,
+    is_blind: bool,
+    is_trial: bool,
 ) -> None:
     # By the descriptor: what stands under the name may be another folder a moment later.
     folder = Path(f"/proc/self/fd/{fd}")
@@ -103,8 +112,8 @@ def _evict(
                 _delete_rest(home_fd, name, fd)
         return
     text = _read_marker(fd)
-    marker = _load_marker(text)
-    _refuse_sources(folder, [marker.address, *sources])
+    marker = _load_marker(text, instead, is_blind=is_blind)
+    _refuse_sources(folder, [*sources] if marker is None else [marker.address, *sources])
     # What is out of reach already needs one look only.
     is_out = is_doomed(name) and not is_trial
     _refuse_users(folder)  # before the source is read, which may take minutes; again when nobody can come
@@ -155,11 +164,16 @@ def _read_marker(fd: int) -> bytes:
         raise Kept("it carries no marker of feedrate") from None
 
 
-def _load_marker(text: bytes) -> Marker:
+def _load_marker(text: bytes, instead: Marker | None, *, is_blind: bool) -> Marker | None:
+    """Return what a marker says; None: it is damaged, and the user has said that the copy is not needed."""
     try:
         return load_marker(text)
-    except FeedrateError as error:
-        raise Kept(f"its {MARKER} {error}") from None
+    except BadMarker as error:
+        if not error.is_damaged:
+            raise Kept(f"its {MARKER} {error}") from None
+        if instead is None and not is_blind:
+            raise SourceUnseen(f"its {MARKER} {error}, so nobody knows what it was copied from") from None
+        return instead
 
 
 def _refuse_sources(folder: Path, sources: Collection[str]) -> None:
@@ -174,13 +188,15 @@ def _refuse_sources(folder: Path, sources: Collection[str]) -> None:
             raise Kept(f"it lies in {source}, which a copy was made of")
 
 
-def _look(folder: Path, fd: int, marker: Marker, *, is_blind: bool, read: Sight | None = None) -> Sight:
+def _look(
+    folder: Path, fd: int, marker: Marker | None, *, is_blind: bool, read: Sight | None = None
+) -> Sight:
     """Return what the source is like; Kept: what is copied from it here is not safe there, or is more.
 
     `read`: what it was like when its bytes were compared.
     """
     ours = _refuse_strangers(folder, fd, marker)
-    if is_blind or _is_done(fd):
+    if is_blind or marker is None or _is_done(fd):
         return {}  # nothing that could be lost, or the user has said so
     try:
         seen = see_source(marker)
@@ -195,13 +211,15 @@ def _refuse_change(before: Sight | None, now: Sight) -> None:
         raise SourceUnseen("its source changed while it was looked at")
 
 
-def _refuse_strangers(folder: Path, fd: int, marker: Marker) -> set[tuple[int, int]]:
+def _refuse_strangers(folder: Path, fd: int, marker: Marker | None) -> set[tuple[int, int]]:
     """Return device and inode of all files of a copy; Kept: one of them is not of our making any more."""
-    files = {file.name: file for file in marker.files}
+    files = {} if marker is None else {file.name: file for file in marker.files}
     ours = set()
     for path, info in walk(fd):
-        if not stat.S_ISREG(info.st_mode) or not _is_known(path, files):
-            raise Kept(f"it holds {path}, which feedrate did not put there")
+        is_ours = _is_known(path, files) or (marker is None and path.startswith(f"{DATA}/"))
+        if not stat.S_ISREG(info.st_mode) or not is_ours:
+            damaged = f"its {MARKER} is damaged, and " if marker is None else ""
+            raise Kept(f"{damaged}it holds {path}, which feedrate did not put there")
         file = files.get(path.removeprefix(f"{DATA}/")) if path.startswith(f"{DATA}/") else None
         if file is not None and not _is_unchanged(folder, path, info, file):
             raise Kept(f"its {path} was changed after it was copied")
@@ -272,10 +290,10 @@ def _restore(home_fd: int, doomed: str) -> bool:
     return True
 
 
-def _delete_data(fd: int, marker: Marker) -> None:
-    names = {file.name for file in marker.files}
+def _delete_data(fd: int, marker: Marker | None) -> None:
+    names = set() if marker is None else {file.name for file in marker.files}
     with contextlib.suppress(FileNotFoundError), opened_folder(DATA, fd) as data:
-        left = remove_known(data, lambda path: _is_known(f"{DATA}/{path}", names))
+        left = remove_known(data, lambda path: marker is None or _is_known(f"{DATA}/{path}", names))
         if left:
             raise Kept(f"it holds {DATA}/{left[0]}, which cannot be deleted")
 

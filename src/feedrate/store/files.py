@@ -93,7 +93,13 @@ def sync_file_system(folder: Path) -> None:
         os.close(fd)
 
 
+def shown(path: Path) -> Path:
+    """Return what a user calls a path that leads through a descriptor."""
+    return Path(os.path.realpath(path)) if str(path).startswith("/proc/self/fd/") else path
+
+
 def explain_write_error(error: OSError, path: Path, expected_bytes: int = 0) -> StorageError:
+    path = shown(path.parent) / path.name
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
         needed = f"{path.name} needs about {format_bytes(expected_bytes)}, " if expected_bytes else ""

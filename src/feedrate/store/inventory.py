@@ -11,7 +11,7 @@ from pathlib import Path
 from feedrate.errors import StorageError
 from feedrate.results.scratch import CopyInfo
 from feedrate.store.copies import Copy, part_name
-from feedrate.store.homes import HOME, ROOT, check_trust, list_folders
+from feedrate.store.homes import OLD_STORE, ROOT, list_folders, list_user_folders, open_trusted
 from feedrate.store.layout import DATA, LEASES, USED, WRITER, read_marker
 from feedrate.store.leases import CopyGone, is_locked, live_leases
 from feedrate.store.marker import user_name
@@ -20,7 +20,7 @@ from feedrate.store.marker import user_name
 def list_copies(scratch: Path) -> list[CopyInfo]:
     """Return what lies on scratch, of all users; of what cannot be read, its owner and why."""
     found = []
-    for home in list_folders(scratch / HOME):
+    for home in list_user_folders(scratch):
         for folder in list_folders(home):
             if folder.name.startswith("."):
                 continue  # being made, or being deleted
@@ -67,30 +67,35 @@ def describe_copy(copy: Copy) -> CopyInfo:
         landed_bytes=sum(file.size_bytes for file in marker.files if file.name in there.landed),
         partial_bytes=sum(there.partial.values()),
         created=marker.created,
-        used=_time(copy.folder / USED) or marker.created,
+        used=_time(copy.at / USED) or marker.created,
         keep_s=marker.keep_s,
-        leases=live_leases(copy.folder / LEASES),
-        is_being_written=is_locked(copy.folder / WRITER),
+        leases=live_leases(copy.at / LEASES),
+        is_being_written=is_locked(copy.at / WRITER),
         is_trusted=owner in (os.getuid(), ROOT),
+        is_in_old_place=copy.folder.parent.parent.name == OLD_STORE,
     )
 
 
 def _describe(folder: Path) -> CopyInfo:
     info = folder.lstat()
-    is_trusted = True
+    is_trusted = folder.parent.parent.name != OLD_STORE
     try:
-        check_trust(folder)
+        for one in (folder.parent, folder):
+            os.close(open_trusted(one))
     except StorageError:
         is_trusted = False
     try:
         copy = Copy(folder, read_marker(folder))
         return dataclasses.replace(describe_copy(copy), is_trusted=is_trusted)
     except StorageError as error:
+        sizes: dict[str, int] = {}
+        _measure_below(str(folder / DATA), "", sizes)
         return CopyInfo(
             path=str(folder / DATA), folder=str(folder), source="", kind="", owner=user_name(info.st_uid),
-            uid=info.st_uid, files=0, size_bytes=0, landed_files=0, landed_bytes=0, partial_bytes=0,
-            created=0.0, used=0.0, keep_s=None, leases=(), is_being_written=False, is_trusted=is_trusted,
-            problem=str(error),
+            uid=info.st_uid, files=0, size_bytes=0, landed_files=len(sizes), landed_bytes=sum(sizes.values()),
+            partial_bytes=0, created=0.0, used=_time(folder / USED), keep_s=None,
+            leases=live_leases(folder / LEASES), is_trusted=is_trusted,
+            is_being_written=info.st_uid == os.getuid() and is_locked(folder / WRITER), problem=str(error),
         )  # fmt: skip
 
 

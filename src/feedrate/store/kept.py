@@ -28,6 +28,7 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import StorageError
 from feedrate.probe.process import find_openers
+from feedrate.store.removal import opened_folder
 from feedrate.store.shelf_table import ROW, Rows
 
 _DATA, _ROWS, _LOCK = "data", "rows", "lock"
@@ -71,11 +72,18 @@ def open_kept(folder: str, name: str) -> tuple[dict[str, int], bool]:
 
 
 def _open_place(place: Path) -> tuple[dict[str, int], bool]:
-    for one in (place.parent, place):
-        with contextlib.suppress(FileExistsError):
-            one.mkdir(0o700)
-        _check_trust(one)
-    opened = _open_files(place)
+    # By descriptor: what was looked at is what is used, whoever can rename folders above it.
+    with contextlib.ExitStack() as stack:
+        above = None
+        for one in (place.parent, place):
+            name = one if above is None else one.name
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=above)
+            _check_trust(os.stat(name, dir_fd=above, follow_symlinks=False), one)
+            above = stack.enter_context(opened_folder(str(name), above))
+            _check_trust(os.fstat(above), one)
+        assert above is not None
+        opened = _open_files(above)
     return opened, _try_lock(opened[_LOCK])
 
 
@@ -86,8 +94,7 @@ def _is_there(place: Path, lock: int) -> bool:
         return False
 
 
-def _check_trust(folder: Path) -> None:
-    info = os.lstat(folder)
+def _check_trust(info: os.stat_result, folder: Path) -> None:
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
         raise StorageError(
             f"{folder} is not a folder that only you can write to, so what lies there is not used",
@@ -95,12 +102,12 @@ def _check_trust(folder: Path) -> None:
         )
 
 
-def _open_files(place: Path) -> dict[str, int]:
+def _open_files(place_fd: int) -> dict[str, int]:
     opened: dict[str, int] = {}
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         for name in NAMES:
-            opened[name] = os.open(place / name, flags, 0o600)
+            opened[name] = os.open(name, flags, 0o600, dir_fd=place_fd)
     except OSError:
         for descriptor in opened.values():
             os.close(descriptor)
@@ -235,7 +242,7 @@ def list_places(folder: str) -> list[Path]:
     """Return the folders of the user's caches; none where they are not to be believed."""
     home = home_of(folder)
     try:
-        _check_trust(home)
+        _check_trust(os.lstat(home), home)
         return [place for place in sorted(home.iterdir()) if not place.is_symlink()]
     except OSError:
         return []

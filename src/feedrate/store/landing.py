@@ -29,6 +29,7 @@ from feedrate.store.copies import CopyGone
 from feedrate.store.files import explain_write_error
 from feedrate.store.flow import GROUP, order_shards
 from feedrate.store.index_folder import origin
+from feedrate.store.marker import BadMarker
 from feedrate.store.patience import OPENING, Attempts, log
 from feedrate.store.preparing import open_staging
 from feedrate.store.ranges import Piece, RangeReader
@@ -99,7 +100,8 @@ class Landing:
             staging = open_staging(source, scratch, options=options, attempts=attempts)
             landing = cls(staging, manifest, reader)
         except FeedrateError as error:
-            if scratch != "auto":
+            # A copy that cannot be used is no reason not to train: the source is there.
+            if scratch != "auto" and not isinstance(error, BadMarker):
                 raise
             log.warning("%s is read without a copy on scratch: %s", source, error)
             return None

@@ -8,11 +8,11 @@ import os
 import shutil
 from pathlib import Path
 
-from feedrate.errors import FeedrateError, StorageError
-from feedrate.store.files import appear, explain_write_error, temporary_name
+from feedrate.store.files import appear, explain_write_error, shown, temporary_name
 from feedrate.store.homes import ROOT
 from feedrate.store.leases import CopyGone
-from feedrate.store.marker import Marker, dump_marker, load_marker
+from feedrate.store.marker import BadMarker, Marker, dump_marker, load_marker
+from feedrate.units import typed
 
 MARKER, DATA, GATE, WRITER, LEASES, USED = "copy.json", "data", "gate", "writer", "leases", "used"
 
@@ -55,18 +55,26 @@ def modes(is_public: bool) -> tuple[int, int]:
 
 
 def read_marker(folder: Path) -> Marker:
+    """Return what the marker of a copy says.
+
+    Raises:
+        CopyGone: there is no copy.
+        BadMarker: there is one, and its marker cannot be used.
+    """
     path = folder / MARKER
     try:
         return load_marker(path.read_bytes())
     except FileNotFoundError:
         if not folder.exists():
             raise CopyGone from None
-        raise StorageError(
-            f"{folder} has no {MARKER}: it is no copy of feedrate's",
-            hint="move it away, or name another folder",
-        ) from None
-    except FeedrateError as error:
-        hint = f"if you know that nothing of it is needed, delete it by hand: rm -r {folder}"
-        raise StorageError(f"{path} {error}", hint=hint) from None
+        raise BadMarker(f"{shown(folder)} has no {MARKER}", hint=_hint(folder)) from None
+    except BadMarker as error:
+        bad = BadMarker(f"{shown(path)} {error}", hint=_hint(folder))
+        bad.is_damaged = error.is_damaged
+        raise bad from None
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        raise BadMarker(f"cannot read {shown(path)}: {error.strerror}", hint=_hint(folder)) from error
+
+
+def _hint(folder: Path) -> str:
+    return f"delete the copy: feedrate scratch rm {typed(shown(folder))}"

@@ -20,6 +20,7 @@ from types import TracebackType
 
 from feedrate.errors import StorageError
 from feedrate.results.scratch import LeaseInfo
+from feedrate.store.files import shown
 from feedrate.store.marker import describe_maker
 
 _LARGEST_BYTES = 64 * 1024
@@ -92,7 +93,7 @@ def take_lock(path: Path, *, wait: bool) -> Lock | None:
     except OSError as error:
         lock.release()
         raise StorageError(
-            f"{path.parent} lies on a file system without locks ({error.strerror})",
+            f"{shown(path.parent)} lies on a file system without locks ({error.strerror})",
             hint="name a folder on a local disk: --to FOLDER",
         ) from error
     except BaseException:
@@ -130,10 +131,14 @@ def _open(path: Path) -> int:
 
 
 class Lease:
-    """This process uses a copy, until `release` or its end. Children made by fork share it."""
+    """This process uses a copy, until `release` or its end. Children made by fork share it.
 
-    def __init__(self, path: Path, fd: int, used: Path) -> None:
+    `holder`: what its paths need to lead anywhere, kept as long as the lease.
+    """
+
+    def __init__(self, path: Path, fd: int, used: Path, holder: object = None) -> None:
         self.path = path
+        self._holder = holder
         self._fd: int | None = fd
         self._used = used
         self._process = os.getpid()
@@ -158,7 +163,7 @@ class Lease:
         self.release()
 
 
-def add_lease(folder: Path, used: Path, *, is_public: bool) -> Lease:
+def add_lease(folder: Path, used: Path, *, is_public: bool, holder: object = None) -> Lease:
     """Add a lease to those in `folder`. Only for who holds the copy's gate."""
     remove_stale(folder)
     while True:
@@ -178,7 +183,7 @@ def add_lease(folder: Path, used: Path, *, is_public: bool) -> Lease:
         path.unlink(missing_ok=True)
         raise
     touch(used)
-    return Lease(path, fd, used)
+    return Lease(path, fd, used, holder)
 
 
 def live_leases(folder: Path) -> tuple[LeaseInfo, ...]:

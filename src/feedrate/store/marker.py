@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,6 +18,14 @@ FORMAT = "feedrate-copy"
 VERSION = 1
 
 Kind = Literal["pack", "files"]
+# The last entry: of all bytes before it. Markers of earlier versions have none.
+_CHECK = re.compile(rb',"check":"([0-9a-f]{8})"}\n')
+
+
+class BadMarker(StorageError):
+    """A copy.json that says nothing of use. `is_damaged`: False: it is whole, and of another version."""
+
+    is_damaged = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +107,30 @@ def dump_marker(marker: Marker) -> bytes:
         "bytes": marker.size_bytes,
         "files": [_dump_file(file) for file in marker.files],
     }
-    return (json.dumps(document, separators=(",", ":"), ensure_ascii=True) + "\n").encode()
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=True).encode()[:-1]
+    return text + b',"check":"%08x"}\n' % zlib.crc32(text)
 
 
 def load_marker(text: bytes) -> Marker:
     """Parse copy.json.
 
     Raises:
-        StorageError: it is damaged, or of another version.
+        BadMarker: it is damaged, or of another version.
     """
+    check = _CHECK.search(text, max(len(text) - 32, 0))
+    if check is not None and (
+        check.end() != len(text) or int(check[1], 16) != zlib.crc32(text[: check.start()])
+    ):
+        raise BadMarker("is damaged: its checksum is not that of its bytes")
     try:
         document = json.loads(text)
         version, is_ours = document["version"], document["format"] == FORMAT
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StorageError(f"is damaged: {type(error).__name__} {error}") from None
+        raise BadMarker(f"is damaged: {type(error).__name__} {error}") from None
     if not is_ours or version != VERSION:
-        raise StorageError(f"is of version {version!r}; this feedrate knows version {VERSION}")
+        other = BadMarker(f"is of version {version!r}; this feedrate knows version {VERSION}")
+        other.is_damaged = not is_ours
+        raise other
     try:
         keep_s = document["keep_s"]
         return Marker(
@@ -127,8 +144,8 @@ def load_marker(text: bytes) -> Marker:
             created=float(document["created"]),
             made_by=dict(document["made_by"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StorageError(f"is damaged: {type(error).__name__} {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise BadMarker(f"is damaged: {type(error).__name__} {error}") from None
 
 
 def check_name(name: object) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from feedrate.errors import StorageError, UsageError
 from feedrate.results.progress import Tick
@@ -13,7 +14,7 @@ from feedrate.store.clearing import find_limit, make_room
 from feedrate.store.contents import Contents, read_contents
 from feedrate.store.copies import Copy, CopyGone
 from feedrate.store.fetching import Told
-from feedrate.store.homes import HOME
+from feedrate.store.homes import owner_of
 from feedrate.store.inventory import survey
 from feedrate.store.patience import Attempts
 from feedrate.store.place import is_url
@@ -53,8 +54,10 @@ def open_staging(
         scratch = find_scratch(scratch, allow_network=options.allow_network)
     _refuse_nesting(contents, scratch)
     marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
+    is_mended = False
     while True:
         found = Copy.find(scratch.path, marker)
+        is_mended |= found is not None and found.is_mended
         size_bytes, count = _missing(found, contents)
         if count:
             _make_room(scratch, found, size_bytes, say)
@@ -68,6 +71,8 @@ def open_staging(
             copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))
         if copy.is_ours:
             remember_copy(copy, scratch.path)
+        if is_mended or copy.is_mended:
+            options = dataclasses.replace(options, check=True)
         return Staging(contents, scratch, copy, lease, options, watch, say)
 
 
@@ -115,5 +120,6 @@ def _refuse_nesting(contents: Contents, scratch: Scratch) -> None:
             f"the scratch folder {scratch.path} lies in the source {source}",
             hint="name a folder outside of it: --to FOLDER",
         )
-    if outer.startswith(os.path.join(inner, HOME) + "/"):
+    above = Path(outer).parents
+    if any(one.is_relative_to(inner) and owner_of(one) is not None for one in above):
         raise UsageError(f"{source} is a copy on scratch already", hint="use it as it is")

@@ -17,6 +17,7 @@ import os
 import secrets
 import stat
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ _GATE = "gate"
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 Descriptors = dict[str, int]
+_thread = threading.local()
 
 
 def name_job(environ: Mapping[str, str] = os.environ) -> str:
@@ -46,7 +48,8 @@ def name_job(environ: Mapping[str, str] = os.environ) -> str:
 def find_meeting_folder(bases: tuple[str, ...] | None = None) -> Path | None:
     """Return the user's private folder for entries, made if need be; None: there is no place for one."""
     for base in bases or ("/dev/shm", tempfile.gettempdir()):
-        folder = Path(base) / f"feedrate-{os.getuid()}"
+        # Not feedrate-UID, where copies lie if this is scratch, too, and others may look.
+        folder = Path(base) / f"feedrate-shared-{os.getuid()}"
         try:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(0o700)
@@ -111,11 +114,17 @@ class Meeting:
     @contextlib.contextmanager
     def _gate(self) -> Iterator[None]:
         assert self.folder is not None
+        # The garbage collector may close another shelf of this process while this thread holds the gate.
+        if getattr(_thread, "gate_of", None) == self.folder:
+            yield
+            return
         gate = os.open(self.folder / _GATE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(gate, fcntl.LOCK_EX)
+            _thread.gate_of = self.folder
             yield
         finally:
+            _thread.gate_of = None
             os.close(gate)
 
     def _live_entries(self) -> list[Path]:

@@ -24,7 +24,7 @@ from types import TracebackType
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.results.progress import Tick
 from feedrate.store.contents import Contents
-from feedrate.store.copies import Copy, CopyGone, Lease
+from feedrate.store.copies import DATA, Copy, CopyGone, Lease
 from feedrate.store.fetching import Incoming, RateLimit, Stopped, choose_streams
 from feedrate.store.files import explain_write_error, sync_folder
 from feedrate.store.inventory import survey
@@ -169,6 +169,7 @@ class Staging:
         if self._transfer is not None:
             self._transfer.stop.set()
         self.wait()
+        self._transfer = None  # it knows this object: nothing should keep the copy's folder open by that
         if self._lease is not None:
             self._lease.release()
 
@@ -227,17 +228,20 @@ class Staging:
         except OSError as error:
             if isinstance(error, FeedrateError):
                 raise
-            if not self.copy.folder.is_dir():
+            if not self.copy.data.is_dir():
                 raise self._gone() from error
             missing_bytes = sum(self.copy.files[one].size_bytes for one in missing)
             raise explain_write_error(error, self.copy.data / name, missing_bytes) from error
 
     def _is_damaged(self, name: str) -> bool:
-        """Read a file that has landed; a good one is read once."""
+        """Read a file that has landed, once; of one without a checksum nothing is known."""
+        expected = self.copy.files[name].crc32c
+        if expected is None:
+            return True
         if name not in self._crcs:
             crc32c = checksum_file(self.copy.data / name)
-            if crc32c != self.copy.files[name].crc32c:
-                self._say(f"{self.copy.data / name} is not as it was copied: it is brought anew")
+            if crc32c != expected:
+                self._say(f"{self.copy.folder / DATA / name} is not as it was copied: it is brought anew")
                 return True
             self._crcs[name] = crc32c
         return False

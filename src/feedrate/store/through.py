@@ -47,6 +47,7 @@ from feedrate.store.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
 from feedrate.store.reach import Reach, check_addresses, check_sizes, read_addresses, say_change
 
 if TYPE_CHECKING:
+    from feedrate.store.copies import Held
     from feedrate.store.landing import Landing
 
 # Of a field and positions: which of them a cache keeps, so that their bytes are not needed.
@@ -71,21 +72,35 @@ def open_pack(
     """
     text, allowed = os.fspath(source), read_addresses(allow_addresses)
     if not is_url(text) and scratch is None:
+        if any("feedrate" in way for way in (os.path.abspath(text), os.path.realpath(text))):
+            from feedrate.store.copies import hold
+
+            held = hold(text)
+            if held is not None:
+                return HeldPack(text, held)
         manifest = read_manifest(text)
         if not any(shard.is_elsewhere for shard in manifest.shards):
-            return _hold(Pack(text, manifest))
+            return Pack(text, manifest)
     return ThroughPack(text, scratch, patience, allow_addresses=allowed)
 
 
-def _hold(pack: Pack) -> Pack:
-    """A pack that lies in a copy on scratch must stay there while it is read."""
-    if "feedrate" in Path(os.path.realpath(pack.path)).parts:
-        from feedrate.store.copies import hold
+class HeldPack(Pack):
+    """A pack in a copy on scratch: it stays there while it is read, and nobody can replace it."""
 
-        pack.lease = hold(pack.path)
-        if pack.lease is not None:
-            weakref.finalize(pack, pack.lease.release)
-    return pack
+    def __init__(self, path: str, held: Held) -> None:
+        self._held_path = held.path
+        super().__init__(path, read_manifest(held.path))
+        self.lease = held
+        weakref.finalize(self, held.release)
+
+    def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
+        return file_path(self._held_path, file)
+
+    def reopen(self) -> Pack:
+        return open_pack(self.path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_pack, (self.path,)
 
 
 @dataclass(frozen=True, slots=True)
