@@ -4,6 +4,7 @@ what parts of which datasets it is made."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import re
@@ -39,7 +40,9 @@ def name_dataset(dataset: Any, key: str) -> str:
 
 def _describe_dataset(dataset: Any, above: list[Any]) -> list[str]:
     """Describe a dataset and those that it is made of; `above`: those that it is a part of."""
-    parts = ["(", str(len(dataset)) if hasattr(dataset, "__len__") else ""]
+    parts = ["("]
+    with contextlib.suppress(TypeError, RuntimeError):  # what it is made of need not know its length
+        parts.append(str(len(dataset)))
     for base in type(dataset).__mro__:
         if base is not object:
             parts.append(base.__qualname__)

@@ -136,6 +136,8 @@ class KeptSamples:
                 if kept is None or np.array_equal(np.frombuffer(kept, np.uint8), made):
                     continue
                 again = _encode(clone, number, _fetch(clone, [number])[0])
+            except Warning:
+                raise
             except Exception as error:
                 if held:
                     self._warn(

@@ -179,6 +179,9 @@ class Clearing:
                 )
         except Vanished:
             pass
+        except StorageError as error:  # somebody else has the name of this user's folder
+            self.result.kept.append(Verdict(copy.folder, copy.source, size_bytes, str(error)))
+            return
         except Kept as kept:
             is_only_copy = isinstance(kept, SourceUnseen)
             words = f"its source was not found as it was: {kept}" if is_only_copy else str(kept)
@@ -248,8 +251,9 @@ def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
 
 
 def _list_left(scratch: Path, below: Path, now: float) -> list[Leftover]:
-    found = []
-    with opened_home(scratch, below) as home:
+    found: list[Leftover] = []
+    # Whoever has taken this user's name must not keep others' copies from being listed and deleted.
+    with contextlib.suppress(StorageError), opened_home(scratch, below) as home:
         for name in sorted(os.listdir(home)) if home is not None else ():
             what = "a copy that was being deleted" if is_doomed(name) else ""
             with contextlib.suppress(OSError), opened_folder(name, home) as fd:

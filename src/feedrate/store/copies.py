@@ -44,12 +44,12 @@ from feedrate.store.marker import (
     BadMarker,
     CopiedFile,
     Marker,
+    check_marker,
     describe_maker,
     dump_marker,
     find_node,
 )
 from feedrate.store.patience import log
-from feedrate.units import typed
 
 __all__ = [
     "DATA",
@@ -145,7 +145,7 @@ class Copy:
             folder = scratch / user_folder(uid) / marker.folder_name
             try:
                 copy = cls.open(folder)
-                copy._check_marker(marker)
+                check_marker(copy.marker, marker, folder)
             except CopyGone:
                 continue
             except BadMarker as error:
@@ -159,27 +159,6 @@ class Copy:
             if copy.is_ours or copy.is_complete():
                 return copy
         return None
-
-    def _check_marker(self, marker: Marker) -> None:
-        """Refuse to believe a marker that says something else of this source than the source does."""
-        if self.marker.digest != marker.digest:
-            bad = BadMarker(
-                f"{self.folder} is a copy of something else: {self.marker.address}",
-                hint=f"delete it: feedrate scratch rm {typed(self.folder)}",
-            )
-            bad.is_damaged = False
-            raise bad
-        # Not all is covered by the digest: a pack's times may change, and tables may come to lie beside it.
-        told = [file for file in marker.files if marker.kind == "files" or file.crc32c is not None]
-        mine, its = ((one.kind, one.source, one.entry) for one in (self.marker, marker))
-        if mine != its or not all(self._tells_the_same(file) for file in told):
-            raise BadMarker(f"{self.folder / MARKER} is damaged: it does not say what its source holds")
-
-    def _tells_the_same(self, file: CopiedFile) -> bool:
-        mine = self.files.get(file.name)
-        if mine is None or (mine.size_bytes, mine.source_name) != (file.size_bytes, file.source_name):
-            return False
-        return mine.mtime_ns == file.mtime_ns if file.crc32c is None else mine.crc32c == file.crc32c
 
     @classmethod
     def _mend_marker(cls, folder: Path, marker: Marker, error: BadMarker) -> Copy:
@@ -377,12 +356,8 @@ def part_name(name: str) -> str:
 
 
 class Held:
-    """What a path on scratch leads to, while this process uses it.
-
-    Attributes:
-        path: the same by descriptor.
-        lease: None: none could be taken, as on a disk that is read-only.
-    """
+    """What a path on scratch leads to, by descriptor: `path`. No lease where none could be taken, as on
+    a disk that is read-only."""
 
     def __init__(self, copy: Copy, below: str, lease: Lease | None) -> None:
         self._copy = copy
@@ -411,6 +386,9 @@ def hold(path: str | os.PathLike[str]) -> Held | None:
 
 def _hold(folder: Path, below: str) -> Held | None:
     try:
+        if not (folder / MARKER).exists():  # no copy, if nobody else had a hand in it
+            os.close(open_trusted(folder.parent))
+            return None
         copy = Copy.open(folder, instead=Marker("files", "", "", ()))  # a lease needs no more
     except (CopyGone, BadMarker):
         return None

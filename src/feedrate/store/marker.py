@@ -9,10 +9,12 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from feedrate.errors import StorageError
 from feedrate.store.place import Place
+from feedrate.units import typed
 
 FORMAT = "feedrate-copy"
 VERSION = 1
@@ -146,6 +148,34 @@ def load_marker(text: bytes) -> Marker:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise BadMarker(f"is damaged: {type(error).__name__} {error}") from None
+
+
+def check_marker(found: Marker, told: Marker, folder: Path) -> None:
+    """Refuse the marker in a copy's folder that says something else than its source tells now.
+
+    Raises:
+        BadMarker: it does.
+    """
+    if found.digest != told.digest:
+        bad = BadMarker(
+            f"{folder} is a copy of something else: {found.address}",
+            hint=f"delete it: feedrate scratch rm {typed(folder)}",
+        )
+        bad.is_damaged = False
+        raise bad
+    # The digest does not cover all of it: a pack's times may change, and tables may come to lie beside it.
+    files, is_pack = {file.name: file for file in found.files}, told.kind == "pack"
+    same = [
+        _is_same(files.get(file.name), file) for file in told.files if file.crc32c is not None or not is_pack
+    ]
+    if (found.kind, found.source, found.entry) != (told.kind, told.source, told.entry) or not all(same):
+        raise BadMarker(f"{folder}/copy.json is damaged: it does not say what its source holds")
+
+
+def _is_same(found: CopiedFile | None, told: CopiedFile) -> bool:
+    if found is None or (found.size_bytes, found.source_name) != (told.size_bytes, told.source_name):
+        return False
+    return found.mtime_ns == told.mtime_ns if told.crc32c is None else found.crc32c == told.crc32c
 
 
 def check_name(name: object) -> str:

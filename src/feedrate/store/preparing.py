@@ -120,6 +120,6 @@ def _refuse_nesting(contents: Contents, scratch: Scratch) -> None:
             f"the scratch folder {scratch.path} lies in the source {source}",
             hint="name a folder outside of it: --to FOLDER",
         )
-    above = Path(outer).parents
-    if any(one.is_relative_to(inner) and owner_of(one) is not None for one in above):
+    between = [one for one in Path(outer).parents if one != Path(inner) and one.is_relative_to(inner)]
+    if any(owner_of(one) is not None for one in between):
         raise UsageError(f"{source} is a copy on scratch already", hint="use it as it is")
