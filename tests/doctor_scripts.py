@@ -189,10 +189,9 @@ def run_script(
     script = folder / "train.py"
     script.write_text(prelude + textwrap.dedent(body))
     began_s = script.stat().st_mtime
-    temporary = folder / "temporary"
-    temporary.mkdir()
-    # Short: sockets of workers lie in it, and the path of a socket ends at 107 characters.
-    with tempfile.TemporaryDirectory(prefix="fr-") as run:
+    # Short: sockets of workers lie in both, and the path of a socket ends at 107 characters. Longer ones lose
+    # their batches, and the loop waits for them for ever.
+    with tempfile.TemporaryDirectory(prefix="fr-") as run, tempfile.TemporaryDirectory() as temporary:
         values = {
             "version": 1, "passive": False, "steps": STEPS, "warmup": 2, "seconds": 45.0, "stack_hz": 50,
             "run": run, "usable_cores": 2, "try_workers": [], "experiment_seconds": 0.05,
@@ -202,7 +201,7 @@ def run_script(
             **os.environ,
             layout.ENVIRONMENT: run,
             "PYTHONPATH": str(HOOK),
-            "TMPDIR": str(temporary),
+            "TMPDIR": temporary,
             "OMP_NUM_THREADS": "1",
         }
         if is_forked and python == sys.executable and not launcher:
@@ -216,7 +215,7 @@ def run_script(
         ]
         facts.sort(key=lambda fact: int(fact["t_ns"]))
         recording = read_run(Path(run))
-        leftovers = find_leftovers(temporary, done.pid, run, facts, began_s)
+        leftovers = find_leftovers(Path(temporary), done.pid, run, facts, began_s)
     return Run(folder, done.code, done.output, done.errors, tuple(facts), tuple(leftovers), recording)
 
 
