@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,9 @@ class FakeLoop:
             worker.record(layout.IO, "", now, 0, phase=phase, a=read, b=round(read * from_disk), c=faults)
             now += round(wall * MS)
         return worker
+
+
+def fill(disk: Path, but: int = 0) -> None:
+    """Leave so many bytes of a small disk free."""
+    free = os.statvfs(disk)
+    (disk / "filler").write_bytes(bytes(free.f_bavail * free.f_frsize - but))

@@ -165,6 +165,14 @@ def test_a_run_that_never_loaded_the_hook_is_explained(tmp_path: Path, command: 
     assert hint in str(caught.value.hint)
 
 
+def test_a_run_of_which_nothing_could_be_recorded_on_a_full_disk_is_explained(small_disk: Path) -> None:
+    run = small_disk / "run"
+    run.mkdir()
+    with pytest.raises(DoctorError, match=f"^{small_disk} is full, so nothing could be recorded") as caught:
+        check_seen(observe(run))
+    assert "TMPDIR" in str(caught.value.hint)
+
+
 def test_a_run_with_a_batch_is_examined(tmp_path: Path) -> None:
     write_facts(tmp_path, PROCESS, TORCH, LOADER, BATCH, CRASH)
     check_seen(observe(tmp_path, exit_code=1))

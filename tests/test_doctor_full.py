@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +47,15 @@ def test_no_line_is_wider_than_the_terminal_but_what_is_to_be_typed(name: str, w
     typed |= {squeeze(one.change or "") for one in diagnosis.remedies}
     lines = draw_full(diagnosis, width).splitlines()
     assert [line for line in lines if len(line) > width and squeeze(line) not in typed] == []
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_numbers_of_a_sample_stand_on_one_line_beside_names_of_any_length(width: int) -> None:
+    diagnosis = make_decode_bound()
+    long = replace(diagnosis.sample[0], name="torch.utils.data._utils.collate.default_collate")
+    lines = draw_full(replace(diagnosis, sample=(*diagnosis.sample, long)), width).splitlines()
+    rows = [line for line in lines if re.search(r"%;( +[\d.]+ (s|ms|µs)){3}$", line)]
+    assert len(rows) == len(diagnosis.sample) + 1
 
 
 def test_text_from_the_run_cannot_steer_the_terminal() -> None:

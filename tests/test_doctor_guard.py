@@ -263,6 +263,26 @@ def test_a_writer_that_does_not_come_to_its_end_is_left_alone_and_there_are_no_e
     assert run.of("end")[-1]["how"] == "script"
 
 
+def test_a_thread_that_reports_to_standard_output_is_not_waited_for_where_that_is_a_file(
+    tmp_path: Path,
+) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import threading
+        os.dup2(os.open("out/log.txt", os.O_WRONLY | os.O_CREAT), 1)
+        def report(out, pipe):
+            os.read(pipe, 1)  # nothing comes
+            print("the end", file=out)
+        threading.Thread(target=report, args=(sys.stdout, os.pipe()[0]), daemon=True).start()
+        for x, y in make():
+            train(x, y)
+        """,
+        settings={"writers_seconds": 0.2},
+    )
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, HALF_BATCH]
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc")
 def test_sockets_of_workers_have_short_paths_where_temporary_folders_have_long_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from doctor_runs import fill
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.hook.feedrate_hook.ring import ParentPhase, Ring
 from feedrate.doctor.records import read_run
+from torch_forks import HOOK
 
 
 def test_a_record_comes_back_with_all_its_fields(tmp_path: Path) -> None:
@@ -99,3 +104,17 @@ def test_a_worker_reads_the_phase_from_its_parents_ring(tmp_path: Path) -> None:
     ring.set_phase(layout.AGAIN)
     assert phase.read() == layout.AGAIN
     assert ParentPhase(str(tmp_path), 1).read() == layout.REAL
+
+
+@pytest.mark.parametrize("room", [0, 8192], ids=["none", "a little"])
+def test_a_worker_survives_that_its_parent_found_no_room_for_a_ring(small_disk: Path, room: int) -> None:
+    fill(small_disk, but=room)
+    ring = Ring(str(small_disk))
+    ring.write(layout.SYNC, 0, 0, 0)
+    code = (
+        "import sys; from feedrate_hook.ring import ParentPhase; "
+        "print(ParentPhase(sys.argv[1], int(sys.argv[2])).read())"
+    )
+    command = [sys.executable, "-c", code, str(small_disk), str(os.getpid())]
+    done = subprocess.run(command, env={"PYTHONPATH": str(HOOK)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{layout.REAL}\n", "")

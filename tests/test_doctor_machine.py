@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from doctor_runs import fill
 from feedrate.doctor import leftovers, sampler, shared
 from feedrate.doctor.facts import read_samples
 from feedrate.doctor.gpus import find_gpu
@@ -155,6 +156,27 @@ def test_the_sampler_takes_a_last_sample_when_told_to_and_leaves_the_folder_to_t
         os.close(ours)
         assert process.wait() == 0
     assert len(list(read_samples(tmp_path / "kept"))) == 1
+
+
+@pytest.mark.parametrize("has_file", [True, False], ids=["full later", "full from the start"])
+def test_a_full_disk_costs_samples_and_does_not_end_the_command(small_disk: Path, has_file: bool) -> None:
+    run = small_disk / "run"
+    run.mkdir()
+    if has_file:
+        (run / "machine.jsonl").touch()
+    fill(small_disk)
+    code = (
+        "import os, sys; from feedrate.doctor import sampler; "
+        "sampler.main(sys.argv[1:], tell=lambda byte: os.write(1, bytes([byte])))"
+    )
+    command = [sys.executable, "-c", code, str(run), str(os.getpid())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.read(1) == bytes([sampler.READY])
+        process.stdin.write(sampler.STOP)
+        assert process.stdout.read(1) == bytes([sampler.STOPPED])
+        run.rename(small_disk / "kept")
 
 
 def test_the_sampler_ends_and_removes_the_folder_when_the_doctor_is_gone(tmp_path: Path) -> None:

@@ -114,10 +114,11 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._typed = list(sys.argv[1:] if args is None else args)
         found, rest = super().parse_known_args(args, namespace)
-        if self.scattered and not any(word.startswith("-") for word in rest):
+        if self.scattered:
+            unknown = [word for word in rest if word.startswith("-")]
             words = [*getattr(found, self.scattered), *rest, *getattr(found, "displaced", [])]
             setattr(found, self.scattered, sorted(words, key=self._typed.index))
-            rest = []
+            rest = unknown
         return found, rest
 
     def error(self, message: str) -> NoReturn:

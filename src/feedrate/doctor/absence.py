@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from feedrate.doctor.facts import read_facts
 from feedrate.doctor.launch import Observed
 from feedrate.errors import DoctorError
 
+_LEAST_BYTES = 100_000  # for the first records and facts of a process
 _DROPS_THE_ENVIRONMENT = {
     "sudo": "sudo drops the environment: put 'feedrate doctor --' after it",
     "docker": "a container does not get our environment: run feedrate doctor inside of it",
@@ -44,6 +46,10 @@ def check_seen(observed: Observed) -> None:
 def _explain(observed: Observed, kinds: set[str], error: str | None) -> tuple[str, str | None]:
     if observed.standstill is not None:
         return f"{observed.standstill}; it was ended", "a longer --seconds waits longer"
+    is_told = observed.interrupted or error is not None
+    if not is_told and shutil.disk_usage(observed.run_folder).free < _LEAST_BYTES:
+        folder = observed.run_folder.parent
+        return f"{folder} is full, so nothing could be recorded", "make room, or set TMPDIR to another folder"
     if not kinds:
         return _explain_silence(observed)
     if observed.interrupted:

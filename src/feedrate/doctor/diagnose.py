@@ -129,7 +129,7 @@ def _unseen(m: Measured, mode: str) -> list[str]:
         unseen.append(f"no start of an epoch in {steps} steps{hint}")
     reasons = {str(fact["why"]) for fact in m.skipped}
     if len(reasons) == 1 and len(m.skipped) == len(layout.PHASES) - 1:
-        return [*unseen, f"no experiments: {reasons.pop()}", *m.around.notes]
+        return [f"no experiments: {reasons.pop()}", *unseen, *m.around.notes]
     if mode == "ended":
         made = steps + m.loop.warmup_steps + 1
         unseen.append(f"the script ended after {made} steps, before the experiments{_why_late(m)}")

@@ -79,7 +79,7 @@ def judge_run(
         origin_ns=int(trace.times_ns[0]) if len(trace) else None,
     )
     if observed.standstill:
-        unseen = (*diagnosis.run.unseen, f"{observed.standstill}: it was ended (--seconds)")
+        unseen = (f"{observed.standstill}: it was ended (--seconds)", *diagnosis.run.unseen)
         diagnosis = replace(diagnosis, run=replace(diagnosis.run, unseen=unseen))
     return replace(diagnosis, curves=trace.curves(), facts=list_facts(measured, trace))
 

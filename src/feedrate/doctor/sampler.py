@@ -13,6 +13,7 @@ Then what is left of the command is ended and the run folder removed, unless the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -124,7 +125,7 @@ def _sample_until_the_end(sampler: Sampler, run: Path, root: int, start: int) ->
     try:
         descriptor = os.open(run / MACHINE_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError:
-        return False
+        descriptor = -1
     began = time.monotonic()
     due = began + INTERVAL_S
     try:
@@ -134,17 +135,19 @@ def _sample_until_the_end(sampler: Sampler, run: Path, root: int, start: int) ->
             if is_over and word != STOP:
                 return False
             cost_s = time.thread_time()
-            line = json.dumps(sampler.take(is_last=word == STOP), separators=(",", ":"))
-            os.write(descriptor, line.encode() + b"\n")
+            # The disk may be full: without samples then, but the command goes on, and so does the watch for
+            # its end.
+            with contextlib.suppress(OSError):
+                line = json.dumps(sampler.take(is_last=word == STOP), separators=(",", ":"))
+                os.write(descriptor, line.encode() + b"\n")
             if word == STOP:
                 return True
             # After a pause (a stopped machine, a suspended job) go on from now, without catching up.
             now = time.monotonic()
             due = max(due + pace(now - began, time.thread_time() - cost_s), now + INTERVAL_S / 2)
-    except OSError:
-        return False  # the disk is full: without samples, but not without the end
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def pace(elapsed_s: float, cost_s: float) -> float:

@@ -31,7 +31,7 @@ from feedrate.report.page import describe_machine
 from feedrate.results.doctor import Diagnosis, Finding, Remedy, SamplePart, TimeShare
 from feedrate.units import format_count
 
-_BESIDE = 36  # columns of a table that its first one leaves to the other, at least
+_BESIDE = 42  # columns that the names of a table leave to what stands beside them: a row of numbers whole
 _BAR = 16
 _GAIN = 20
 _HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -116,7 +116,8 @@ class _Page:
 
     def table(self, rows: Iterable[tuple[str, str]]) -> None:
         pairs = [(clean(name), text) for name, text in rows]
-        label = min(max((len(name) for name, _ in pairs), default=0), self._width - _BESIDE)
+        beside = min(max((len(text) for _, text in pairs), default=0), _BESIDE)
+        label = min(max((len(name) for name, _ in pairs), default=0), self._width - beside - 4)
         for name, text in pairs:
             if len(name) > label:
                 self.add(name, "  ", "    ")

@@ -103,8 +103,10 @@ class Ring:
         size = layout.HEADER_BYTES + layout.CAPACITY * layout.RECORD.size
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOSE_ON_EXEC, 0o600)
         try:
-            os.ftruncate(fd, size)
+            # In this order: on a full disk the file stays empty. Workers map its header, and to read a page
+            # of a full tmpfs that has no block kills the process, too.
             _fallocate(fd, 0, layout.HEADER_BYTES)
+            os.ftruncate(fd, size)
             memory = mmap.mmap(fd, size)
         finally:
             os.close(fd)

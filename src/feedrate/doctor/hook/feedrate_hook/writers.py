@@ -105,7 +105,8 @@ def is_saving(frame: Any) -> bool:
             # type(), not isinstance(): lazy proxies answer __class__ by running code.
             if issubclass(type(value), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)):
                 try:
-                    is_file = stat.S_ISREG(os.fstat(value.fileno()).st_mode)
+                    # Standard output may be a file, which threads that report to it hold all the time.
+                    is_file = value.fileno() > 2 and stat.S_ISREG(os.fstat(value.fileno()).st_mode)
                     if value.writable() and is_file:
                         return True
                 except (OSError, ValueError):
