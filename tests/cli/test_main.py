@@ -36,6 +36,17 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(f"\n    {command}" in shown for command in COMMANDS)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_fits_80_columns_but_for_examples_to_copy(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("  feedrate ")] == []
+
+
 def test_a_mistyped_folder_is_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "imagenet").mkdir()
     assert main(["pack", str(tmp_path / "imgnet"), str(tmp_path / "pack")]) == 1

@@ -84,12 +84,7 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     for name in names:
         module = importlib.import_module(f"feedrate.cli.{name.replace('-', '_')}")
         text = (module.__doc__ or "").strip()
-        command = commands.add_parser(
-            name,
-            help=text.splitlines()[0],
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        command = commands.add_parser(name, help=text.splitlines()[0], description=text)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
@@ -105,11 +100,31 @@ class ShowVersion(argparse.Action):
         parser.exit()
 
 
+class Help(argparse.HelpFormatter):
+    """Wraps a description at the terminal's width, but for its examples, which are indented: to be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        from feedrate.report.lines import wrap
+
+        def fill(paragraph: str) -> str:
+            is_example = paragraph.startswith(" ")
+            return (
+                paragraph
+                if is_example
+                else "\n".join(wrap(paragraph.replace("\n", " "), width, indent, indent))
+            )
+
+        return "\n\n".join(map(fill, text.split("\n\n")))
+
+
 class Parser(argparse.ArgumentParser):
     """Says `error:` and `hint:` as the rest of feedrate does, and guesses what a mistyped word meant."""
 
     _typed: Sequence[str] = ()
     scattered = ""  # the argument whose words options may keep apart, or take (`displaced`)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=Help)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._typed = list(sys.argv[1:] if args is None else args)
