@@ -166,6 +166,14 @@ def test_a_word_longer_than_the_line_is_left_whole_to_be_copied() -> None:
     assert wrap("in /a/very/long/path", 10, "", "  ") == ["in", "  /a/very/long/path"]
 
 
+def test_a_word_longer_than_the_line_is_cut_where_no_line_may_be_wider() -> None:
+    assert wrap("in /a/very/long/path it is", 10, "", "  ", cuts=True) == [
+        "in /a/very",
+        "  /long/pa",
+        "  th it is",
+    ]
+
+
 def test_what_is_to_be_typed_stays_one_line() -> None:
     assert lay_out([Command("next: feedrate verify 'a b'")], 10) == "next: feedrate verify 'a b'\n"
 

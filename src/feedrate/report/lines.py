@@ -52,18 +52,36 @@ def lay_out(lines: Iterable[Line], width: int | None = None) -> str:
     return "\n".join([*laid, ""])
 
 
-def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+def cut(text: str, cells: int) -> list[str]:
+    """Return a text in pieces of at most so many cells, one at least; marks stay with their letters."""
+    pieces, taken = [""], 0
+    for c in text:
+        added = count_cells(c)
+        if pieces[-1] and taken + added > cells:
+            pieces.append("")
+            taken = 0
+        pieces[-1] += c
+        taken += added
+    return pieces
+
+
+def wrap(text: str, width: int, first: str = "", rest: str = "", *, cuts: bool = False) -> list[str]:
     """Return lines that break between words, with so much in front of the first and of the others.
 
     A word that would fit a line of its own is moved to the left until it does. A longer one is left to the
-    terminal, which breaks it at its edge and still copies it as one.
+    terminal, which breaks it at its edge and still copies it as one; with `cuts` it is cut.
     """
     lines: list[str] = []
     line, is_bare = first, True
     for chunk in re.findall(" *[^ ]+", text):
         word = chunk.lstrip(" ")
         added, cells = word if is_bare else chunk, count_cells(word)
-        if count_cells(line + added) > width and not (is_bare and cells > width):
+        if cuts and cells > width:
+            head = cut(added, max(width - count_cells(line), 1))[0]
+            *whole, tail = cut(added[len(head) :], width - count_cells(rest))
+            lines += [line + head, *(rest + piece for piece in whole)]
+            line = rest + tail
+        elif count_cells(line + added) > width and not (is_bare and cells > width):
             lines += [line] if line.strip() else []
             line = (rest if cells > width else rest[: max(width - cells, 0)]) + word
         else:
