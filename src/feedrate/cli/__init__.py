@@ -140,10 +140,18 @@ class Parser(argparse.ArgumentParser):
         # The words that argparse complains about are those of its message that were typed, and mean nothing.
         said = {word.strip("'\",()") for word in message.split()}
         wrong = [word.split("=")[0] for word in self._typed if word in said and word not in known]
-        import difflib
+        hint = f"see '{' '.join([self.prog, *(word for word in self._typed[:1] if word in known)])} --help'"
+        is_no_command = "invalid choice" in message and self._subparsers is not None
+        if is_no_command and self._typed[0].startswith("-"):
+            message = f"{self._typed[0]} stands before the command"
+            hint = f"options come after it: {self.prog} COMMAND ... {self._typed[0]}"
+        elif is_no_command or message.startswith("unrecognized"):
+            import difflib
 
-        near = [match for word in wrong for match in difflib.get_close_matches(word, known, n=1)]
-        say_error(message, f"did you mean '{near[0]}'?" if near else f"see '{self.prog} --help'")
+            near = [match for word in wrong for match in difflib.get_close_matches(word, known, n=1)]
+            hint = f"did you mean '{near[0]}'?" if near else hint
+            message = f"there is no '{self.prog} {wrong[0]}'" if is_no_command and wrong else message
+        say_error(message, hint)
         raise SystemExit(EXIT_USAGE)
 
     def _known_words(self) -> list[str]:
