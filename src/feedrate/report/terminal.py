@@ -113,16 +113,18 @@ def draw_verify(result: VerifyResult, width: int | None = None) -> str:
     )
     lines += [_extra_line(name) for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
+    done = "indexed" if result.is_index else "packed"
     if not result.problems:
         lines.append(
-            "good: every byte is as it was packed"
+            f"good: every byte is as it was {done}"
             if result.manifest_checked
-            else "good: every byte of its data is as it was packed; pack.json is of an earlier version or "
+            else f"good: every byte of its data is as it was {done}; pack.json is of an earlier version or "
             "was edited, and has no digest to check it by"
         )
     else:
+        again = "index them" if result.is_index else "pack the source"
         lines += [format_count(len(result.problems), "problem")]
-        lines += ["", "next: restore the named files from a copy, or pack the source again"]
+        lines += ["", f"next: restore the named files from a copy, or {again} again"]
     return lay_out(lines, width)
 
 
