@@ -39,11 +39,21 @@ def test_a_word_too_many_points_to_the_help_of_its_command(
     assert usage_error(capsys, *words).endswith(f"hint: see 'feedrate {words[0]} --help'\n")
 
 
-def test_an_option_before_the_command_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    assert usage_error(capsys, "--workers", "2", "pack", "a", "b") == (
-        "error: --workers stands before the command\n"
-        "\n"
-        "hint: options come after it: feedrate COMMAND ... --workers\n"
+@pytest.mark.parametrize("words", [["--workers", "2"], ["--workers=2"]], ids=["spaced", "joined"])
+def test_an_option_before_the_command_is_told_its_place(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert usage_error(capsys, *words, "pack", "a", "b") == (
+        f"error: {words[0]} stands before the command\n"
+        f"\nhint: options come after it: feedrate COMMAND ... {words[0]}\n"
+    )
+
+
+def test_a_refused_value_before_the_paths_points_to_the_help_of_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert usage_error(capsys, "pack", "--workers", "0", "a", "b").endswith(
+        "hint: see 'feedrate pack --help'\n"
     )
 
 

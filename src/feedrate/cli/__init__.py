@@ -107,12 +107,9 @@ class Help(argparse.HelpFormatter):
         from feedrate.report.lines import wrap
 
         def fill(paragraph: str) -> str:
-            is_example = paragraph.startswith(" ")
-            return (
-                paragraph
-                if is_example
-                else "\n".join(wrap(paragraph.replace("\n", " "), width, indent, indent))
-            )
+            if paragraph.startswith(" "):
+                return paragraph
+            return "\n".join(wrap(paragraph.replace("\n", " "), width, indent, indent))
 
         return "\n\n".join(map(fill, text.split("\n\n")))
 
@@ -140,12 +137,14 @@ class Parser(argparse.ArgumentParser):
         # The words that argparse complains about are those of its message that were typed, and mean nothing.
         said = {word.strip("'\",()") for word in message.split()}
         wrong = [word.split("=")[0] for word in self._typed if word in said and word not in known]
-        hint = f"see '{' '.join([self.prog, *(word for word in self._typed[:1] if word in known)])} --help'"
-        is_no_command = "invalid choice" in message and self._subparsers is not None
-        if is_no_command and self._typed[0].startswith("-"):
-            message = f"{self._typed[0]} stands before the command"
-            hint = f"options come after it: {self.prog} COMMAND ... {self._typed[0]}"
-        elif is_no_command or message.startswith("unrecognized"):
+        first = self._typed[0] if self._typed and self._subparsers is not None else ""
+        hint = f"see '{self.prog}{f' {first}' if first in known and first[:1] != '-' else ''} --help'"
+        is_no_command = bool(first) and "invalid choice" in message
+        is_unknown = is_no_command or message.startswith("unrecognized")
+        if is_unknown and first.startswith("-"):
+            message = f"{first} stands before the command"
+            hint = f"options come after it: {self.prog} COMMAND ... {first}"
+        elif is_unknown:
             import difflib
 
             near = [match for word in wrong for match in difflib.get_close_matches(word, known, n=1)]

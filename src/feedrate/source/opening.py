@@ -74,7 +74,7 @@ def _open(source: str, options: SourceOptions, spool: Spool) -> Reader:
     if form is Form.UNKNOWN and has_image_suffix(file.path):
         raise SourceError(
             f"{source} is one image; a dataset is a folder of them",
-            hint=f"name the folder: {root}; or a list of paths (.txt)",
+            hint=f"name the folder: {typed(root)}; or a list of paths (.txt)",
         )
     if form is Form.UNKNOWN:
         with place.open(file.path) as stream:
