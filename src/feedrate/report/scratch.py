@@ -71,6 +71,7 @@ def _folder_lines(folder: ScratchFolder, now: float) -> list[Line]:
         lines.append(("NAME", "SIZE", "OWNER", "LAST USED", "KEPT", "IN USE BY", "SOURCE"))
         lines += [_copy_row(copy, now) for copy in folder.copies]
     if folder.caches:
+        lines += [""] if folder.copies else []  # two tables, with widths of their own
         lines.append(("CACHE", "SIZE", "SAMPLES", "LAST USED", "IN USE BY"))
         lines += [_cache_row(cache, now) for cache in folder.caches]
     lines += [
