@@ -85,6 +85,23 @@ def test_a_report_in_a_pipe_has_a_line_per_row(animals: str, capsys: pytest.Capt
     assert f"{row}1 other file" in lines
 
 
+def test_what_a_command_says_meanwhile_is_wrapped_too(
+    animals: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path / "animals")
+    with contextlib.redirect_stderr(stream):
+        assert main(["stage", str(tmp_path / animals), "--to", str(tmp_path / "scratch")]) == 0
+    said = stream.getvalue()
+    assert "already lies on that disk: the copy will be no faster" in " ".join(said.split())
+    long = [
+        line for line in said.replace("\r", "\n").splitlines() if "on that disk" in line or "faster" in line
+    ]
+    assert max(map(count_cells, long)) <= 80
+
+
 @pytest.mark.parametrize("columns", [40, 80, 120])
 @pytest.mark.parametrize("words", [["ls", "p", "--samples", "9"], ["quality", "p"], ["verify", "p"]])
 def test_a_narrow_terminal_shows_the_same_words(

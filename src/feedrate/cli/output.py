@@ -15,8 +15,6 @@ from typing import Any, TextIO
 from feedrate.errors import AlreadyExists, NotFound, StorageError, clean, clean_lines
 from feedrate.units import format_count
 
-_NARROWEST = 40  # columns: a table in fewer is not read
-
 
 def add_json_arguments(parser: argparse.ArgumentParser, *, overwritten: str = "the JSON file") -> None:
     parser.add_argument(
@@ -116,19 +114,10 @@ def show(text: str, stream: TextIO | None = None) -> None:
 
 def show_result(draw: Callable[..., str], *results: Any, stream: TextIO | None = None) -> None:
     """Draw results whose texts cannot break a line in two, and so say what feedrate does not."""
+    from feedrate.report.lines import count_columns
+
     stream = stream or sys.stdout
     show(draw(*map(clean_values, results), width=count_columns(stream)), stream)
-
-
-def count_columns(stream: TextIO) -> int | None:
-    """Return how wide a terminal is; None for a file or a pipe, where a row is a line for `grep`."""
-    if not stream.isatty():
-        return None
-    try:
-        columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns)
-    except (OSError, ValueError):  # COLUMNS is no number; a terminal that is none to the system
-        columns = 0
-    return max(columns or 80, _NARROWEST)
 
 
 def clean_values(value: Any) -> Any:
@@ -147,5 +136,7 @@ def clean_values(value: Any) -> Any:
 
 
 def say(text: str) -> None:
-    show(text + "\n", sys.stderr)
+    from feedrate.report.lines import count_columns, lay_out
+
+    show(lay_out(text.split("\n"), count_columns(sys.stderr)), sys.stderr)
     sys.stderr.flush()

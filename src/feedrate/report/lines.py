@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import TextIO
 
 # A sentence, or a row of a table: rows that follow each other are aligned, but for the last cell of each.
 Line = str | tuple[str, ...]
 _INDENT = "  "
 _GAP = "  "
+_NARROWEST = 40  # columns: a table in fewer is not read
 _LEAST_ROOM = 24  # cells for the last column of a table; with fewer it moves to lines of its own
 
 
@@ -19,6 +22,17 @@ class Command(str):
     """A line to be copied and typed: never wrapped by us, so that it is copied as one line."""
 
     __slots__ = ()
+
+
+def count_columns(stream: TextIO) -> int | None:
+    """Return how wide a terminal is; None for a file or a pipe, where a row is a line for `grep`."""
+    if not stream.isatty():
+        return None
+    try:
+        columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns)
+    except (OSError, ValueError):  # COLUMNS is no number; a terminal that is none to the system
+        columns = 0
+    return max(columns or 80, _NARROWEST)
 
 
 def count_cells(text: str) -> int:
