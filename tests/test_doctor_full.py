@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from diagnoses import DIAGNOSES, make_decode_bound, make_nasty, make_odd
 from feedrate.cli import main
+from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_full import draw_full
 from feedrate.report.doctor_words import part_remedies
+from feedrate.report.lines import count_cells
+from feedrate.results.doctor import Diagnosis, Fact, Remedy
 
 
 def squeeze(text: str) -> str:
@@ -56,6 +60,25 @@ def test_the_numbers_of_a_sample_stand_on_one_line_beside_names_of_any_length(wi
     lines = draw_full(replace(diagnosis, sample=(*diagnosis.sample, long)), width).splitlines()
     rows = [line for line in lines if re.search(r"%;( +[\d.]+ (s|ms|µs)){3}$", line)]
     assert len(rows) == len(diagnosis.sample) + 1
+
+
+@pytest.mark.parametrize("draw", [draw_full, draw_diagnosis])
+def test_wide_characters_are_counted_as_a_terminal_shows_them(draw: Callable[[Diagnosis], str]) -> None:
+    folder = f"/data/{'猫' * 50}"
+    facts = (Fact("データ", f"nfs4 {folder}"), Fact("e\u0301tat", "local"))
+    verdict = f"storage-bound: 81% of the time goes into waiting for {folder} and nothing else is slow here"
+    remedies = (Remedy("workers", f"more workers for {folder}", 2.0, 1.5, 2.5),)
+    diagnosis = replace(make_decode_bound(), facts=facts, verdict=verdict, remedies=remedies)
+    lines = draw(diagnosis).splitlines()
+    assert [line for line in lines if count_cells(line) > 80] == []
+    assert sum(line.count("猫") for line in lines) > 50
+
+
+def test_names_of_facts_are_aligned_by_cells() -> None:
+    facts = (Fact("データ", "one"), Fact("e\u0301tat", "two"))
+    lines = draw_full(replace(make_decode_bound(), facts=facts), 80).splitlines()
+    assert "  データ  one" in lines
+    assert "  e\u0301tat    two" in lines
 
 
 def test_text_from_the_run_cannot_steer_the_terminal() -> None:

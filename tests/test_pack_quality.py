@@ -202,7 +202,7 @@ def test_a_pack_without_a_report_and_a_damaged_one_get_a_sentence(odd_folder: Pa
     pack(odd_folder, tmp_path / "p", ONE)
     path = tmp_path / "p" / "quality.json"
     path.write_text(path.read_text().replace('"samples"', '"specimens"', 1))
-    with pytest.raises(PackError, match=r"quality\.json is damaged: TypeError"):
+    with pytest.raises(PackError, match=r"quality\.json is damaged: it is not what packing wrote"):
         read_quality(tmp_path / "p")
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "version": 9}))

@@ -57,6 +57,16 @@ def test_a_cache_is_listed_with_its_size_and_when_it_was_used(tmp_path: Path) ->
     assert "2 days ago  nobody" in text
 
 
+def test_copies_and_caches_are_two_tables(tmp_path: Path) -> None:
+    fill(tmp_path)
+    stage(make_files(tmp_path / "s"), tmp_path)
+    text = draw_scratch(list_scratch(str(tmp_path)))
+    (_, *copies), (head, cache) = (part.splitlines() for part in text.split("\n\n"))
+    assert copies[0].startswith("  NAME  ")
+    assert head.split() == ["CACHE", "SIZE", "SAMPLES", "LAST", "USED", "IN", "USE", "BY"]
+    assert cache.index("12  ") == head.index("SAMPLES")
+
+
 def test_a_cache_in_use_is_shown_as_such_and_stays(tmp_path: Path) -> None:
     with process(USE, tmp_path) as child:
         assert child.stdout is not None

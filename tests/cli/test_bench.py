@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,19 @@ def test_files_that_cannot_be_packed_are_kept_from_the_other_loader(
     (images / "cold-disc" / "broken.jpg").write_bytes(b"no image")
     bench = FakeBench()
     assert run(monkeypatch, bench, str(images)) == 0
+    assert bench.files == [10]
+
+
+@pytest.mark.parametrize("is_folder", [True, False], ids=["folder", "file"])
+def test_images_in_an_archive_are_unpacked_for_the_other_loader(
+    is_folder: bool, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = images.parent / "shards"
+    shards.mkdir()
+    with tarfile.open(shards / "train.tar", "w") as tar:
+        tar.add(images, ".")
+    bench = FakeBench()
+    assert run(monkeypatch, bench, str(shards if is_folder else shards / "train.tar")) == 0
     assert bench.files == [10]
 
 

@@ -38,6 +38,18 @@ def test_result_is_json_when_asked_for(
     assert document["files"] is None
 
 
+def test_verify_of_an_index_speaks_of_indexing(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", str(jpeg_folder), "--to", str(tmp_path / "i"), "--workers", "1"]) == 0
+    assert main(["verify", str(tmp_path / "i")]) == 0
+    assert capsys.readouterr().out.endswith("\ngood: every byte is as it was indexed\n")
+    (jpeg_folder / "cat" / "0.jpg").write_bytes((jpeg_folder / "cat" / "1.jpg").read_bytes())
+    assert main(["verify", str(tmp_path / "i")]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "next: restore the named files from a copy, or index them again"
+
+
 def test_what_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(tmp_path / "nowhere"), "--to", str(tmp_path / "i")]) == 1
     assert capsys.readouterr().err.splitlines()[1].startswith(f"error: no dataset at {tmp_path / 'nowhere'}")

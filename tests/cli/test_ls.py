@@ -24,15 +24,15 @@ def test_ls_sums_a_pack_up(packed: Path, capsys: pytest.CaptureFixture[str]) -> 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{packed}: 16 samples"
     assert re.fullmatch(
-        r"  field    image, 49 x 66 pixels on average \(height x width\), [\d.]+ KB, "
+        r"  field     image, 49 x 66 pixels on average \(height x width\), [\d.]+ KB, "
         r"87\.5% decoded by the kernel",
         lines[1],
     )
-    assert lines[2] == "  field    label (number), int64, 128 B"
-    assert lines[3] == "  classes  2: cat 8, dog 8"
-    assert re.fullmatch(r"  shards   4, [\d.]+ KB, and [\d.]+ KB of index", lines[4])
-    assert re.fullmatch(r"  memory   (\d+% of it lies in the page cache|unknown: .*)", lines[5])
-    assert lines[6] == "  rejected 1 input (named in rejected.jsonl)"
+    assert lines[2] == "  field     label (number), int64, 128 B"
+    assert lines[3] == "  classes   2: cat 8, dog 8"
+    assert re.fullmatch(r"  shards    4, [\d.]+ KB, and [\d.]+ KB of index", lines[4])
+    assert re.fullmatch(r"  memory    (\d+% of it lies in the page cache|unknown: .*)", lines[5])
+    assert lines[6] == "  rejected  1 input (named in rejected.jsonl)"
 
 
 def test_ls_lists_the_first_samples(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import COMMANDS, main
+from images import save_image
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -25,6 +26,51 @@ def test_a_mistyped_option_is_guessed(words: list[str], capsys: pytest.CaptureFi
     assert "hint: did you mean '--workers'?" in usage_error(capsys, "pack", "a", "b", *words)
 
 
+def test_a_value_that_is_refused_is_no_mistyped_option(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = usage_error(capsys, "stage", "p", "--keep", "soon")
+    assert "'soon' is not a time; write it like 7d, 12h, 90min or 30s" in shown
+    assert shown.endswith("hint: see 'feedrate stage --help'\n")
+
+
+@pytest.mark.parametrize("words", [["demo", "x"], ["ls", "a", "b"]])
+def test_a_word_too_many_points_to_the_help_of_its_command(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert usage_error(capsys, *words).endswith(f"hint: see 'feedrate {words[0]} --help'\n")
+
+
+@pytest.mark.parametrize("words", [["--workers", "2"], ["--workers=2"]], ids=["spaced", "joined"])
+def test_an_option_before_the_command_is_told_its_place(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert usage_error(capsys, *words, "pack", "a", "b") == (
+        f"error: {words[0]} stands before the command\n"
+        f"\nhint: options come after it: feedrate COMMAND ... {words[0]}\n"
+    )
+
+
+def test_a_refused_value_before_the_paths_points_to_the_help_of_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert usage_error(capsys, "pack", "--workers", "0", "a", "b").endswith(
+        "hint: see 'feedrate pack --help'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "meant"),
+    [
+        (["packs"], "there is no 'feedrate packs'", "pack"),
+        (["help"], "there is no 'feedrate help'", "--help"),
+        (["scratch", "list"], "there is no 'feedrate scratch list'", "ls"),
+    ],
+)
+def test_an_unknown_command_is_named_without_a_list_of_all(
+    words: list[str], said: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert usage_error(capsys, *words) == f"error: {said}\n\nhint: did you mean '{meant}'?\n"
+
+
 def test_a_missing_argument_points_to_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "hint: see 'feedrate pack --help'" in usage_error(capsys, "pack")
 
@@ -34,6 +80,62 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
         main(["--help"])
     shown = capsys.readouterr().out
     assert all(f"\n    {command}" in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_fits_80_columns_but_for_examples_to_copy(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("  feedrate ")] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (
+            ["pack", "photos/a.jpg", "q"],
+            "photos/a.jpg is one image; a dataset is a folder of them",
+            "name the folder: ",
+        ),
+        (
+            ["pack", "photos", "q", "--labels", "labls.csv"],
+            "cannot read the table labls.csv",
+            "holds 'labels.csv'. Did you",
+        ),
+        (["ls", "p/pack.json"], "p/pack.json is a file; a pack is a folder", "name the folder: p\n"),
+        (["ls", "photos"], "photos is not a pack", "make one of it: feedrate pack photos PACK\n"),
+        (["pack", "p", "q"], "p is a pack already", "feedrate ls p; to join packs: feedrate merge\n"),
+        (["unpack", "p", "labels.csv"], "labels.csv is a file", "name a folder to unpack into"),
+        (
+            ["quality", "p"],
+            "p/quality.json is damaged: it is not what packing wrote",
+            "pack the source again",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_no_dataset_or_pack_is_named_with_a_way_out(
+    words: list[str],
+    said: str,
+    hint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_image(tmp_path / "photos" / "a.jpg", 1)
+    (tmp_path / "labels.csv").write_text("path,label\na.jpg,cat\n")
+    assert main(["pack", "photos", "p", "--workers", "1"]) == 0
+    (tmp_path / "p" / "quality.json").write_text("[]")
+    capsys.readouterr()
+    assert main(words) == 1
+    shown = capsys.readouterr().err
+    assert f"error: {said}" in shown
+    assert hint in shown.partition("hint: ")[2]
 
 
 def test_a_mistyped_folder_is_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def test_options_reach_the_pack(
     settings = json.loads((tmp_path / "p" / "pack.json").read_text())["settings"]
     assert (settings["seed"], settings["shard_bytes"], settings["fields"]) == (5, 1000, ["caption:text=note"])
     assert len(list((tmp_path / "p").glob("*.tar"))) == 2
-    assert "left out 14 images that the table does not name" in capsys.readouterr().out
+    assert "left out  14 images that the table does not name" in capsys.readouterr().out
 
 
 def test_known_failure_is_a_sentence_and_exit_code_1(

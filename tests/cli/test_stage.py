@@ -200,4 +200,6 @@ def test_a_line_says_how_it_came_there() -> None:
             "copied_files": 1, "copied_bytes": 1000
         },
     }  # fmt: skip
-    assert [draw_stage(StageResult(**{**fields, **changes})) for changes in words.values()] == list(words)  # type: ignore[arg-type]
+    assert [draw_stage(StageResult(**{**fields, **changes})) for changes in words.values()] == [
+        f"{one}\n" for one in words
+    ]  # type: ignore[arg-type]

@@ -81,4 +81,7 @@ def test_pack_without_a_digest_of_pack_json_is_good_and_verify_says_what_it_coul
 
 def test_no_pack_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path} is not a pack: it has no pack.json\n"
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path} is not a pack: it has no pack.json\n"
+        f"\nhint: if it is a dataset, make one of it: feedrate pack {tmp_path} PACK\n"
+    )

@@ -84,12 +84,7 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     for name in names:
         module = importlib.import_module(f"feedrate.cli.{name.replace('-', '_')}")
         text = (module.__doc__ or "").strip()
-        command = commands.add_parser(
-            name,
-            help=text.splitlines()[0],
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        command = commands.add_parser(name, help=text.splitlines()[0], description=text)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
@@ -105,11 +100,28 @@ class ShowVersion(argparse.Action):
         parser.exit()
 
 
+class Help(argparse.HelpFormatter):
+    """Wraps a description at the terminal's width, but for its examples, which are indented: to be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        from feedrate.report.lines import wrap
+
+        def fill(paragraph: str) -> str:
+            if paragraph.startswith(" "):
+                return paragraph
+            return "\n".join(wrap(paragraph.replace("\n", " "), width, indent, indent))
+
+        return "\n\n".join(map(fill, text.split("\n\n")))
+
+
 class Parser(argparse.ArgumentParser):
     """Says `error:` and `hint:` as the rest of feedrate does, and guesses what a mistyped word meant."""
 
     _typed: Sequence[str] = ()
     scattered = ""  # the argument whose words options may keep apart, or take (`displaced`)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=Help)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._typed = list(sys.argv[1:] if args is None else args)
@@ -126,10 +138,20 @@ class Parser(argparse.ArgumentParser):
         # The words that argparse complains about are those of its message that were typed, and mean nothing.
         said = {word.strip("'\",()") for word in message.split()}
         wrong = [word.split("=")[0] for word in self._typed if word in said and word not in known]
-        import difflib
+        first = self._typed[0] if self._typed and self._subparsers is not None else ""
+        hint = f"see '{self.prog}{f' {first}' if first in known and first[:1] != '-' else ''} --help'"
+        is_no_command = bool(first) and "invalid choice" in message
+        is_unknown = is_no_command or message.startswith("unrecognized")
+        if is_unknown and first.startswith("-"):
+            message = f"{first} stands before the command"
+            hint = f"options come after it: {self.prog} COMMAND ... {first}"
+        elif is_unknown:
+            import difflib
 
-        near = [match for word in wrong for match in difflib.get_close_matches(word, known, n=1)]
-        say_error(message, f"did you mean '{near[0]}'?" if near else f"see '{self.prog} --help'")
+            near = [match for word in wrong for match in difflib.get_close_matches(word, known, n=1)]
+            hint = f"did you mean '{near[0]}'?" if near else hint
+            message = f"there is no '{self.prog} {wrong[0]}'" if is_no_command and wrong else message
+        say_error(message, hint)
         raise SystemExit(EXIT_USAGE)
 
     def _known_words(self) -> list[str]:

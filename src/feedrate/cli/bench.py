@@ -16,12 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     for name, module in (("loader", bench_loader), ("kernel", bench_kernel)):
         text = (module.__doc__ or "").strip()
-        kind = kinds.add_parser(
-            name,
-            help=text.splitlines()[0],
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        kind = kinds.add_parser(name, help=text.splitlines()[0], description=text)
         module.add_arguments(kind)
         kind.set_defaults(measure=module.run)
 

@@ -5,7 +5,7 @@
 torch's DataLoader with Pillow and through feedrate.Loader, in turn and each time in
 a fresh process: random crops, flips, batches of uint8. It says images per second,
 CPU time per image, memory, the time to the first batch, and whether the pixels agree.
-For it a folder is packed, and a pack unpacked, into a temporary folder.
+For it a folder is packed, and a pack or an archive unpacked, into a temporary folder.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from pathlib import Path
 from feedrate.cli.arguments import positive
 from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
-from feedrate.errors import NotFound, need
+from feedrate.errors import NotFound, SourceError, need
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="a folder of images, or a pack")
+    parser.add_argument(
+        "source", metavar="SOURCE", type=Path, help="a folder of images, a pack, or archives of images"
+    )
     parser.add_argument(
         "--rounds", type=positive, metavar="N", default=3, help="runs of each loader, in turn (default: 3)"
     )
@@ -85,10 +87,19 @@ def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
             say(f"packing {source} into {packed} (removed at the end)")
             with ProgressBar() as bar:
                 rejected = pack(source, packed, PackOptions(), watch=bar.update).rejected
-        if packed is source or rejected:
-            # Files that were left out would end the other loader.
+        if packed is source or rejected or not _holds_images(source):
+            # Files that were left out would end the other loader, and archives are no files to it.
             files = Path(temporary) / "files"
             say(f"unpacking {packed} into {files} (removed at the end)")
             with ProgressBar() as bar:
                 unpack(packed, files, watch=bar.update)
         yield files, packed
+
+
+def _holds_images(folder: Path) -> bool:
+    from feedrate.format.folder import find_images
+
+    try:
+        return folder.is_dir() and bool(find_images([folder]))
+    except SourceError:
+        return False

@@ -112,9 +112,12 @@ def show(text: str, stream: TextIO | None = None) -> None:
     stream.write(clean_lines(text).encode(encoding, errors="replace").decode(encoding))
 
 
-def show_result(draw: Callable[..., str], *results: Any) -> None:
+def show_result(draw: Callable[..., str], *results: Any, stream: TextIO | None = None) -> None:
     """Draw results whose texts cannot break a line in two, and so say what feedrate does not."""
-    show(draw(*map(clean_values, results)))
+    from feedrate.report.lines import count_columns
+
+    stream = stream or sys.stdout
+    show(draw(*map(clean_values, results), width=count_columns(stream)), stream)
 
 
 def clean_values(value: Any) -> Any:
@@ -133,5 +136,7 @@ def clean_values(value: Any) -> Any:
 
 
 def say(text: str) -> None:
-    show(text + "\n", sys.stderr)
+    from feedrate.report.lines import count_columns, lay_out
+
+    show(lay_out(text.split("\n"), count_columns(sys.stderr)), sys.stderr)
     sys.stderr.flush()

@@ -12,14 +12,15 @@ checksums of their pack. 'feedrate scratch' lists copies and clears them away.
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 
 from feedrate.cli.arguments import add_allow_address, positive, reader
 from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
-    clean_values,
     say,
+    show_result,
     write_json,
     write_path,
 )
@@ -88,7 +89,7 @@ def _stage(arguments: argparse.Namespace) -> int:
             watch=bar.update,
             say=bar.say,
         )
-    say(draw_stage(clean_values(result)))
+    show_result(draw_stage, result, stream=sys.stderr)
     if arguments.json != "-":
         write_path(result.path)
     write_json(arguments, dump_document("stage", result))
@@ -102,7 +103,7 @@ def _stage_on_nodes(arguments: argparse.Namespace) -> int:
     from feedrate.stage import stage_on_nodes
 
     result = stage_on_nodes(arguments.source, _options(arguments), say=say)
-    say(draw_nodes(clean_values(result)))
+    show_result(draw_nodes, result, stream=sys.stderr)
     if result.path and arguments.json != "-":
         write_path(result.path)
     write_json(arguments, dump_document("stage", result))

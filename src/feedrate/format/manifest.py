@@ -217,12 +217,16 @@ def read_manifest(pack: str | os.PathLike[str]) -> Manifest:
         hint = suggest_path(folder) or f"make one: feedrate pack SOURCE {typed(folder)}"
         raise NotFound(f"no pack at {folder}", hint=hint)
     if not folder.is_dir():
-        raise NotFound(f"{folder} is a file; a pack is a folder with {FILE_NAME} in it")
+        is_ours = folder.name == FILE_NAME
+        raise NotFound(
+            f"{folder} is a file; a pack is a folder with {FILE_NAME} in it",
+            hint=f"name the folder: {typed(folder.parent)}" if is_ours else None,
+        )
     path = folder / FILE_NAME
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        raise NotFound(*_not_a_pack(folder)) from None
+        raise _not_a_pack(folder) from None
     except OSError as error:
         raise PackError(f"cannot read {path}: {error.strerror}") from error
     try:
@@ -320,16 +324,19 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / PROGRESS_NAME).exists() or any(folder.glob("shard-*.tar"))
 
 
-def _not_a_pack(folder: Path) -> tuple[str]:
+def _not_a_pack(folder: Path) -> NotFound:
     inside = sorted(p.parent.name for p in folder.glob(f"*/{FILE_NAME}"))
     if inside:
-        return (f"{folder} is not a pack, but {folder / inside[0]} is",)
+        return NotFound(f"{folder} is not a pack, but {folder / inside[0]} is")
     if is_unfinished(folder):
         command = "index" if any(folder.glob("index-*.arrow")) else "pack"
-        return (
-            f"{folder} is an unfinished pack: run the same 'feedrate {command}' command again to finish it",
+        return NotFound(
+            f"{folder} is an unfinished pack: run the same 'feedrate {command}' command again to finish it"
         )
-    return (f"{folder} is not a pack: it has no {FILE_NAME}",)
+    return NotFound(
+        f"{folder} is not a pack: it has no {FILE_NAME}",
+        hint=f"if it is a dataset, make one of it: feedrate pack {typed(folder)} PACK",
+    )
 
 
 def dump_field(f: Field) -> dict[str, Any]:

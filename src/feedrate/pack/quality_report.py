@@ -149,10 +149,15 @@ def read_quality(pack: str | os.PathLike[str]) -> Quality:
         raise NotFound(
             f"{pack} has no {FILE_NAME}: it was made without one", hint="pack the source again to have it"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise PackError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, PackError):
             raise
-        raise PackError(f"{path} is damaged: {type(error).__name__} {error}") from error
+        raise PackError(
+            f"{path} is damaged: it is not what packing wrote",
+            hint="pack the source again to have it; no other command reads it",
+        ) from error
 
 
 def _load(document: dict[str, Any]) -> Quality:

@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, PackError, UsageError
+from feedrate.errors import AlreadyExists, FeedrateError, PackError, UsageError
 from feedrate.format.containers import FILES
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part
@@ -71,6 +71,8 @@ def unpack(
     inner, outer = os.path.realpath(target), os.path.realpath(pack)
     if os.path.commonpath([inner, outer]) == outer:
         raise UsageError(f"{target} lies inside the pack", hint="name a folder outside of it")
+    if os.path.exists(inner) and not os.path.isdir(inner):
+        raise AlreadyExists(f"{target} is a file", hint="name a folder to unpack into, new or there already")
     tasks = [ShardUnpack(outer, inner, shard, manifest.fields) for shard in manifest.shards]
     total_bytes = sum(s.size_bytes for s in manifest.shards)
 

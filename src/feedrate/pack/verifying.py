@@ -109,6 +109,7 @@ def verify(
         extra_files=_find_extra(folder, manifest),
         pixels=say_pixels(manifest.settings),
         manifest_checked=manifest.had_digest,
+        is_index=any(shard.is_in_place for shard in manifest.shards),
     )
 
 

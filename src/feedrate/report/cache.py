@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from feedrate.report.lines import lay_out
 from feedrate.report.terminal import table_lines
 from feedrate.results.cache import WarmResult
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
 
-def draw_warm(result: WarmResult) -> str:
+def draw_warm(result: WarmResult, width: int | None = None) -> str:
     files, size = format_count(result.files, "file"), format_bytes(result.size_bytes)
     rate = format_bytes(result.loaded_bytes / max(result.seconds, 1e-9))
     lines = [
@@ -42,7 +43,7 @@ def draw_warm(result: WarmResult) -> str:
                 "",
                 "next: ask for more memory, or put the pack on a local disk",
             ]
-    return "\n".join([*lines, ""])
+    return lay_out(lines, width)
 
 
 def _say_share(share: float | None) -> str:

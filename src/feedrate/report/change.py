@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from feedrate.report.lines import Command, Line, lay_out
 from feedrate.report.terminal import most, rejection_lines, table_lines
 from feedrate.results.change import AppendResult, ClassShare, ColumnResult, MergeResult, SplitResult
 from feedrate.units import format_bytes, format_count, format_seconds, typed
 
 
-def draw_split(result: SplitResult) -> str:
-    rows = []
+def draw_split(result: SplitResult, width: int | None = None) -> str:
+    rows: list[Line] = []
     for name, count in result.parts.items():
         groups = f" in {format_count(result.groups[name], 'group')}" if name in result.groups else ""
         classes = result.class_counts.get(name)
@@ -19,10 +20,10 @@ def draw_split(result: SplitResult) -> str:
     if result.least_even is not None:
         rows.append(("classes", _describe_evenness(result.least_even)))
     again = " again" if result.replaced else ""
-    lines = [f"split {format_count(result.samples, 'sample')} of {result.pack}{again} ('{result.name}')"]
+    head = f"split {format_count(result.samples, 'sample')} of {result.pack}{again} ('{result.name}')"
     first = next(iter(result.parts))
     told = first if result.name == "split" else f"{result.name}:{first}"
-    return "\n".join([*lines, *_wide(rows), "", f'next: Loader("{result.pack}", split="{told}")', ""])
+    return lay_out([head, *rows, "", Command(f'next: Loader("{result.pack}", split="{told}")')], width)
 
 
 def _describe_evenness(least: ClassShare) -> str:
@@ -35,7 +36,7 @@ def _describe_evenness(least: ClassShare) -> str:
     return f"{words}, {least.share_of_all:.1%} of all{absent}"
 
 
-def draw_column(result: ColumnResult) -> str:
+def draw_column(result: ColumnResult, width: int | None = None) -> str:
     kind = f"{result.kind}, {result.dtype}" if result.kind == "number" else result.kind
     verb = "replaced" if result.replaced else "added"
     counts = result.class_counts
@@ -47,12 +48,12 @@ def draw_column(result: ColumnResult) -> str:
     ]
     samples = format_count(result.samples, "sample")
     head = f"{verb} '{result.name}' ({kind}) for {samples} of {result.pack}, from {result.table}"
-    return "\n".join([head, *table_lines(rows), ""])
+    return lay_out([head, *table_lines(rows)], width)
 
 
-def draw_merge(result: MergeResult) -> str:
+def draw_merge(result: MergeResult, width: int | None = None) -> str:
     classes = "" if result.classes is None else f" ({format_count(result.classes, 'class', 'classes')})"
-    rows = [
+    rows: list[Line] = [
         (
             "linked" if one.linked else "refers to",
             f"{one.pack}: {format_count(one.samples, 'sample')}, {format_count(one.shards, 'shard')}"
@@ -64,19 +65,19 @@ def draw_merge(result: MergeResult) -> str:
     rows.append(("size", f"{size} in {format_count(result.shards, 'shard')}, of which {new} new"))
     lines = [
         f"merged {format_count(result.samples, 'sample')}{classes} into {result.target}",
-        *_wide(rows),
+        *rows,
         *_unassigned_lines(result.unassigned, result.target),
     ]
     if not all(one.linked for one in result.packs):
         lines.append("the packs that it refers to must stay where they are")
-    return "\n".join([*lines, "", f"next: feedrate verify {typed(result.target)}", ""])
+    return lay_out([*lines, "", Command(f"next: feedrate verify {typed(result.target)}")], width)
 
 
-def draw_append(result: AppendResult) -> str:
+def draw_append(result: AppendResult, width: int | None = None) -> str:
     total = format_count(result.samples, "sample")
     skipped = f"{format_count(result.skipped, 'file')} the pack has already" if result.skipped else ""
     if not result.added:
-        return f"nothing new in {result.source}: {skipped}\n"
+        return lay_out([f"nothing new in {result.source}: {skipped}"], width)
     size, shards = format_bytes(result.size_bytes), format_count(result.shards, "shard")
     rows = [
         ("size", f"{size} in {shards}"),
@@ -90,16 +91,14 @@ def draw_append(result: AppendResult) -> str:
         *_unassigned_lines(result.unassigned, result.pack),
         *rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack"),
     ]
-    return "\n".join([*lines, "", f"next: feedrate verify {typed(result.pack)}", ""])
+    return lay_out([*lines, "", Command(f"next: feedrate verify {typed(result.pack)}")], width)
 
 
-def _unassigned_lines(columns: tuple[str, ...], pack: str) -> list[str]:
+def _unassigned_lines(columns: tuple[str, ...], pack: str) -> list[Line]:
     return [
-        f"the new samples are in no part of '{name}' yet: feedrate split {typed(pack)} --name {name} --extend"
+        Command(
+            f"the new samples are in no part of '{name}' yet: "
+            f"feedrate split {typed(pack)} --name {name} --extend"
+        )
         for name in columns
     ]
-
-
-def _wide(rows: list[tuple[str, str]]) -> list[str]:
-    width = max(len(name) for name, _ in rows)
-    return [f"  {name:<{width}}  {text}" for name, text in rows]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from feedrate.report.doctor_words import (
     list_setting,
     part_remedies,
 )
+from feedrate.report.lines import count_cells, cut, pad, wrap
 from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
 
 _WIDTH = 80
@@ -118,7 +118,7 @@ def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
         share, seconds = sum(one.share for one in rest), sum(one.seconds_per_step for one in rest)
         rest = [TimeShare("the rest", seconds, share, detail=names)] if share >= 0.005 else []
     shown = [*named, *rest]
-    width = min(_NAME, max((len(clean(one.name)) for one in shown), default=0) + 1)
+    width = min(_NAME, max((count_cells(clean(one.name)) for one in shown), default=0) + 1)
     return [_shorten(_share(one, width), _WIDTH) for one in shown]
 
 
@@ -132,7 +132,7 @@ def _share(one: TimeShare, width: int) -> str:
         bar, detail = bar[:exposed].ljust(len(bar), "░"), f"device idle {describe_seconds(idle)}"
     name = f"  {_shorten(clean(one.name), width - 1)}"
     time, share = describe_seconds(one.seconds_per_step), describe_share(one.share)
-    return f"{name:<{width + 2}}{bar:<{room}}{time:>10}{share:>6}  {detail}".rstrip()
+    return f"{pad(name, width + 2)}{bar:<{room}}{time:>10}{share:>6}  {detail}".rstrip()
 
 
 def _sample(sample: Sequence[SamplePart]) -> list[str]:
@@ -255,7 +255,7 @@ def _list(label: str, items: Iterable[str], most: int) -> list[str]:
 def _fit(head: str, words: Sequence[str], tail: str) -> str:
     """Return as many of the words as fit on a line, one at least."""
     texts = [f"{head}{', '.join(words[:count])}{tail}" for count in range(len(words), 0, -1)]
-    return next((text for text in texts if len(text) <= _WIDTH - _LABEL), texts[-1])
+    return next((text for text in texts if count_cells(text) <= _WIDTH - _LABEL), texts[-1])
 
 
 def _line(label: str, text: str, *, more: int = 0) -> list[str]:
@@ -264,11 +264,14 @@ def _line(label: str, text: str, *, more: int = 0) -> list[str]:
 
 
 def _wrap(text: str, *, first: str = "", rest: str = "", lines: int) -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=rest, max_lines=lines, placeholder=" ...",
-        break_on_hyphens=False,
-    ) or [first.rstrip()]  # fmt: skip
+    wrapped = wrap(text, _WIDTH, first, rest, cuts=True)
+    if len(wrapped) <= lines:
+        return wrapped
+    last, room = wrapped[lines - 1], _WIDTH - len(" ...")
+    if count_cells(last) > room:
+        last = cut(last, room + 1)[0].rpartition(" ")[0].rstrip() or cut(last, room)[0]
+    return [*wrapped[: lines - 1], f"{last} ..."]
 
 
 def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
+    return text if count_cells(text) <= width else cut(text, max(0, width - 3))[0].rstrip() + "..."

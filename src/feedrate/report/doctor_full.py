@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from feedrate.errors import clean
@@ -27,6 +26,7 @@ from feedrate.report.doctor_words import (
     list_setting,
     part_remedies,
 )
+from feedrate.report.lines import count_cells, pad, wrap
 from feedrate.report.page import describe_machine
 from feedrate.results.doctor import Diagnosis, Finding, Remedy, SamplePart, TimeShare
 from feedrate.units import format_count
@@ -101,11 +101,8 @@ class _Page:
 
     def add(self, text: str, first: str = "", rest: str = "") -> None:
         """Add a paragraph with so much in front of its lines."""
-        self._put(
-            textwrap.wrap(
-                clean(text), self._width, break_on_hyphens=False, initial_indent=first, subsequent_indent=rest
-            )
-        )
+        if text := clean(text).strip():
+            self._put(wrap(text, self._width, first, rest, cuts=True))
 
     def item(self, text: str) -> None:
         self.add(text, "  - ", "    ")
@@ -116,13 +113,13 @@ class _Page:
 
     def table(self, rows: Iterable[tuple[str, str]]) -> None:
         pairs = [(clean(name), text) for name, text in rows]
-        beside = min(max((len(text) for _, text in pairs), default=0), _BESIDE)
-        label = min(max((len(name) for name, _ in pairs), default=0), self._width - beside - 4)
+        beside = min(max((count_cells(text) for _, text in pairs), default=0), _BESIDE)
+        label = min(max((count_cells(name) for name, _ in pairs), default=0), self._width - beside - 4)
         for name, text in pairs:
-            if len(name) > label:
+            if count_cells(name) > label:
                 self.add(name, "  ", "    ")
                 name = ""
-            self.add(text or "-", f"  {name:<{label}}  ", " " * (label + 4))
+            self.add(text or "-", f"  {pad(name, label)}  ", " " * (label + 4))
 
     def text(self) -> str:
         return "\n".join([*self._lines, ""])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from feedrate.report.lines import Line, lay_out
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference
 from feedrate.results.progress import Rejection
 from feedrate.units import format_count
@@ -13,13 +14,13 @@ from feedrate.units import format_count
 _FEW = 3
 
 
-def draw_fidelity(result: Fidelity) -> str:
+def draw_fidelity(result: Fidelity, width: int | None = None) -> str:
     """Return plain lines, at most a screen of them."""
-    lines = [describe_sample(result)]
+    lines: list[Line] = [describe_sample(result)]
     for title, comparison in list_comparisons(result):
-        lines += ["", title, *(f"  {name:<12}{text}" for name, text in describe_comparison(comparison))]
+        lines += ["", title, *describe_comparison(comparison)]
     lines += ["", *describe_rest(result)] if describe_rest(result) else []
-    return "\n".join([*lines, "", describe_verdict(result), ""])
+    return lay_out([*lines, "", describe_verdict(result)], width)
 
 
 def describe_sample(result: Fidelity) -> str:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from feedrate.errors import clean_lines
+from feedrate.report.lines import count_columns, lay_out
 from feedrate.results.progress import Tick
 from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -54,7 +55,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.console.print(sentence, markup=False, highlight=False)
         else:
-            self._stream.write(sentence + "\n")
+            self._stream.write(lay_out(sentence.split("\n"), count_columns(self._stream)))
             self._stream.flush()
 
     def update(self, tick: Tick) -> None:

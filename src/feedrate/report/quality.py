@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from feedrate.report.lines import Line, lay_out
 from feedrate.results.quality import ClassSize, ImageSize, Oddity, Quality
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -39,9 +40,9 @@ _MEANINGS = {
 _COMMON = frozenset(("gray", "alpha", "progressive", "cmyk", "deep"))
 
 
-def draw_quality(pack: str, quality: Quality) -> str:
+def draw_quality(pack: str, quality: Quality, width: int | None = None) -> str:
     """Return the whole report as plain lines."""
-    lines = [f"{pack}: {describe_counts(quality)}", "", describe_verdict(quality)]
+    lines: list[Line] = [f"{pack}: {describe_counts(quality)}", "", describe_verdict(quality)]
     for oddity in quality.oddities:
         lines += ["", *_draw_oddity(oddity)]
     if quality.formats:
@@ -53,17 +54,17 @@ def draw_quality(pack: str, quality: Quality) -> str:
         lines.append(f"  smallest: {_size(quality.smallest)}; largest: {_size(quality.largest)}")
     if quality.classes:
         lines += ["", describe_classes(quality), *_draw_classes(quality)]
-    return "\n".join([*lines, ""])
+    return lay_out(lines, width)
 
 
-def summarise_quality(quality: Quality) -> list[tuple[str, str]]:
+def summarise_quality(quality: Quality) -> list[tuple[str, ...]]:
     """Return the rows that `feedrate pack` shows: a line per kind of oddity."""
-    rows: list[tuple[str, str]] = []
+    rows: list[tuple[str, ...]] = []
     for oddity in quality.oddities:
-        text = f"{oddity.samples:>7,}  {describe_code(oddity.code)}: {describe_done(oddity)}"
+        text = f"{describe_code(oddity.code)}: {describe_done(oddity)}"
         if oddity.code == "duplicate" and quality.duplicates.conflicting:
             text += f"; in {format_count(quality.duplicates.conflicting, 'group')} the labels differ"
-        rows.append(("quality" if not rows else "", text))
+        rows.append(("quality" if not rows else "", f"{oddity.samples:>7,}", text))
     if not rows:
         rows.append(("quality", "nothing odd was found"))
     if quality.imbalance is not None and quality.imbalance >= 2:
@@ -177,16 +178,16 @@ def _bar(count: int, most: int) -> str:
     return f"{'#' * max(round(_BAR * count / max(most, 1)), bool(count)):<{_BAR}}"
 
 
-def _draw_classes(quality: Quality) -> list[str]:
+def _draw_classes(quality: Quality) -> list[Line]:
     classes = sort_classes(quality)
     shown = classes if len(classes) <= _FEW_CLASSES else [*classes[:4], *classes[-4:]]
-    most, width = classes[0].samples, max(len(one.name) for one in shown)
-    lines = [
-        f"  {one.name:<{width}}  {_bar(one.samples, most)}  {one.samples:,}, {format_bytes(one.size_bytes)}"
+    most = classes[0].samples
+    lines: list[Line] = [
+        (one.name, _bar(one.samples, most), f"{one.samples:,}, {format_bytes(one.size_bytes)}")
         for one in shown
     ]
     if len(shown) < len(classes):
-        lines.insert(4, f"  ... {len(classes) - len(shown):,} more ...")
+        lines.insert(4, (f"... {len(classes) - len(shown):,} more ...",))
     return lines
 
 

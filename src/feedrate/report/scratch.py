@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
+from feedrate.report.lines import Line, lay_out
 from feedrate.results.scratch import (
     CacheInfo,
     ClearResult,
@@ -18,20 +18,19 @@ from feedrate.results.scratch import (
 from feedrate.units import format_age, format_bytes, format_count, format_percent
 
 
-def draw_scratch(listing: ScratchListing) -> str:
+def draw_scratch(listing: ScratchListing, width: int | None = None) -> str:
     if not listing.folders:
-        return (
-            f"no scratch folder is known on {listing.node}; name one: feedrate scratch ls --scratch FOLDER\n"
-        )
-    parts = ["\n".join(_folder_lines(folder, listing.now)) for folder in listing.folders]
-    return "\n\n".join(parts) + "\n"
+        said = f"no scratch folder is known on {listing.node}; name one: feedrate scratch ls --scratch FOLDER"
+        return lay_out([said], width)
+    lines = [line for folder in listing.folders for line in ("", *_folder_lines(folder, listing.now))]
+    return lay_out(lines[1:], width)
 
 
-def draw_everywhere(everywhere: Everywhere) -> str:
+def draw_everywhere(everywhere: Everywhere, width: int | None = None) -> str:
     copies = everywhere.copies
     if not copies:
-        return "nothing is staged anywhere, as far as your home folder knows\n"
-    rows = [("NODE", "SIZE", "STAGED", "KEPT", "PATH", "SOURCE")]
+        return lay_out(["nothing is staged anywhere, as far as your home folder knows"], width)
+    rows: list[Line] = [("NODE", "SIZE", "STAGED", "KEPT", "PATH", "SOURCE")]
     rows += [
         (
             copy.node + (" (this one)" if copy.node == everywhere.node else ""),
@@ -46,10 +45,10 @@ def draw_everywhere(everywhere: Everywhere) -> str:
     total = format_bytes(sum(copy.size_bytes for copy in copies))
     nodes = format_count(len({copy.node for copy in copies}), "node")
     head = f"{format_count(len(copies), 'copy', 'copies')}, {total}, on {nodes}"
-    return "\n".join([head, *_columns(rows), ""])
+    return lay_out([head, *rows], width)
 
 
-def draw_cleared(result: ClearResult) -> str:
+def draw_cleared(result: ClearResult, width: int | None = None) -> str:
     verb, freed = ("would delete", "would free") if result.is_trial else ("deleted", "freed")
     lines = [f"{verb} {_verdict_words(one)}" for one in result.removed]
     lines += [f"put back {_verdict_words(one)}" for one in result.restored]
@@ -57,23 +56,24 @@ def draw_cleared(result: ClearResult) -> str:
     size = format_bytes(sum(one.size_bytes for one in result.removed))
     limit = "" if result.limit_bytes is None else f", and may take {format_bytes(result.limit_bytes)}"
     lines.append(f"{freed} {size}; your copies take {format_bytes(result.used_bytes)}{limit}")
-    return "\n".join([*lines, ""])
+    return lay_out(lines, width)
 
 
-def _folder_lines(folder: ScratchFolder, now: float) -> list[str]:
+def _folder_lines(folder: ScratchFolder, now: float) -> list[Line]:
     copies = format_count(len(folder.copies), "copy", "copies")
     size = format_bytes(sum(copy.landed_bytes + copy.partial_bytes for copy in folder.copies))
     held = f"{copies}, {size}"
     if folder.caches:
         cached = format_bytes(sum(cache.size_bytes for cache in folder.caches))
         held += f"; {format_count(len(folder.caches), 'cache')}, {cached}"
-    lines = [f"{folder.scratch} ({folder.why}): {held}; {format_bytes(folder.free_bytes)} free"]
+    lines: list[Line] = [f"{folder.scratch} ({folder.why}): {held}; {format_bytes(folder.free_bytes)} free"]
     if folder.copies:
-        rows = [("NAME", "SIZE", "OWNER", "LAST USED", "KEPT", "IN USE BY", "SOURCE")]
-        lines += _columns(rows + [_copy_row(copy, now) for copy in folder.copies])
+        lines.append(("NAME", "SIZE", "OWNER", "LAST USED", "KEPT", "IN USE BY", "SOURCE"))
+        lines += [_copy_row(copy, now) for copy in folder.copies]
     if folder.caches:
-        heads = ("CACHE", "SIZE", "SAMPLES", "LAST USED", "IN USE BY")
-        lines += _columns([heads, *(_cache_row(cache, now) for cache in folder.caches)])
+        lines += [""] if folder.copies else []  # two tables, with widths of their own
+        lines.append(("CACHE", "SIZE", "SAMPLES", "LAST USED", "IN USE BY"))
+        lines += [_cache_row(cache, now) for cache in folder.caches]
     lines += [
         f"  left behind: {one.path}, {one.what}, {format_bytes(one.size_bytes)}" for one in folder.leftovers
     ]
@@ -143,11 +143,3 @@ def _verdict_words(one: Verdict) -> str:
 def _ago(seconds: float) -> str:
     # A clock that was set back makes the past the future.
     return "just now" if seconds < 60 else f"{format_age(seconds)} ago"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

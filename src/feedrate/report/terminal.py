@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of `pack`, `unpack`, `verify` and `ls` as plain lines: the same in a terminal, a log and a mail."""
+"""Results of `pack`, `index`, `unpack`, `verify` and `ls` as plain lines, for a terminal or a log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from feedrate.report.lines import Command, Line, lay_out
 from feedrate.report.quality import summarise_quality
 from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds, typed
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:  # a command that draws what it found need not load what other
 _FEW = 5
 
 
-def draw_pack(result: PackResult) -> str:
+def draw_pack(result: PackResult, width: int | None = None) -> str:
     classes = _label_words(result.fields, result.classes)
-    lines = [
+    lines: list[Line] = [
         *_most_left_out(result),
         f"packed {format_count(result.samples, 'sample')} ({classes}) into {result.target}",
         *table_lines(
@@ -44,7 +45,7 @@ def draw_pack(result: PackResult) -> str:
     ]  # fmt: skip
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
-    return "\n".join([*lines, "", f"next: feedrate verify {typed(result.target)}", ""])
+    return lay_out([*lines, "", Command(f"next: feedrate verify {typed(result.target)}")], width)
 
 
 def _most_left_out(result: PackResult | IndexResult) -> list[str]:
@@ -63,14 +64,14 @@ def _label_words(fields: Mapping[str, str], classes: int | None) -> str:
     return "labels are numbers" if "label" in fields else "no labels"
 
 
-def draw_index(result: IndexResult) -> str:
+def draw_index(result: IndexResult, width: int | None = None) -> str:
     classes = _label_words(result.fields, result.classes)
     where = "files of their own" if result.files is None else format_count(result.files, "file")
     resumed = ""
     if result.resumed_parts:
         resumed = f", {result.resumed_parts:,} of {result.parts:,} parts done before"
     rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
-    lines = [
+    lines: list[Line] = [
         *_most_left_out(result),
         f"indexed {format_count(result.samples, 'sample')} ({classes}) of {result.source}",
         *table_lines(
@@ -88,20 +89,20 @@ def draw_index(result: IndexResult) -> str:
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
     next_line = f"next: feedrate ls {typed(result.target)}, or in Python feedrate.Loader({result.target!r})"
-    return "\n".join([*lines, "", next_line, ""])
+    return lay_out([*lines, "", Command(next_line)], width)
 
 
-def draw_unpack(result: UnpackResult) -> str:
+def draw_unpack(result: UnpackResult, width: int | None = None) -> str:
     kept = f", {result.kept:,} of them were there already" if result.kept else ""
     files, time = format_count(result.files, "file"), format_seconds(result.seconds)
-    text = f"restored {files} ({format_bytes(result.size_bytes)}) in {result.target}{kept}, in {time}\n"
+    lines = [f"restored {files} ({format_bytes(result.size_bytes)}) in {result.target}{kept}, in {time}"]
     if result.pixels:
         what = "samples" if _is_mapped(result.pixels) else "images"
-        text += f"these are not all the original files; packing changed {what} ({result.pixels})\n"
-    return text
+        lines.append(f"these are not all the original files; packing changed {what} ({result.pixels})")
+    return lay_out(lines, width)
 
 
-def draw_verify(result: VerifyResult) -> str:
+def draw_verify(result: VerifyResult, width: int | None = None) -> str:
     samples, shards = format_count(result.samples, "sample"), format_count(result.shards, "shard")
     size, time = format_bytes(result.size_bytes), format_seconds(result.seconds)
     lines = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
@@ -112,17 +113,19 @@ def draw_verify(result: VerifyResult) -> str:
     )
     lines += [_extra_line(name) for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
+    done = "indexed" if result.is_index else "packed"
     if not result.problems:
         lines.append(
-            "good: every byte is as it was packed"
+            f"good: every byte is as it was {done}"
             if result.manifest_checked
-            else "good: every byte of its data is as it was packed; pack.json is of an earlier version or "
+            else f"good: every byte of its data is as it was {done}; pack.json is of an earlier version or "
             "was edited, and has no digest to check it by"
         )
     else:
+        again = "index them" if result.is_index else "pack the source"
         lines += [format_count(len(result.problems), "problem")]
-        lines += ["", "next: restore the named files from a copy, or pack the source again"]
-    return "\n".join([*lines, ""])
+        lines += ["", f"next: restore the named files from a copy, or {again} again"]
+    return lay_out(lines, width)
 
 
 def _extra_line(name: str) -> str:
@@ -132,9 +135,9 @@ def _extra_line(name: str) -> str:
     return f"extra file, no part of the pack: {name}"
 
 
-def draw_description(description: PackDescription) -> str:
+def draw_description(description: PackDescription, width: int | None = None) -> str:
     classes = description.class_counts
-    lines = [
+    lines: list[Line] = [
         f"{description.pack}: {format_count(description.samples, 'sample')}",
         *table_lines(
             [
@@ -150,14 +153,9 @@ def draw_description(description: PackDescription) -> str:
         ),
     ]  # fmt: skip
     if description.first_samples:
-        rows = [("key", "path", "bytes", "label")]
-        rows += [(s.key, s.path, f"{s.size_bytes:,}", s.label or "") for s in description.first_samples]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines += [
-            "",
-            *("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows),
-        ]
-    return "\n".join([*lines, ""])
+        lines += ["", ("key", "path", "bytes", "label")]
+        lines += [(s.key, s.path, f"{s.size_bytes:,}", s.label or "") for s in description.first_samples]
+    return lay_out(lines, width)
 
 
 def say_resident(share: float | None) -> str:
@@ -170,8 +168,9 @@ def _is_mapped(words: str) -> bool:
     return words.startswith("mapped")
 
 
-def table_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"  {name:<9}{text}" for name, text in rows if text]
+def table_lines(rows: Iterable[tuple[str, ...]]) -> list[Line]:
+    """Return the rows that say something, their names at least as wide as in the other reports."""
+    return [(f"{name:<7}", *cells) for name, *cells in rows if cells[-1]]
 
 
 def _if(count: int, noun: str, rest: str) -> str:
@@ -255,20 +254,20 @@ def _count_words(counts: Mapping[str, int], noun: str | None) -> str:
     words = [f"{count:,} {name or 'without suffix'}" for name, count in most]
     rest = sum(counts.values()) - sum(count for _, count in most)
     if rest:
-        words.append(f"{rest:,} others")
-    plural = "" if sum(counts.values()) == 1 else "s"
+        words.append(f"{rest:,} {'other' if noun or rest == 1 else 'others'}")
+    plural = "" if (rest or sum(counts.values())) == 1 else "s"
     return ", ".join(words) + (f" {noun}{plural}" if noun else "")
 
 
-def rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[str]:
+def rejection_lines(title: str, rejections: Sequence[Rejection], footer: str | None) -> list[Line]:
     if not rejections:
         return []
-    lines = ["", f"{title}: {len(rejections):,}"]
+    lines: list[Line] = ["", f"{title}: {len(rejections):,}"]
     reasons = Counter(r.reason for r in rejections)
     for reason, count in reasons.most_common(_FEW):
         paths = [r.path for r in rejections if r.reason == reason][:3]
         more = ", ..." if count > len(paths) else ""
-        lines.append(f"  {count:>7,}  {reason}: {', '.join(paths)}{more}")
+        lines.append((f"{count:>7,}", f"{reason}: {', '.join(paths)}{more}"))
     if len(reasons) > _FEW:
         lines.append(f"  {len(reasons) - _FEW:,} more reasons")
     return [*lines, *([f"  {footer}"] if footer else [])]

@@ -71,6 +71,11 @@ def _open(source: str, options: SourceOptions, spool: Spool) -> Reader:
         from feedrate.source.file_list import FileList
 
         return FileList(place, file)
+    if form is Form.UNKNOWN and has_image_suffix(file.path):
+        raise SourceError(
+            f"{source} is one image; a dataset is a folder of them",
+            hint=f"name the folder: {typed(root)}; or a list of paths (.txt)",
+        )
     if form is Form.UNKNOWN:
         with place.open(file.path) as stream:
             beginning = stream.read(16)
@@ -94,7 +99,10 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
         if has_image_suffix(file.path):
             return open_folders(place.root)
         if file.path == FILE_NAME.encode() and not _is_index(place):
-            raise SourceError(f"{place.root} is a pack already", hint=f"feedrate ls {typed(place.root)}")
+            raise SourceError(
+                f"{place.root} is a pack already",
+                hint=f"see what is in it: feedrate ls {typed(place.root)}; to join packs: feedrate merge",
+            )
         form = form_by_name(file.path)
         if form in CONTAINERS:
             files.setdefault(form, []).append(file)

@@ -15,6 +15,7 @@ from typing import Any
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, SourceError, need
+from feedrate.probe.paths import suggest_path
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _PIECE_BYTES = 2**20
@@ -83,7 +84,8 @@ def read_table(path: Path) -> Table:
     try:
         path.open("rb").close()
     except OSError as error:
-        raise NotFound(f"cannot read the table {path}: {error.strerror}") from None
+        hint = suggest_path(path) if isinstance(error, FileNotFoundError) else None
+        raise NotFound(f"cannot read the table {path}: {error.strerror}", hint=hint) from None
     try:
         table = Table(path, tuple(_COLUMNS[suffix](path)))
     except (ValueError, TypeError, OSError, csv.Error, RecursionError) as error:

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines and rows of tables as text: aligned by what a terminal shows, wrapped between words at its edge."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TextIO
+
+# A sentence, or a row of a table: rows that follow each other are aligned, but for the last cell of each.
+Line = str | tuple[str, ...]
+_INDENT = "  "
+_GAP = "  "
+_NARROWEST = 40  # columns: a table in fewer is not read
+_LEAST_ROOM = 24  # cells for the last column of a table; with fewer it moves to lines of its own
+
+
+class Command(str):
+    """A line to be copied and typed: never wrapped by us, so that it is copied as one line."""
+
+    __slots__ = ()
+
+
+def count_columns(stream: TextIO) -> int | None:
+    """Return how wide a terminal is; None for a file or a pipe, where a row is a line for `grep`."""
+    if not stream.isatty():
+        return None
+    try:
+        columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns)
+    except (OSError, ValueError):  # COLUMNS is no number; a terminal that is none to the system
+        columns = 0
+    return max(columns or 80, _NARROWEST)
+
+
+def count_cells(text: str) -> int:
+    """Return how many cells of a terminal's line a text takes."""
+    if text.isascii():
+        return len(text)
+    # Composed first: the parts of a Hangul syllable (as macOS writes file names) are no marks to Unicode.
+    return sum(
+        0 if unicodedata.category(c) in ("Mn", "Me", "Cf") else 1 + (unicodedata.east_asian_width(c) in "WF")
+        for c in unicodedata.normalize("NFC", text)
+    )
+
+
+def pad(text: str, cells: int) -> str:
+    return text + " " * (cells - count_cells(text))
+
+
+def lay_out(lines: Iterable[Line], width: int | None = None) -> str:
+    """Return a report as text of at most `width` cells a line; None: a line each, however long."""
+    laid: list[str] = []
+    for is_table, group in groupby(lines, lambda line: isinstance(line, tuple)):
+        if is_table:
+            laid += _lay_table([row for row in group if isinstance(row, tuple)], width)
+            continue
+        for line in group:
+            if width is None or not isinstance(line, str) or isinstance(line, Command):
+                laid.append(str(line))
+            else:
+                indent = line[: len(line) - len(line.lstrip(" "))]
+                laid += wrap(line.lstrip(" "), width, indent, indent + _INDENT)
+    return "\n".join([*laid, ""])
+
+
+def cut(text: str, cells: int) -> list[str]:
+    """Return a text in pieces of at most so many cells, one at least; marks stay with their letters."""
+    pieces, taken = [""], 0
+    for c in text:
+        added = count_cells(c)
+        if pieces[-1] and taken + added > cells:
+            pieces.append("")
+            taken = 0
+        pieces[-1] += c
+        taken += added
+    return pieces
+
+
+def wrap(text: str, width: int, first: str = "", rest: str = "", *, cuts: bool = False) -> list[str]:
+    """Return lines that break between words, with so much in front of the first and of the others.
+
+    A word that would fit a line of its own is moved to the left until it does. A longer one is left to the
+    terminal, which breaks it at its edge and still copies it as one; with `cuts` it is cut.
+    """
+    lines: list[str] = []
+    line, is_bare = first, True
+    for chunk in re.findall(" *[^ ]+", text):
+        word = chunk.lstrip(" ")
+        added, cells = word if is_bare else chunk, count_cells(word)
+        if cuts and cells > width:
+            head = cut(added, max(width - count_cells(line), 1))[0]
+            *whole, tail = cut(added[len(head) :], width - count_cells(rest))
+            lines += [line + head, *(rest + piece for piece in whole)]
+            line = rest + tail
+        elif count_cells(line + added) > width and not (is_bare and cells > width):
+            lines += [line] if line.strip() else []
+            line = (rest if cells > width else rest[: max(width - cells, 0)]) + word
+        else:
+            line += added
+        is_bare = False
+    return [one.rstrip() for one in (*lines, line)]
+
+
+def _lay_table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
+    columns = range(max(map(len, rows)))
+    # The last cell of a row has nothing beside it: it is as wide as it likes, and wrapped.
+    padded = [sorted([0, *(count_cells(row[i]) for row in rows if len(row) > i + 1)]) for i in columns]
+    ends = [max((count_cells(row[i]) for row in rows if len(row) == i + 1), default=0) for i in columns]
+    cells, starts = [sizes[-1] for sizes in padded], set[int]()
+    if width is not None:
+        least = [min(end, _LEAST_ROOM) for end in ends]
+        starts = _break_columns(cells, least, width)
+        usual, left_out = list(cells), [0] * len(cells)
+        while starts:
+            # A few cells far wider than the others stand on lines of their own, the rest side by side.
+            widest = usual.index(max(usual))
+            left_out[widest] += 1
+            if left_out[widest] > len(rows) // 3:
+                break
+            usual[widest] = padded[widest][max(-1 - left_out[widest], -len(padded[widest]))]
+            if not _break_columns(usual, least, width):
+                cells, starts = usual, set()
+    return [line for row in rows for line in _lay_row(row, cells, starts, width)]
+
+
+def _break_columns(cells: Sequence[int], least: Sequence[int], width: int) -> set[int]:
+    """Return the columns that begin a further line, in every row: where side by side is too wide."""
+    starts: set[int] = set()
+    taken = len(_INDENT)
+    for i, (padded, last) in enumerate(zip(cells, least, strict=True)):
+        if i and taken + max(padded, last) > width:
+            starts.add(i)
+            taken = 2 * len(_INDENT)
+        taken += padded + len(_GAP)
+    return starts
+
+
+def _lay_row(row: tuple[str, ...], cells: Sequence[int], starts: set[int], width: int | None) -> list[str]:
+    lines: list[str] = []
+    front = _INDENT
+    for i, cell in enumerate(row):
+        if i in starts:
+            lines += [front.rstrip()] if front.strip() else []
+            front = 2 * _INDENT
+        rest = " " * count_cells(front)
+        if i < len(row) - 1 and count_cells(cell) <= cells[i]:
+            front += pad(cell, cells[i]) + _GAP
+        else:
+            lines += [(front + cell).rstrip()] if width is None else wrap(cell, width, front, rest)
+            front = rest + " " * cells[i] + _GAP
+    return lines
