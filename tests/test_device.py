@@ -94,6 +94,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         log.append(f"off {used.name}")
 
+    monkeypatch.setattr(transfer, "_streams", {})
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: FakeStream(log, "side"))
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: FakeStream(log, "current"))

@@ -171,7 +171,9 @@ class Transfer(Pinned):
 
         super().__init__(device)
         self._prefetch, self._is_plain = prefetch, is_plain
-        self._stream = torch.cuda.Stream(device)
+        if device not in _streams:
+            _streams[device] = torch.cuda.Stream(device)
+        self._stream = _streams[device]
 
     def finish(self, batch: Batch) -> Batch:
         import torch
@@ -263,6 +265,8 @@ def find_pinned(array: np.ndarray[Any, Any]) -> Any:
     return owner.as_strided(array.shape, array.strides, start)
 
 
+# One for each device: torch keeps the memory of every stream apart, so new ones would take more and more.
+_streams: dict[Any, Any] = {}
 _thread = threading.local()
 
 
