@@ -75,9 +75,9 @@ class FakeStream:
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.name = log, name
 
-    def record_event(self) -> str:
-        self.log.append(f"event on {self.name}")
-        return "event"
+    def record_event(self, event: str = "event") -> str:
+        self.log.append(f"{event} on {self.name}")
+        return event
 
     def wait_event(self, event: str) -> None:
         self.log.append(f"{self.name} waits for {event}")
@@ -101,13 +101,14 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda t, s: log.append(f"{tuple(t.shape)} used by {s.name}")
     )
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking: f"sleeping event ({blocking})")
     monkeypatch.setattr(transfer, "pin", lambda tensor: tensor)
     return log
 
 
 def send(data: Any, *, is_plain: bool = True) -> Any:
     there = transfer.Transfer(torch.device("meta"), prefetch=2, is_plain=is_plain)
-    return there.finish(Batch(data, 2)).data
+    return there.finish(Batch(data, 2), 0).data
 
 
 def test_a_copy_goes_by_a_stream_of_its_own_and_the_loops_stream_waits_for_it(log: list[str]) -> None:
@@ -115,8 +116,35 @@ def test_a_copy_goes_by_a_stream_of_its_own_and_the_loops_stream_waits_for_it(lo
     assert log == ["on side", "event on side", "off side"]
     log.clear()
     images, labels = sent.receive()
-    assert log == ["current waits for event", "(2, 3) used by current", "(2,) used by current"]
+    assert log == [
+        "sleeping event (True) on current",
+        "current waits for event",
+        "(2, 3) used by current",
+        "(2,) used by current",
+    ]
     assert (images.device.type, labels.device.type) == ("meta", "meta")
+
+
+class FakeEvent:
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def synchronize(self) -> None:
+        self.log.append(self.name)
+
+
+def test_a_batch_is_sent_only_when_the_gpu_is_through_with_one_some_steps_before(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter(f"waited for what stood at batch {n}" for n in range(9))
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(log, next(names)))
+    there = transfer.Transfer(torch.device("meta"), prefetch=2, is_plain=True)
+    for step in range(6):
+        there.finish(Batch((torch.zeros(1),), 1), step).data.receive()
+    assert [line for line in log if line.startswith("waited")] == [
+        "waited for what stood at batch 0",
+        "waited for what stood at batch 1",
+    ]
 
 
 def test_texts_keys_and_boxes_stay_on_the_host(log: list[str]) -> None:
@@ -125,7 +153,7 @@ def test_texts_keys_and_boxes_stay_on_the_host(log: list[str]) -> None:
     assert images.device.type == "meta"
     assert keys == ["a", "b"]
     assert where is boxes
-    assert len(log) == 5
+    assert len(log) == 6
 
 
 @pytest.mark.usefixtures("log")

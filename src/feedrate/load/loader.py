@@ -272,7 +272,7 @@ class Loader:
                 held.enter_context(placement.guard())
                 batch = assembler.make(epoch, positions, slots if repeats else None)
                 with meter.stage("transfer"):
-                    return placement.finish(batch) if batch.samples else batch
+                    return placement.finish(batch, step) if batch.samples else batch
 
         ahead = None
         if isinstance(self._resources.pack, ThroughPack):

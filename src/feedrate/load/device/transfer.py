@@ -18,7 +18,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,8 +101,9 @@ class Placement:
         del shape
         return None
 
-    def finish(self, batch: Batch) -> Batch:
-        """Return a batch on its way."""
+    def finish(self, batch: Batch, step: int) -> Batch:
+        """Return a batch on its way; `step` is its number in the iteration."""
+        del step
         return batch
 
 
@@ -134,7 +135,8 @@ class Copied(Placement):
     def __init__(self, device: Any, *, is_plain: bool) -> None:
         self.device, self._is_plain = device, is_plain
 
-    def finish(self, batch: Batch) -> Batch:
+    def finish(self, batch: Batch, step: int) -> Batch:
+        del step
         moved = move(batch.data, lambda tensor: tensor.to(self.device), is_plain=self._is_plain)
         return Batch(moved, batch.samples, batch.bad)
 
@@ -159,12 +161,17 @@ class Pinned(Placement):
         pixels: U8 = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
         return pixels
 
-    def finish(self, batch: Batch) -> Batch:
+    def finish(self, batch: Batch, step: int) -> Batch:
+        del step
         return Batch(move(batch.data, pin, is_plain=True), batch.samples, batch.bad)
 
 
 class Transfer(Pinned):
-    """Batches that arrive on a GPU while the one before is trained on."""
+    """Batches that arrive on a GPU while the one before is trained on.
+
+    A loop may run far ahead of its GPU, and all that it was given lies on the GPU until that has caught up. So
+    a maker waits, before it sends a batch, until the GPU is through with one some steps before.
+    """
 
     def __init__(self, device: Any, prefetch: int, *, is_plain: bool) -> None:
         import torch
@@ -174,10 +181,16 @@ class Transfer(Pinned):
         if device not in _streams:
             _streams[device] = torch.cuda.Stream(device)
         self._stream = _streams[device]
+        # When the loop took this step's batch, so much of its work was queued: all on the batches before.
+        self._queued: dict[int, Any] = {}
 
-    def finish(self, batch: Batch) -> Batch:
+    def finish(self, batch: Batch, step: int) -> Batch:
         import torch
 
+        # Makers are `prefetch` steps ahead at the most, so the loop has taken that batch.
+        queued = self._queued.pop(step - self._prefetch - 2, None)
+        if queued is not None:
+            queued.synchronize()
         tensors: list[Any] = []
 
         def send(tensor: Any) -> Any:
@@ -193,7 +206,17 @@ class Transfer(Pinned):
                 event = self._stream.record_event()
         except torch.cuda.OutOfMemoryError as error:
             raise self._out_of_memory(batch, error) from error
-        return Batch(Sent(data, event, tensors, self.device), batch.samples, batch.bad)
+
+        def receive() -> Any:
+            stream = torch.cuda.current_stream(self.device)
+            # Who waits for this one sleeps: a thread that spins would take a core from the decoder.
+            self._queued[step] = stream.record_event(torch.cuda.Event(blocking=True))
+            stream.wait_event(event)
+            for tensor in tensors:
+                tensor.record_stream(stream)
+            return data
+
+        return Batch(Sent(receive), batch.samples, batch.bad)
 
     def _out_of_memory(self, batch: Batch, error: Exception) -> FeedrateError:
         sizes: list[int] = []
@@ -205,23 +228,14 @@ class Transfer(Pinned):
         )
 
 
-class Sent:
-    """A batch whose copy is queued."""
+class Sent(NamedTuple):
+    """A batch whose copy is queued.
 
-    __slots__ = ("_data", "_device", "_event", "_tensors")
+    Attributes:
+        receive: returns it for the stream that is current there: that waits for the copy, the host does not.
+    """
 
-    def __init__(self, data: Any, event: Any, tensors: list[Any], device: Any) -> None:
-        self._data, self._event, self._tensors, self._device = data, event, tensors, device
-
-    def receive(self) -> Any:
-        """Return the batch for the stream that is current here: it waits for the copy, the host does not."""
-        import torch
-
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(self._event)
-        for tensor in self._tensors:
-            tensor.record_stream(stream)
-        return self._data
+    receive: Callable[[], Any]
 
 
 def move(data: Any, send: Callable[[Any], Any], *, is_plain: bool) -> Any:
