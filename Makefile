@@ -2,7 +2,7 @@
 SOURCES := pyproject.toml CMakeLists.txt scripts/setup $(wildcard scripts/*.txt) $(wildcard native/*.cpp native/*.h native/hot/*.h)
 PY := .venv/bin/python
 
-.PHONY: help demo test test-slow check format build clean
+.PHONY: help demo test test-slow test-gpu check format build clean
 help:            ## show this list
 	@sed -n 's/^\([a-z-]*:\).*## /\1\t/p' Makefile | expand -t 12
 
@@ -14,6 +14,9 @@ test: .venv/ready-to-test    ## the tests
 
 test-slow: .venv/ready-to-test   ## sanitizers, fuzzing, kill loops, real servers
 	$(PY) -m pytest -q -m slow
+
+test-gpu: .venv/ready-to-test    ## what needs a GPU; a CUDA build of torch must be there
+	$(PY) -m pytest -q -m gpu
 
 check: .venv/ready-to-test   ## format, lint, types
 	$(PY) -m ruff format --check src tests benchmarks examples

@@ -478,7 +478,7 @@ def test_a_multi_label_pack_gives_images_and_labels(tmp_path: Path):
     ("option", "instead"),
     [
         ({"num_workers": 8}, "threads="),
-        ({"pin_memory": True}, "pin_memory()"),
+        ({"pin_memory": True}, 'device="cuda"'),
         ({"persistent_workers": True}, "leave it out"),
         ({"prefetch_factor": 2}, "prefetch="),
         ({"sampler": [1, 2]}, "order="),

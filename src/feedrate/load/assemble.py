@@ -13,7 +13,7 @@ from feedrate import kernel
 from feedrate.errors import BadSample, FeedrateError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.kernel import I64
+from feedrate.kernel import I64, U8
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import Size
 from feedrate.load.meter import Meter
@@ -61,6 +61,7 @@ class Assembler:
     meter: Meter
     pool: kernel.Pool | None = None
     cached: CachedPixels | None = None
+    lend: Callable[[tuple[int, ...]], U8 | None] = lambda _: None  # other memory than that of the rings
     is_stopping: Callable[[], bool] = lambda: False  # asked before each sample that goes through a transform
 
     def make(self, epoch: int, positions: I64, slots: I64 | None) -> Batch:
@@ -123,7 +124,7 @@ class Assembler:
     def _decode(self, wanted: Wanted, draft: Draft) -> Any:
         assert wanted.field is not None
         assert draft.geometry is not None
-        out = self.rings[wanted.name].lend(len(draft.places.positions))
+        out = self._lend(wanted, len(draft.places.positions))
         if not len(out):
             return out
         decode = decode_pixels if self.cached is None else self.cached.decode
@@ -136,6 +137,11 @@ class Assembler:
                 reason = report.reasons.get(i) or explain_status(report.statuses[i])
                 draft.bad.setdefault(i, (wanted.field.name, reason))
         return out[..., 0] if wanted.field.kind is Kind.MASK else out
+
+    def _lend(self, wanted: Wanted, count: int) -> U8:
+        ring = self.rings[wanted.name]
+        special = self.lend((count, *ring.shape[1:])) if count else None
+        return ring.lend(count) if special is None else special
 
     def _read_other(self, wanted: Wanted, draft: Draft) -> Any:
         places = draft.places

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from feedrate.errors import PackError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.load.assemble import Batch
+from feedrate.load.device.transfer import Sent
 from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares
 from feedrate.units import format_count, typed
@@ -84,7 +85,7 @@ class LoaderIterator(Iterator[Any]):
             self._cursor.is_used = True
             self._step += 1
             if batch.samples:
-                return batch.data
+                return batch.data.receive() if isinstance(batch.data, Sent) else batch.data
         self._finish_epoch()
         raise StopIteration
 

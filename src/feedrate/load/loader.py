@@ -24,6 +24,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.load.assemble import Assembler, Batch
 from feedrate.load.cache import Cache
+from feedrate.load.device.transfer import check_device, choose_placement
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, View
 from feedrate.load.iteration import Cursor, LoaderIterator, Resources
@@ -92,6 +93,8 @@ class Loader:
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
             Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
         output: "torch" or "numpy"; None: torch where it is installed.
+        device: "cuda", "cuda:1", a number, a torch.device, "mps" or "cpu": batches arrive there, copied while
+            the one before is trained on; "cuda" is the device that is current when an iteration begins.
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
         allow_addresses: hosts, ["s3://bucket"], where files may lie that the pack names: it needs them for a
             pack that somebody else may have made, and that names files elsewhere.
@@ -122,6 +125,7 @@ class Loader:
         output: Output | None = None,
         scratch: str | os.PathLike[str] | None = None,
         mode: Mode = "RGB",
+        device: Any = None,
         allow_addresses: str | Sequence[str] = (),
         **others: Any,
     ) -> None:
@@ -133,7 +137,7 @@ class Loader:
             order=order, weights=weights, split=split, drop_last=drop_last, pad=pad, rank=rank,
             world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
             on_bad_sample=on_bad_sample, output=output,
-            scratch=None if scratch is None else os.fspath(scratch), mode=mode,
+            scratch=None if scratch is None else os.fspath(scratch), mode=mode, device=device,
         )  # fmt: skip
         if cache is not None and not isinstance(cache, Cache):
             raise UsageError(
@@ -168,6 +172,7 @@ class Loader:
         self._order = choose_order(opened, options, self._subset)
         self._fingerprint = fingerprint(opened.manifest)
         self._output = choose_output(options.output)
+        self._device = check_device(options.device, self._output)
         self._threads = options.threads or count_usable_cores()
         pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
         # A transform runs in the makers, so there should be as many as threads.
@@ -236,12 +241,15 @@ class Loader:
     def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
         options, subset, repeats = self._options, self._subset, self._order.repeats
         pool, meter, stopping = kernel.Pool(self._threads), self._meter, threading.Event()
+        placement = choose_placement(
+            self._device, self._output, prefetch=self._prefetch, is_plain=not self.has_functions
+        )
         collate = options.collate or (make_collate(self._output) if options.transform else None)
         assembler = Assembler(
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
             output=self._output, transform=options.transform, collate=collate,
             raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
-            cached=self._resources.cached, is_stopping=stopping.is_set,
+            cached=self._resources.cached, lend=placement.lend, is_stopping=stopping.is_set,
         )  # fmt: skip
 
         def interrupt() -> None:
@@ -257,12 +265,14 @@ class Loader:
             with meter.stage("order"):
                 slots = shares.slots(step)
                 positions = subset.positions(order.indices(slots))
-            if ahead is None:
-                return assembler.make(epoch, positions, slots if repeats else None)
             with contextlib.ExitStack() as held:
-                with meter.stage("fetch"):
-                    held.enter_context(ahead.batch(step))
-                return assembler.make(epoch, positions, slots if repeats else None)
+                if ahead is not None:
+                    with meter.stage("fetch"):
+                        held.enter_context(ahead.batch(step))
+                held.enter_context(placement.guard())
+                batch = assembler.make(epoch, positions, slots if repeats else None)
+                with meter.stage("transfer"):
+                    return placement.finish(batch, step) if batch.samples else batch
 
         ahead = None
         if isinstance(self._resources.pack, ThroughPack):

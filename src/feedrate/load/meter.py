@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from feedrate.kernel import DecodeReport
 from feedrate.results.load import LoaderStats, StageStats
 
-STAGES = ("order", "fetch", "index", "read and decode", "other fields", "transform", "collate")
+STAGES = ("order", "fetch", "index", "read and decode", "other fields", "transform", "collate", "transfer")
 
 
 class Meter:

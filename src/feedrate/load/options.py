@@ -27,7 +27,8 @@ INDEX_FIELDS = ("key", "number")
 _NO_PROCESSES = "leave it out: threads load here, and there are no worker processes"
 _OTHER_WORDS = {
     "num_workers": "threads load here, as many as there are usable cores; threads=4 sets their number",
-    "pin_memory": "leave it out; batch.pin_memory() gives a pinned copy where you need one",
+    "pin_memory": 'leave it out: device="cuda" gives batches on the GPU, and where CUDA is in use, host '
+    "batches are pinned",
     "persistent_workers": _NO_PROCESSES,
     "worker_init_fn": _NO_PROCESSES,
     "multiprocessing_context": _NO_PROCESSES,
@@ -66,6 +67,7 @@ class Options:
     output: Output | None
     scratch: str | None = None
     mode: Mode = "RGB"
+    device: Any = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "threads", "prefetch", "world_size"):

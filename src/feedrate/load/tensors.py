@@ -38,8 +38,15 @@ def to_torch(value: Any, kind: Kind | None) -> Any:
         return [to_torch(v, None) for v in value] if kind in (Kind.BOXES, Kind.ARRAY) else value
     if not isinstance(value, np.ndarray):
         return value
+    from feedrate.load.device.transfer import find_pinned
+
     try:
-        tensor = torch.from_numpy(value if value.flags.writeable else value.copy())
+        pinned = find_pinned(value)
+        tensor = (
+            pinned
+            if pinned is not None
+            else torch.from_numpy(value if value.flags.writeable else value.copy())
+        )
     except TypeError:  # a dtype that torch does not have: text, dates, long double
         return value
     return tensor.permute(0, 3, 1, 2) if kind is Kind.IMAGE else tensor

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches on their way to a GPU."""

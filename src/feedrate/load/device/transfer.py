@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a batch leaves the host: decoded into pinned memory, copied on a stream of its own, met by an event.
+
+```
+maker      decodes into pinned memory and queues the copy on the side stream (`finish`)
+consumer   lets its own stream wait for that copy, on the device (`Sent.receive`); the host waits for nothing
+```
+
+Who may use memory again, and when, is torch's business: its allocator of pinned memory gives a block out
+again only when the copies from it are over, and `record_stream` says the same of memory on the device. So a
+batch may be kept, or dropped while its copy runs, and no buffer of ours is ever under a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from feedrate.errors import FeedrateError, UsageError
+from feedrate.kernel import U8
+from feedrate.load.assemble import Batch
+from feedrate.units import format_bytes
+
+_KINDS = ("cpu", "cuda", "mps")
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed
+_LOOK = 'python -c "import torch; print(torch.__version__, torch.cuda.is_available())"'
+
+
+def check_device(device: Any, output: str) -> Any:
+    """Return the device that was asked for as a `torch.device`; None: batches stay on the host.
+
+    Nothing is initialised here: `"cuda"` gets its number when an iteration begins.
+
+    Raises:
+        UsageError: there is no such device, or nothing that could be moved there.
+    """
+    if device is None:
+        return None
+    if output != "torch":
+        raise UsageError(
+            f'device={device!r} moves torch tensors, and output="numpy" gives arrays',
+            hint="leave out device, or output",
+        )
+    import torch
+
+    found = _parse(torch, device)
+    if found.type == "cuda":
+        _check_cuda(torch, found)
+    elif found.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("device='mps': this machine, or this torch, has no Metal device")
+    return found
+
+
+def _parse(torch: Any, device: Any) -> Any:
+    try:
+        is_number = isinstance(device, int) and not isinstance(device, bool)
+        found = torch.device("cuda", device) if is_number else torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in _KINDS:
+        raise UsageError(
+            f'device must be "cuda", "cuda:1", "mps", "cpu", a number or a torch.device, got {device!r}'
+        )
+    return found
+
+
+def _check_cuda(torch: Any, device: Any) -> None:
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        raise UsageError(
+            f"device='{device}': this torch ({torch.__version__}) is built without CUDA",
+            hint=f"install a CUDA build of torch; to see what is there: {_LOOK}",
+        )
+    if torch.cuda._is_in_bad_fork():
+        raise UsageError(
+            f"device='{device}': this process is a fork of one that had used CUDA, where CUDA does not work",
+            hint='start processes with multiprocessing.get_context("spawn")',
+        )
+    if not torch.cuda.is_available():
+        raise UsageError(f"device='{device}': torch finds no GPU", hint=f"nvidia-smi, and {_LOOK}")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        last = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0 alone"
+        raise UsageError(f"device='{device}': this machine has {last}")
+
+
+class Placement:
+    """Where the batches of one iteration go. This one leaves them where they are."""
+
+    def guard(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what a thread that makes a batch has to do it in."""
+        return contextlib.nullcontext()
+
+    def lend(self, shape: tuple[int, ...]) -> U8 | None:
+        """Return memory for pixels from which copies go fast; None: any will do."""
+        del shape
+        return None
+
+    def finish(self, batch: Batch, step: int) -> Batch:
+        """Return a batch on its way; `step` is its number in the iteration."""
+        del step
+        return batch
+
+
+def choose_placement(device: Any, output: str, *, prefetch: int, is_plain: bool) -> Placement:
+    """Return where the batches of an iteration that begins now go.
+
+    Args:
+        device: as `check_device` returned it.
+        is_plain: batches are fields as they were read, not what a user's function made of them.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or output != "torch" or (device is not None and device.type == "cpu"):
+        return Placement()
+    if device is None:
+        # Pinning needs CUDA, which is the user's to begin: a process that forks must not find it begun.
+        if not torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork() or not is_plain:
+            return Placement()
+        return Pinned(torch.device("cuda", torch.cuda.current_device()))
+    if device.type == "cuda":
+        _check_cuda(torch, device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return Transfer(torch.device("cuda", index), prefetch, is_plain=is_plain)
+    return Copied(device, is_plain=is_plain)
+
+
+class Copied(Placement):
+    """A plain copy to a device, by who makes the batch."""
+
+    def __init__(self, device: Any, *, is_plain: bool) -> None:
+        self.device, self._is_plain = device, is_plain
+
+    def finish(self, batch: Batch, step: int) -> Batch:
+        del step
+        moved = move(batch.data, lambda tensor: tensor.to(self.device), is_plain=self._is_plain)
+        return Batch(moved, batch.samples, batch.bad)
+
+
+class Pinned(Placement):
+    """Host batches in pinned memory, so that `images.to(device, non_blocking=True)` need not wait."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        import torch
+
+        with torch.cuda.device(self.device):
+            _allow_captures()
+            yield
+
+    def lend(self, shape: tuple[int, ...]) -> U8 | None:
+        import torch
+
+        pixels: U8 = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+        return pixels
+
+    def finish(self, batch: Batch, step: int) -> Batch:
+        del step
+        return Batch(move(batch.data, pin, is_plain=True), batch.samples, batch.bad)
+
+
+class Transfer(Pinned):
+    """Batches that arrive on a GPU while the one before is trained on.
+
+    A loop may run far ahead of its GPU, and all that it was given lies on the GPU until that has caught up. So
+    a maker waits, before it sends a batch, until the GPU is through with one some steps before.
+    """
+
+    def __init__(self, device: Any, prefetch: int, *, is_plain: bool) -> None:
+        import torch
+
+        super().__init__(device)
+        self._prefetch, self._is_plain = prefetch, is_plain
+        if device not in _streams:
+            _streams[device] = torch.cuda.Stream(device)
+        self._stream = _streams[device]
+        # When the loop took this step's batch, so much of its work was queued: all on the batches before.
+        self._queued: dict[int, Any] = {}
+
+    def finish(self, batch: Batch, step: int) -> Batch:
+        import torch
+
+        # Makers are `prefetch` steps ahead at the most, so the loop has taken that batch.
+        queued = self._queued.pop(step - self._prefetch - 2, None)
+        if queued is not None:
+            queued.synchronize()
+        tensors: list[Any] = []
+
+        def send(tensor: Any) -> Any:
+            # A tensor that a function of the user's made on the device is where it should be.
+            if tensor.device == self.device:
+                return tensor
+            tensors.append(pin(tensor).to(self.device, non_blocking=True))
+            return tensors[-1]
+
+        try:
+            with torch.cuda.stream(self._stream):
+                data = move(batch.data, send, is_plain=self._is_plain)
+                event = self._stream.record_event()
+        except torch.cuda.OutOfMemoryError as error:
+            raise self._out_of_memory(batch, error) from error
+
+        def receive() -> Any:
+            stream = torch.cuda.current_stream(self.device)
+            # Who waits for this one sleeps: a thread that spins would take a core from the decoder.
+            self._queued[step] = stream.record_event(torch.cuda.Event(blocking=True))
+            stream.wait_event(event)
+            for tensor in tensors:
+                tensor.record_stream(stream)
+            return data
+
+        return Batch(Sent(receive), batch.samples, batch.bad)
+
+    def _out_of_memory(self, batch: Batch, error: Exception) -> FeedrateError:
+        sizes: list[int] = []
+        move(batch.data, lambda tensor: sizes.append(tensor.nbytes), is_plain=self._is_plain)
+        return FeedrateError(
+            f"{self.device} has no memory left for the next batch: {self._prefetch} batches of "
+            f"{format_bytes(sum(sizes))} are made ahead of the loop ({str(error).splitlines()[0]})",
+            hint=f"lower prefetch (now {self._prefetch}, at least 1), batch_size, or what the model takes",
+        )
+
+
+class Sent(NamedTuple):
+    """A batch whose copy is queued.
+
+    Attributes:
+        receive: returns it for the stream that is current there: that waits for the copy, the host does not.
+    """
+
+    receive: Callable[[], Any]
+
+
+def move(data: Any, send: Callable[[Any], Any], *, is_plain: bool) -> Any:
+    """Return a batch with each tensor replaced by `send(tensor)`; everything else stays what it is.
+
+    Of plain fields, lists stay on the host: they hold texts, and boxes that nobody has put together yet.
+    """
+    import torch
+
+    if isinstance(data, torch.Tensor):
+        return send(data)
+    if isinstance(data, dict):
+        moved = {name: move(value, send, is_plain=is_plain) for name, value in data.items()}
+        return moved if type(data) is dict else type(data)(moved)
+    if isinstance(data, tuple):
+        values = [move(value, send, is_plain=is_plain) for value in data]
+        return type(data)(*values) if hasattr(data, "_fields") else tuple(values)
+    if isinstance(data, list) and not is_plain:
+        return [move(value, send, is_plain=is_plain) for value in data]
+    return data
+
+
+def pin(tensor: Any) -> Any:
+    """Return a tensor of the host in pinned memory: itself, where it is."""
+    return tensor if tensor.device.type != "cpu" or tensor.is_pinned() else tensor.pin_memory()
+
+
+def find_pinned(array: np.ndarray[Any, Any]) -> Any:
+    """Return the tensor of `Placement.lend` that an array is a view of, as the same view; None: it is none.
+
+    A tensor made from the array would be another owner of that memory, and torch would not know which block a
+    copy from it reads.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(owner, torch.Tensor):
+        return None
+    start = owner.storage_offset() + array.__array_interface__["data"][0] - owner.data_ptr()
+    return owner.as_strided(array.shape, array.strides, start)
+
+
+# One for each device: torch keeps the memory of every stream apart, so new ones would take more and more.
+_streams: dict[Any, Any] = {}
+_thread = threading.local()
+
+
+def _allow_captures() -> None:
+    """Let this thread allocate memory while another one captures a CUDA graph, which would fail otherwise.
+
+    What this thread does belongs to no capture: its copies go on a stream of their own.
+    """
+    if getattr(_thread, "is_relaxed", False):
+        return
+    _thread.is_relaxed = True
+    import torch
+
+    version = torch.version.cuda
+    if version is None:
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        runtime = ctypes.CDLL(f"libcudart.so.{version.partition('.')[0]}")
+        runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
