@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of what a GPU could train on does it get, when `Loader` feeds it?
 
-Copies the images until they are larger than any processor's cache, packs the copies, and runs one loop over four
-kinds of batches, in turn, several rounds: one batch that lies on the GPU already (the ceiling), `Loader` with
-`device="cuda"`, `Loader` with `images.to(device, non_blocking=True)`, and `Loader` without any training. Needs
-a GPU and torchvision's models.
+Copies the images until they are larger than any processor's cache, packs the copies, and runs one loop over
+four kinds of batches, in turn, several rounds: one batch that is on the GPU already (the ceiling), `Loader`
+with `device="cuda"`, `Loader` with `images.to(device, non_blocking=True)`, and `Loader` without any training.
+Needs a GPU and torchvision's models.
 
     python benchmarks/feeding.py FOLDER --json benchmarks/results/feeding.json
 """
@@ -108,9 +108,8 @@ def measure(target: Path, name: str, mode: str, arguments: argparse.Namespace) -
             rates[kind].append(drain(kinds[kind], arguments.seconds))
     ceiling = median(rates["ceiling"])
     for kind, seen in rates.items():
-        say(
-            f"{name} {mode}: {kind:46} {median(seen):8,.0f} images/s ({median(seen) / ceiling:.1%} of the ceiling; {min(seen):,.0f} to {max(seen):,.0f})"
-        )
+        share = f"{median(seen) / ceiling:.1%} of the ceiling; {min(seen):,.0f} to {max(seen):,.0f}"
+        say(f"{name} {mode}: {kind:46} {median(seen):8,.0f} images/s ({share})")
     return {"model": name, "mode": mode, "images_per_s": rates}
 
 

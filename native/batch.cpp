@@ -88,7 +88,7 @@ Outcome crop_raw(Files& files, const DecodeRequest& r, int64_t i, const Target& 
 
 Outcome decode_sample(Files& files, const DecodeRequest& r, int64_t i, uint8_t* out) {
     Worker& mine = worker();
-    const Target target{out, r.height, r.width, r.channels, r.flips[i] != 0};
+    const Target target{out, r.height, r.width, r.channels, r.flips[i] != 0, static_cast<Filter>(r.filters[i]), r.before_13};
     if (r.raw[i]) return crop_raw(files, r, i, target);
     const bool enters = r.entries.file && r.entries.length[i] != 0;
     uint32_t crc = 0, entries_crc = 0;

@@ -25,6 +25,8 @@ struct DecodeRequest {
     Ranges entries;  // file null: none
     const int32_t* boxes;  // left, top, right, bottom
     const uint8_t* flips;
+    const uint8_t* filters;  // by Pillow's numbers
+    bool before_13;          // as Target has it
     uint8_t* out;  // count x height x width x channels
     int height, width, channels;
     const uint8_t* raw;   // per sample: the image is raw rows, and its entry their table (raw.h); 0: an image file

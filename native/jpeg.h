@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The JPEG part of the kernel: baseline and extended sequential 8-bit Huffman JPEG with one interleaved scan, gray or
 // YCbCr with chroma at full or half resolution. Pixels are those of libjpeg-turbo's accurate decode (islow IDCT, triangle
-// upsampling, its integer colour conversion) followed by Pillow's crop and bilinear resize.
+// upsampling, its integer colour conversion) followed by Pillow's crop and resize.
 //
 // Who owns what: the caller owns the bytes of the file and the output; neither is kept after a call returns. A Header
 // points into the bytes of the file. A Decoder owns scratch memory, is used by one thread at a time, and may be reused.
@@ -84,11 +84,17 @@ struct Box {
     int left, top, right, bottom;
 };
 
+// Pillow's filters, by Pillow's numbers.
+enum class Filter : uint8_t { nearest, lanczos, bilinear, bicubic, box, hamming };
+constexpr int kFilters = 6;
+
 // Where the pixels go: height x width x channels, channels 1 (gray, as Pillow's "L") or 3 (RGB).
 struct Target {
     uint8_t* pixels;
     int height, width, channels;
     bool flip;
+    Filter filter = Filter::bilinear;
+    bool before_13 = false;  // Pillow's order of passes, where it shows (resize.cpp)
 };
 
 struct Bytes {

@@ -22,7 +22,8 @@ struct Planes {
 // coefficients are stored, and that is all.
 enum class Blocks { skip, skip_singly, store, transform };
 
-// Four weights in two parts: weight = 65536 * high + low, low signed in 16 bits, high at most 64.
+// Four weights in two parts: weight = 65536 * high + low, low signed in 16 bits. A weight is between -0.3 and 1.3
+// (times 1 << kWeightBits), and so are the sums of those below zero and of those above.
 struct SplitFour {
     int8_t high[4];
     int16_t low[4];  // of taps 0, 2, 1, 3
@@ -38,7 +39,7 @@ struct Taps {
     int groups = 0;
     std::vector<SplitFour> split;
 
-    void make(int in_size, int out_size);
+    void make(int in_size, int out_size, Filter filter);
     void make_groups();
 };
 constexpr int kWeightBits = 32 - 8 - 2;  // Pillow's

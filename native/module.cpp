@@ -81,7 +81,8 @@ nb::tuple as_tuple(const Outcome& o) {
 }
 
 void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array<const int32_t> boxes, Array<const uint8_t> flips,
-                       Array<uint8_t> out, nb::tuple shape, Array<const uint8_t> raw, Pool* pool, Array<int64_t> bytes_read, Details details) {
+                       Array<const uint8_t> filters, bool before_13, Array<uint8_t> out, nb::tuple shape, Array<const uint8_t> raw, Pool* pool,
+                       Array<int64_t> bytes_read, Details details) {
     const size_t count = flips.shape(0);
     const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]), channels = nb::cast<int>(shape[2]);
     const RangeArrays image_arrays = arrays_of(images);
@@ -98,6 +99,10 @@ void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array
     need(out.shape(0) == count * static_cast<size_t>(height) * static_cast<size_t>(width) * static_cast<size_t>(channels), "out has the wrong size");
     request.boxes = boxes.data();
     request.flips = flips.data();
+    need(filters.shape(0) == count && std::all_of(filters.data(), filters.data() + count, [](uint8_t one) { return one < kFilters; }),
+         "filters need one of Pillow's numbers per sample");
+    request.filters = filters.data();
+    request.before_13 = before_13;
     request.out = out.data();
     request.height = height, request.width = width, request.channels = channels;
     need(bytes_read.shape(0) == count && raw.shape(0) == count, "bytes_read and raw need one number per sample");
@@ -196,9 +201,12 @@ nb::tuple scan_door(Array<const uint8_t> data) {
                           outcome.ok() ? sampling_name(header) : "", nb::bytes(entries.data(), entries.size()));
 }
 
-nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, bool flip) {
+nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, bool flip, int filter,
+                          bool before_13) {
     const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
-    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), nb::cast<int>(shape[2]), flip};
+    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), nb::cast<int>(shape[2]), flip, static_cast<Filter>(filter),
+                        before_13};
+    need(filter >= 0 && filter < kFilters, "filter must be one of Pillow's numbers");
     need(target.height > 0 && target.width > 0 && (target.channels == 1 || target.channels == 3), "shape must be height, width and 1 or 3");
     need(out.shape(0) == static_cast<size_t>(target.height) * static_cast<size_t>(target.width) * static_cast<size_t>(target.channels), "out has the wrong size");
     Outcome outcome;
@@ -210,9 +218,10 @@ nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entrie
 }
 
 // (status, words, seconds up to and including each step)
-nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, int repeats) {
+nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, int repeats, int filter) {
     const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
-    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), 3, false};
+    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), 3, false, static_cast<Filter>(filter)};
+    need(filter >= 0 && filter < kFilters, "filter must be one of Pillow's numbers");
     need(target.height > 0 && target.width > 0, "shape must be height and width");
     need(out.shape(0) == static_cast<size_t>(target.height) * static_cast<size_t>(target.width) * 3, "out has the wrong size");
     StageTimes times{};
@@ -408,7 +417,8 @@ NB_MODULE(_native, m) {
     m.def("decode_one", &decode_one_door);
     m.def("profile_one", &profile_door);
     m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
-          nb::arg("out"), nb::arg("shape"), nb::arg("raw"), nb::arg("pool").none(), nb::arg("bytes_read"), nb::arg("details"));
+          nb::arg("filters"), nb::arg("before_13"), nb::arg("out"), nb::arg("shape"), nb::arg("raw"), nb::arg("pool").none(), nb::arg("bytes_read"),
+          nb::arg("details"));
     m.def("check_ranges", &check_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("pool").none(), nb::arg("details"));
     m.def("read_ranges", &read_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("starts"), nb::arg("buffer"), nb::arg("pool").none(),
           nb::arg("details"));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule for the weights is Pillow's (Resample.c): a triangle as wide as the scale, normalised, in fixed point of 22
-// bits; eight bits between the passes. Which pass comes first shows in the last bit. The rule is that of Pillow 13, found by
-// trying sizes; earlier ones always begin with the horizontal pass, and differ by at most one level.
+// The rule for the weights is Pillow's (Resample.c): a curve as wide as the scale, normalised, in fixed point of 22 bits; eight
+// bits between the passes. Which pass comes first shows in the last bit. The rule is that of Pillow 13, the same for every filter,
+// found by trying sizes. Earlier ones always begin with the horizontal pass, and differ by at most one level; but with weights below
+// zero what is cut off between the passes makes a difference of many levels at edges, so that there their order is taken.
 #include "resize.h"
 
 #include <algorithm>
@@ -20,16 +21,56 @@ constexpr int kGroup = 4;  // of taps, in SplitFour
 // Lines are made a whole number of chunks long, so that `lower` needs no remainder.
 size_t padded(int pixels) { return (static_cast<size_t>(pixels) * 4 + kLineChunk - 1) / kLineChunk * kLineChunk / 4; }
 
+// The curves and their supports, with Pillow's expressions: another order of the same sums would show in the last bit.
+constexpr double kPi = 3.14159265358979323846;
+
+double sinc(double x) { return x == 0.0 ? 1.0 : std::sin(x * kPi) / (x * kPi); }
+
+double curve_at(Filter filter, double x) {
+    const double far = std::fabs(x);
+    switch (filter) {
+        case Filter::box: return x > -0.5 && x <= 0.5 ? 1.0 : 0.0;
+        case Filter::hamming: return far >= 1.0 ? 0.0 : sinc(far) * (0.54f + 0.46f * std::cos(far * kPi));
+        case Filter::bicubic:
+            if (far < 1.0) return (1.5 * far - 2.5) * far * far + 1;
+            return far < 2.0 ? (((far - 5) * far + 8) * far - 4) * -0.5 : 0.0;
+        case Filter::lanczos: return x >= -3.0 && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0;
+        default: return far < 1.0 ? 1.0 - far : 0.0;
+    }
+}
+
+double support_of(Filter filter) {
+    switch (filter) {
+        case Filter::box: return 0.5;
+        case Filter::bicubic: return 2.0;
+        case Filter::lanczos: return 3.0;
+        default: return 1.0;
+    }
+}
+
+int32_t to_fixed(double share) { return static_cast<int32_t>((share < 0 ? -0.5 : 0.5) + share * (1 << kWeightBits)); }
+
 }  // namespace
 
-void Taps::make(int in_size, int out_size) {
+void Taps::make(int in_size, int out_size, Filter filter) {
     const double scale = static_cast<double>(in_size) / out_size;
     const double filter_scale = std::max(scale, 1.0);
-    const double support = filter_scale;
-    width = (static_cast<int>(std::ceil(support)) * 2 + kGroup) / kGroup * kGroup;
+    const double support = support_of(filter) * filter_scale;
+    const bool is_nearest = filter == Filter::nearest;
+    width = is_nearest ? kGroup : (static_cast<int>(std::ceil(support)) * 2 + kGroup) / kGroup * kGroup;
     const size_t n = static_cast<size_t>(out_size);
-    most = 0;
+    most = is_nearest;
     first.resize(n), count.resize(n), weight.assign(n * static_cast<size_t>(width), 0);
+    if (is_nearest) {
+        // One tap of weight one. Pillow adds the scale up, and rounding adds up with it (Geometry.c).
+        double center = scale * 0.5;
+        for (size_t i = 0; i < n; ++i, center += scale) {
+            first[i] = std::min(static_cast<int>(center), in_size - 1);
+            count[i] = 1;
+            weight[i * static_cast<size_t>(width)] = 1 << kWeightBits;
+        }
+        return;
+    }
     std::vector<double> w(static_cast<size_t>(width));
     const double step = 1.0 / filter_scale;
     for (size_t i = 0; i < n; ++i) {
@@ -38,13 +79,12 @@ void Taps::make(int in_size, int out_size) {
         const int high = std::min(static_cast<int>(center + support + 0.5), in_size);
         double total = 0;
         for (int x = 0; x < high - low; ++x) {
-            const double distance = std::fabs((x + low - center + 0.5) * step);
-            w[static_cast<size_t>(x)] = distance < 1.0 ? 1.0 - distance : 0.0;
+            w[static_cast<size_t>(x)] = curve_at(filter, (x + low - center + 0.5) * step);
             total += w[static_cast<size_t>(x)];
         }
         for (int x = 0; x < high - low; ++x) {
             const double share = total != 0.0 ? w[static_cast<size_t>(x)] / total : w[static_cast<size_t>(x)];
-            weight[i * static_cast<size_t>(width) + static_cast<size_t>(x)] = static_cast<int32_t>(0.5 + share * (1 << kWeightBits));
+            weight[i * static_cast<size_t>(width) + static_cast<size_t>(x)] = to_fixed(share);
         }
         first[i] = low;
         count[i] = high - low;
@@ -74,17 +114,18 @@ void Resizer::begin(int in_width, int in_height, const Target& target) {
     horizontal_ = in_width != target.width;
     vertical_ = in_height != target.height;
     const int fewer_rows = in_height - target.height, fewer_columns = in_width - target.width;
-    lower_first_ = vertical_ && (!horizontal_ || (fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
+    const bool across_first = target.before_13 && (target.filter == Filter::bicubic || target.filter == Filter::lanczos);
+    lower_first_ = vertical_ && (!horizontal_ || (!across_first && fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
     size_t spare = 0;  // taps of weight zero may read past the line
     if (horizontal_) {
-        across_.make(in_width, target.width);
+        across_.make(in_width, target.width, target.filter);
         across_.make_groups();
         spare = 4 * static_cast<size_t>(across_.groups);
     }
     for (auto& line : line_) line.resize(padded(std::max(in_width, target.width)) + spare);
     for (auto& line : narrow_) line.resize(padded(target.width));
     if (vertical_) {
-        down_.make(in_height, target.height);
+        down_.make(in_height, target.height, target.filter);
         rows_.resize(static_cast<size_t>(down_.most));
         ring_lines_ = down_.most + 2;  // two are written at a time
         ring_stride_ = padded(lower_first_ ? in_width : target.width);

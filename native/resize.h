@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pillow's antialiased bilinear resize, bit for bit, fed line by line; then mirrored and packed into the target.
+// Pillow's resize, bit for bit, fed line by line; then mirrored and packed into the target.
 #pragma once
 
 #include <cstddef>

@@ -149,16 +149,18 @@ def test_steps_add_up_to_the_whole_job(samples: Samples) -> None:
 
 
 def test_the_kernel_s_own_profile_is_asked_for_every_crop(samples: Samples) -> None:
-    task = Task(samples, samples.draw(16, 0), 16)
+    task = Task(samples, samples.draw(16, 0, "bicubic"), 16)
     asked = []
 
-    def profile(file: bytes, entries: bytes, *, box: object, size: object, repeats: int) -> dict[str, float]:
+    def profile(
+        file: bytes, entries: bytes, *, box: object, size: object, repeats: int, filter_: int
+    ) -> dict[str, float]:
         assert entries == kernel.scan(file).entries
-        asked.append((box, size, repeats))
+        asked.append((box, size, repeats, filter_))
         return {"huffman": 2.0, "idct": 1.0}
 
     stages = measure_stages(task, np.array([1, 3]), rounds=3, clock=FakeClock(), profile=profile)
-    assert asked == [(tuple(task.geometry.boxes[i].tolist()), (16, 16), 3) for i in (1, 3)]
+    assert asked == [(tuple(task.geometry.boxes[i].tolist()), (16, 16), 3, 3) for i in (1, 3)]
     steps = {stage.name: stage.cpu_s_per_image for stage in stages}
     assert list(steps) == ["read", "huffman", "idct", "whole job", "Huffman of all"]
     assert (steps["huffman"], steps["idct"]) == (2.0, 1.0)

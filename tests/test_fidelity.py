@@ -98,6 +98,14 @@ def test_damage_in_a_pack_is_a_failure(packed: Path) -> None:
     assert "crc32c" in result.refused[0].reason
 
 
+def test_the_filter_that_was_asked_for_is_the_one_that_is_compared(
+    jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = measuring.decode_as_torchvision
+    monkeypatch.setattr(measuring, "decode_as_torchvision", lambda *given: honest(*given[:4]))  # bilinear
+    assert not measure(jpeg_folder, options=FidelityOptions(side=32, interpolation="lanczos")).is_good
+
+
 def test_a_lossless_pack_is_held_to_the_same_limits_against_its_originals(
     jpeg_folder: Path, packed: Path
 ) -> None:

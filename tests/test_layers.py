@@ -26,7 +26,7 @@ LAYERS = [
     {"kernel", "probe", "stats", "draws"},
     {"pillow", "early", "overlap"},
     {"results"},
-    {"units"},
+    {"units", "filters"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -7,8 +7,8 @@
 //   0  what the entries are: bit 0, spoil them; bits 1 to 7, where
 //   1  spoiling value
 //   2  box: left, top, right, bottom, as parts of 256 of the size
-//   6  output height and channels: low 5 bits height - 1, top bit gray
-//   7  output width: low 5 bits width - 1, top bit flip
+//   6  output height and channels: low 5 bits height - 1, top bit gray; between them the low bits of the filter (0: bilinear)
+//   7  output width: low 5 bits width - 1, top bit flip; between them the top bit of the filter, and Pillow's order before 13
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -133,7 +133,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     const int height = (input[6] & 31) + 1, width = (input[7] & 31) + 1, channels = input[6] & 128 ? 1 : 3;
     const size_t out_size = static_cast<size_t>(height) * static_cast<size_t>(width) * static_cast<size_t>(channels);
     const std::unique_ptr<uint8_t[]> from_top(new uint8_t[out_size]()), entered(new uint8_t[out_size]());
-    const auto target = [&](uint8_t* pixels) { return Target{pixels, height, width, channels, (input[7] & 128) != 0}; };
+    const auto filter = static_cast<Filter>((2 + (input[6] >> 5 & 3) + 4 * (input[7] >> 5 & 1)) % kFilters);
+    const auto target = [&](uint8_t* pixels) {
+        return Target{pixels, height, width, channels, (input[7] & 128) != 0, filter, (input[7] & 64) != 0};
+    };
 
     try_baseline(input, file);
     try_raw(input, file, target(entered.get()));

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded to eight bits. Weights are rounded one by one,
-// so that many of them can add up to a little more than one: hence the limit of 255.
+// The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded and limited to eight bits. Some weights of
+// some filters are below zero, and weights are rounded one by one: sums leave 0 .. 255 on both sides.
 namespace feedrate::FEEDRATE_LEVEL {
 
 namespace {
 
 constexpr int32_t kRound = 1 << (kWeightBits - 1);
+
+FEEDRATE_HOT_INLINE uint8_t to_byte(int32_t sum) { return static_cast<uint8_t>(std::min(std::max(sum >> kWeightBits, 0), 255)); }
 
 // One pixel, by 32-bit products: any number of taps.
 FEEDRATE_HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* weight, int count) {
@@ -14,7 +16,7 @@ FEEDRATE_HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* 
     for (int k = 0; k < count; ++k)
         for (int i = 0; i < 4; ++i) sum[i] += in[4 * k + i] * weight[k];
     uint8_t bytes[4];
-    for (int i = 0; i < 4; ++i) bytes[i] = static_cast<uint8_t>(std::min(sum[i] >> kWeightBits, 255));
+    for (int i = 0; i < 4; ++i) bytes[i] = to_byte(sum[i]);
     uint32_t pixel;
     std::memcpy(&pixel, bytes, 4);
     return pixel;
@@ -34,7 +36,7 @@ FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, con
         const uint8_t* in = rows[k] + x;
         for (int i = 0; i < kLineChunk; ++i) sum[i] += in[i] * weight[k];
     }
-    for (int i = 0; i < kLineChunk; ++i) out[x + i] = static_cast<uint8_t>(std::min(sum[i] >> kWeightBits, 255));
+    for (int i = 0; i < kLineChunk; ++i) out[x + i] = to_byte(sum[i]);
 }
 
 #if FEEDRATE_VECTORS == 256
@@ -96,14 +98,15 @@ FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Tap
         case 2: return shrink_groups<2>(line0, line1, taps, out_width, out0, out1);
         default: break;
     }
-    // The high parts add up to 64 and half of one for every tap at most: with 128 taps their sums stay within 16 bits.
+    // What saturates is a product of a pair of bytes: the high parts of two weights of one sign add up to less than 128. Sums may wrap
+    // around: what they come to in 32 bits is within range.
     if (taps.groups <= 32) return shrink_groups<0>(line0, line1, taps, out_width, out0, out1);
     shrink_line_widely(line0, taps, out_width, out0);
     shrink_line_widely(line1, taps, out_width, out1);
 }
 
-// Weights in two parts as in SplitFour. A pair of taps is then one product of bytes for the high parts, whose sums stay within 16
-// bits, and one of words for the low parts.
+// Weights in two parts as in SplitFour. A pair of taps is then one product of bytes for the high parts and one of words for the low
+// parts, of which 64 stay within 32 bits. The high sums may wrap around on their way; with the carry they are within 16 bits.
 struct SplitPair {
     __m256i high, low;
 };
@@ -111,7 +114,7 @@ struct SplitPair {
 FEEDRATE_HOT_INLINE SplitPair split(int32_t a, int32_t b) {
     const auto low_a = static_cast<int16_t>(a & 0xFFFF), low_b = static_cast<int16_t>(b & 0xFFFF);
     const int32_t high_a = (a - low_a) >> 16, high_b = (b - low_b) >> 16;
-    return {_mm256_set1_epi16(static_cast<int16_t>(high_a | high_b << 8)),
+    return {_mm256_set1_epi16(static_cast<int16_t>((high_a & 0xFF) | high_b * 256)),
             _mm256_set1_epi32(static_cast<int32_t>(static_cast<uint16_t>(low_a) | static_cast<uint32_t>(static_cast<uint16_t>(low_b)) << 16))};
 }
 

@@ -35,6 +35,8 @@ def decode_one(
     out: _U8,
     shape: tuple[int, int, int],
     flip: bool,
+    filter_: int,
+    before_13: bool,
     /,
 ) -> tuple[int, str]: ...
 def profile_one(
@@ -44,6 +46,7 @@ def profile_one(
     out: _U8,
     shape: tuple[int, int],
     repeats: int,
+    filter_: int,
     /,
 ) -> tuple[int, str, list[float]]: ...
 def decode_batch(
@@ -52,6 +55,8 @@ def decode_batch(
     entries: _Ranges | None,
     boxes: _I32,
     flips: _U8,
+    filters: _U8,
+    before_13: bool,
     out: _U8,
     shape: tuple[int, int, int],
     raw: _U8,

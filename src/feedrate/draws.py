@@ -41,6 +41,7 @@ class Purpose(enum.IntEnum):
     FLIP = 8
     PACK = 9
     STAGE = 10
+    FILTER = 11
 
 
 def mix(value: int) -> int:

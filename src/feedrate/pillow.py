@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.filters import BILINEAR, FILTERS
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -75,15 +77,13 @@ def check(data: bytes) -> tuple[int, int]:
         return size
 
 
-def decode(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
-    """Return the crop `box`, resized to `shape` (height, width, channels) with the antialiased triangle."""
-    from PIL import Image
-
+def decode(data: bytes, box: Box, shape: tuple[int, ...], filter_: int = BILINEAR) -> U8:
+    """Return the crop `box`, resized to `shape` (height, width, channels)."""
     height, width, channels = shape
     with _open(data) as image:
         _load(image)
         cropped = image.convert("RGB" if channels == 3 else "L").crop(box)
-    return np.asarray(cropped.resize((width, height), Image.Resampling.BILINEAR)).reshape(shape)
+    return np.asarray(cropped.resize((width, height), filter_)).reshape(shape)
 
 
 def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
@@ -105,20 +105,20 @@ def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
     return values
 
 
-def crop_rows(pixels: U8, box: Box, shape: tuple[int, ...], *, is_mask: bool) -> U8:
-    """Return of decoded rows (H x W or H x W x 3) what `decode` or `decode_mask` return of their file."""
+def crop_rows(pixels: U8, box: Box, shape: tuple[int, ...], filter_: int | None) -> U8:
+    """Return of decoded rows (H x W or H x W x 3) what `decode` or, without filter, `decode_mask` return."""
     from PIL import Image
 
     height, width, channels = shape
     image = Image.fromarray(pixels)
-    if not is_mask:
+    if filter_ is not None:
         image = image.convert("RGB" if channels == 3 else "L")
-    filter_ = Image.Resampling.NEAREST if is_mask else Image.Resampling.BILINEAR
-    return np.asarray(image.crop(box).resize((width, height), filter_)).reshape(shape)
+    resized = image.crop(box).resize((width, height), FILTERS["nearest"] if filter_ is None else filter_)
+    return np.asarray(resized).reshape(shape)
 
 
 def resizes_as_kernel() -> bool:
-    """Say whether Pillow resizes bit for bit as the kernel does: before 13, the last bit may differ."""
+    """Say whether Pillow resizes in the kernel's order: before 13, the last bit may differ."""
     import PIL
 
     return int(PIL.__version__.split(".")[0]) >= 13

@@ -80,6 +80,30 @@ def test_the_result_goes_to_standard_output_as_json(
     assert len(asked) == 1
 
 
+def test_another_filter_is_asked_for_and_said_with_what_opencv_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fake(_: Any, options: Any, **__: Any) -> KernelResult:
+        return dataclasses.replace(RESULT, interpolation=options.interpolation)
+
+    monkeypatch.setattr("feedrate.bench.kernel.bench_made", fake)
+    assert main(["bench", "kernel", "--interpolation", "bicubic"]) == 0
+    out = capsys.readouterr().out
+    assert "crops to 224 x 224 (bicubic), one thread" in " ".join(out.split())
+    assert "OpenCV's bicubic does not antialias" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert main(["bench", "kernel", "--interpolation", "lanczos", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["interpolation"] == "lanczos"
+
+
+def test_a_filter_that_is_none_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernel", "--interpolation", "bicubik"]) == 1
+    assert capsys.readouterr().err == (
+        "error: bench kernel: interpolation must be one of bilinear, bicubic, lanczos, box, hamming, "
+        "nearest; got 'bicubik'\n\nhint: did you mean 'bicubic'?\n"
+    )
+
+
 def test_an_unknown_set_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["bench", "kernel", "--set", "cats"])

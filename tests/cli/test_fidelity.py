@@ -87,9 +87,25 @@ def test_the_result_goes_to_standard_output_as_json(
     assert document["machine"]["versions"]["pillow"]
 
 
+@pytest.mark.parametrize("word", ["bicubic", "lanczos", "nearest"])
+def test_another_filter_is_compared_with_the_same_one_of_pillow(
+    jpeg_folder: Path, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(jpeg_folder, "--interpolation", word) == 0
+    out = capsys.readouterr().out
+    assert f"random crops resized to 32 x 32 ({word}) and flips" in out
+    assert "good: " in out.splitlines()[-1]
+    assert run(jpeg_folder, "--interpolation", word, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["interpolation"] == word
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (
+            ["{photos}", "--interpolation", "cubic"],
+            "error: fidelity: interpolation must be one of bilinear, ",
+        ),
         (["/no/such/folder"], "error: no folder, file or pack at /no/such/folder\n"),
         (["{empty}"], "error: no images in {empty}\n"),
         (

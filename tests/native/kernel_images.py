@@ -75,13 +75,13 @@ def find_frame(data: bytes | bytearray, marker: int = 0xC0) -> int:
 
 
 def by_pillow(
-    data: bytes, box: Any = None, size: Any = None, *, mode: str = "RGB", flip: bool = False
+    data: bytes, box: Any = None, size: Any = None, *, mode: str = "RGB", flip: bool = False, filter_: int = 2
 ) -> np.ndarray:
     """Return what the kernel promises: `size` is height, width."""
     with Image.open(io.BytesIO(data)) as image:
         image = image.convert(mode)
     image = image.crop(box) if box else image
-    image = image.resize(size[::-1], Image.Resampling.BILINEAR) if size else image
+    image = image.resize(size[::-1], filter_) if size else image
     pixels = np.asarray(image)
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     return pixels[:, ::-1] if flip else pixels

@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 PROGRAM = "from test_simd_levels import kernel, kernel_digest; print(kernel.simd_level(), kernel_digest())"
 
 
-def cases() -> Iterator[tuple[bytes, Any, tuple[int, int], bool, int]]:
-    """Yield file, box, size, flip and channels: every sampling, enlarged, reduced, and as it is."""
+def cases() -> Iterator[tuple[bytes, Any, tuple[int, int], bool, int, int]]:
+    """Yield file, box, size, flip, channels and filter: every sampling, enlarged, reduced, and as it is."""
     rng = np.random.default_rng(5)
     for sampling in SAMPLINGS:
         for quality, restart in ((60, 0), (97, 0), (90, 7)):
@@ -32,17 +32,20 @@ def cases() -> Iterator[tuple[bytes, Any, tuple[int, int], bool, int]]:
             for i in range(12):
                 left, top, right, bottom = box = random_box(rng, 331, 217)
                 size = (bottom - top, right - left) if i == 0 else tuple(rng.integers(1, 260, 2).tolist())
-                yield data, box, size, bool(i % 2), 1 if i == 5 else 3
+                yield data, box, size, bool(i % 2), 1 if i == 5 else 3, i % 6
         # Many taps: more lines than the 16-bit sums of the vertical pass take.
-        yield make_jpeg(900, 1300, sampling, quality=30), (0, 0, 900, 1300), (9, 7), False, 3
+        large = make_jpeg(900, 1300, sampling, quality=30)
+        for filter_ in (1, 2, 3):
+            yield large, (0, 0, 900, 1300), (9, 7), False, 3, filter_
 
 
 def kernel_digest() -> str:
     digest = hashlib.sha256()
-    for data, box, size, flip, channels in cases():
+    for data, box, size, flip, channels, filter_ in cases():
         with tempfile.TemporaryDirectory() as folder:
             store = Store(Path(folder), [data], entries=[kernel.scan(data).entries])
-            out, report = store.decode([box], size=size, flips=[flip], channels=channels)
+            filters = np.array([filter_], np.uint8)
+            out, report = store.decode([box], size=size, flips=[flip], channels=channels, filters=filters)
         assert report.by_pillow == 0
         assert report.reasons == {}
         digest.update(out.tobytes())
@@ -51,9 +54,10 @@ def kernel_digest() -> str:
 
 def pillow_digest() -> str:
     digest = hashlib.sha256()
-    for data, box, size, flip, channels in cases():
+    for data, box, size, flip, channels, filter_ in cases():
         mode = "RGB" if channels == 3 else "L"
-        digest.update(np.ascontiguousarray(by_pillow(data, box, size, mode=mode, flip=flip)).tobytes())
+        pixels = by_pillow(data, box, size, mode=mode, flip=flip, filter_=filter_)
+        digest.update(np.ascontiguousarray(pixels).tobytes())
     return digest.hexdigest()
 
 

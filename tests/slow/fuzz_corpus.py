@@ -50,8 +50,10 @@ def write_corpus(folder: Path, *, spoilt_per_file: int) -> list[Path]:
     """Write every JPEG whole, then cut short and with changed bytes."""
     rng = np.random.default_rng(1)
     inputs = []
-    for jpeg in make_jpegs():
-        inputs.append(b"\x00\x00\x00\x00\xff\xff\x1f\x1f" + jpeg)
+    for number, jpeg in enumerate(make_jpegs()):
+        filter_ = number % 6  # counted from bilinear on, as the entry reads it
+        sizes = bytes([0x1F | filter_ % 4 << 5, 0x1F | filter_ // 4 << 5])
+        inputs.append(b"\x00\x00\x00\x00\xff\xff" + sizes + jpeg)
         for i in range(spoilt_per_file):
             data = bytearray(jpeg)
             if i % 3 == 0:

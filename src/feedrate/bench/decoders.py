@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from feedrate.filters import BILINEAR, FILTERS
 from feedrate.kernel import U8
 from feedrate.load.geometry import Geometry
 from feedrate.load.pixels import decode_as_torchvision
@@ -62,6 +63,7 @@ class Part:
     side: int
     flip: bool
     size: tuple[int, int]  # width, height of the image
+    filter: int = BILINEAR
 
     def needed_size(self) -> tuple[int, int]:
         """Return the smallest width and height of the whole image at which the crop has enough pixels."""
@@ -86,7 +88,7 @@ def one_by_one(decode: Callable[[bytes, Part], U8]) -> Callable[[Task, U8], None
         widths, heights = task.geometry.sides
         for i, box in enumerate(task.geometry.boxes.tolist()):
             size = int(widths[i]), int(heights[i])
-            part = Part(tuple(box), task.side, bool(task.geometry.flips[i]), size)
+            part = Part(tuple(box), task.side, bool(task.geometry.flips[i]), size, task.geometry.filters[0])
             out[i] = decode(task.samples.read(i), part)
 
     return decode_all
@@ -99,7 +101,7 @@ def decode_with_feedrate(task: Task, out: U8) -> None:
 
 
 def decode_with_pillow(file: bytes, part: Part) -> U8:
-    return decode_as_torchvision(file, part.box, part.side, part.flip)
+    return decode_as_torchvision(file, part.box, part.side, part.flip, part.filter)
 
 
 def decode_with_pillow_reduced(file: bytes, part: Part) -> U8:
@@ -108,7 +110,7 @@ def decode_with_pillow_reduced(file: bytes, part: Part) -> U8:
     with Image.open(io.BytesIO(file)) as image:
         image.draft("RGB", part.needed_size())
         box = part.scale_box(*image.size)
-        picture = image.convert("RGB").resize((part.side, part.side), Image.Resampling.BILINEAR, box=box)
+        picture = image.convert("RGB").resize((part.side, part.side), part.filter, box=box)
     pixels = np.asarray(picture)
     return pixels[:, ::-1] if part.flip else pixels
 
@@ -163,7 +165,10 @@ def _resize(pixels: Any, part: Part) -> U8:
     height, width = pixels.shape[:2]
     left, top, right, bottom = (round(edge) for edge in part.scale_box(width, height))
     crop = pixels[top : max(bottom, top + 1), left : max(right, left + 1)]
-    small = cv2.resize(crop, (part.side, part.side), interpolation=cv2.INTER_AREA)
+    # OpenCV's other filters look at the same few pixels however much is left out: they do not antialias.
+    kinds = {"bicubic": cv2.INTER_CUBIC, "lanczos": cv2.INTER_LANCZOS4, "nearest": cv2.INTER_NEAREST_EXACT}
+    kind = {FILTERS[word]: kind for word, kind in kinds.items()}.get(part.filter, cv2.INTER_AREA)
+    small = cv2.resize(crop, (part.side, part.side), interpolation=kind)
     return np.asarray(cv2.flip(small, 1) if part.flip else small, np.uint8)
 
 

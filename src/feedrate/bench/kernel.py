@@ -18,6 +18,7 @@ from feedrate.bench.harness import Say
 from feedrate.bench.sets import SETS, write_set
 from feedrate.bench.stages import Clock, find_profile, measure_stages
 from feedrate.errors import SourceError, UsageError
+from feedrate.filters import check_filter
 from feedrate.format.folder import find_images, is_pack
 from feedrate.format.keys import printable
 from feedrate.kernel import I64, U8
@@ -41,8 +42,10 @@ class KernelOptions:
     rounds: int = 10
     seed: int = 0
     allow_addresses: tuple[str, ...] = ()
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
+        check_filter(self.interpolation, "bench kernel")
         for name, flag in (("images", "--images"), ("side", "--size"), ("rounds", "--rounds")):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -95,7 +98,8 @@ def bench_set(
     if not len(samples):
         why = f": {samples.rejected[0].path}: {samples.rejected[0].reason}" if samples.rejected else ""
         raise SourceError(f"no image in {name} can be decoded{why}")
-    task = Task(samples, samples.draw(options.side, options.seed), options.side)
+    geometry = samples.draw(options.side, options.seed, options.interpolation)
+    task = Task(samples, geometry, options.side)
     with on_one_thread():
         say(f"{name}: every decoder once, to warm up and to compare pixels")
         pictures, left_out = _try_decoders(task, decoders)
@@ -190,4 +194,4 @@ def _stand(name: str, seconds: dict[str, list[float]], pictures: dict[str, U8]) 
 
 
 def _finish(sets: Sequence[KernelSet], options: KernelOptions) -> KernelResult:
-    return KernelResult(options.side, options.rounds, tuple(sets), describe_machine())
+    return KernelResult(options.side, options.rounds, tuple(sets), describe_machine(), options.interpolation)

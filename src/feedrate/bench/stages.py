@@ -12,12 +12,14 @@ import numpy as np
 from feedrate import kernel
 from feedrate.bench.decoders import Task
 from feedrate.kernel import I64, U8, Ranges
-from feedrate.load.samples import choose, take_ranges
+from feedrate.load.samples import take_ranges
 from feedrate.results.bench import KernelStage
 from feedrate.stats import median
 
 Clock = Callable[[], float]
-Profile = Callable[..., Mapping[str, float]]  # (file, entries, *, box, size, repeats) -> seconds of each step
+Profile = Callable[
+    ..., Mapping[str, float]
+]  # (file, entries, *, box, size, repeats, filter_) -> seconds of each step
 
 
 def find_profile() -> Profile | None:
@@ -54,7 +56,7 @@ def _time_calls(
     """Return the CPU seconds per image of calls that each do a step more."""
     samples, images = task.samples, take_ranges(task.samples.images, taken)
     unchecked = Ranges(images.file, images.offset, images.length)
-    geometry, out = choose(task.geometry, taken), task.make_out()[: len(taken)]
+    geometry, out = task.geometry.take(taken), task.make_out()[: len(taken)]
     sizes = geometry.boxes[:, 2:] - geometry.boxes[:, :2]
     crop = np.zeros(int(sizes.prod(axis=1, dtype=np.int64).max()) * 3, np.uint8)
     calls: dict[str, Callable[[], object]] = {
@@ -92,7 +94,8 @@ def _by_profile(
         left, top, right, bottom = task.geometry.boxes[i].tolist()
         entries = kernel.scan(file).entries
         size = (task.side, task.side)
-        sums.update(profile(file, entries, box=(left, top, right, bottom), size=size, repeats=rounds))
+        box, filter_ = (left, top, right, bottom), task.geometry.filters[0]
+        sums.update(profile(file, entries, box=box, size=size, repeats=rounds, filter_=filter_))
     return tuple(
         KernelStage(name, seconds / len(taken), "by the kernel's own profile")
         for name, seconds in sums.items()
@@ -106,4 +109,4 @@ def _decode_crops(task: Task, taken: I64, buffer: U8) -> None:
         width, height = right - left, bottom - top
         out = buffer[: height * width * 3].reshape(1, height, width, 3)
         one = np.array([i], np.int64)
-        task.samples.decode_chosen(one, choose(task.geometry, one), out)
+        task.samples.decode_chosen(one, task.geometry.take(one), out)

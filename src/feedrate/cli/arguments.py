@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from feedrate.errors import UsageError
+from feedrate.filters import FILTERS
 
 T = TypeVar("T")
 
@@ -25,6 +26,13 @@ def add_allow_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-address", action="append", default=[], metavar="ADDRESS", dest="allow_addresses",
         help="let a pack that somebody else may have made name files there (s3://bucket); can be repeated",
+    )  # fmt: skip
+
+
+def add_interpolation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--interpolation", metavar="FILTER", default="bilinear",
+        help=f"of the resize: {', '.join(FILTERS)} (default: bilinear)",
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 
-from feedrate.cli.arguments import add_allow_address, positive
+from feedrate.cli.arguments import add_allow_address, add_interpolation, positive
 from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
 from feedrate.cli.signals import ended_like_an_interrupt
 from feedrate.errors import need
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=positive, metavar="N", default=10, help="runs of each decoder, in turn (default: 10)"
     )
+    add_interpolation(parser)
     add_allow_address(parser)
     add_json_arguments(parser)
 
@@ -57,7 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--set makes images, and {arguments.source} has its own: give one of the two")
     check_json_target(arguments)
     allowed = tuple(arguments.allow_addresses)
-    options = KernelOptions(arguments.images, arguments.size, arguments.rounds, allow_addresses=allowed)
+    options = KernelOptions(
+        arguments.images, arguments.size, arguments.rounds, allow_addresses=allowed,
+        interpolation=arguments.interpolation,
+    )  # fmt: skip
     with ended_like_an_interrupt():
         if arguments.source is not None:
             result = bench_source(arguments.source, options, say=say)

@@ -2,7 +2,7 @@
 """Compare what the loader would feed with Pillow's pixels, on your own images.
 
 Decodes a sample of a pack, or of folders and files, as feedrate.Loader does, and again with
-Pillow: decode, random crop, antialiased bilinear resize, flip. Says how far the pixels differ, which
+Pillow: decode, random crop, antialiased resize, flip. Says how far the pixels differ, which
 image differs most, and how many images went through Pillow anyway, which proves nothing.
 
 With --originals, a pack is also compared with the files that it was made of: what a resize or a
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from feedrate.cli.arguments import add_allow_address, positive, whole_number
+from feedrate.cli.arguments import add_allow_address, add_interpolation, positive, whole_number
 from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", type=positive, metavar="N", default=224, help="side of the crops in pixels (default: 224)"
     )
+    add_interpolation(parser)
     parser.add_argument(
         "--originals",
         type=Path,
@@ -70,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.size,
         arguments.originals,
         tuple(arguments.allow_addresses),
+        arguments.interpolation,
     )
     with ended_like_an_interrupt(), ProgressBar() as bar:
         result, pictures = measure_fidelity(arguments.sources, options, watch=bar.update)

@@ -17,6 +17,7 @@ from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import KernelTime
 from feedrate.doctor.records import Recording
 from feedrate.doctor.surroundings import DataFiles
+from feedrate.filters import BILINEAR
 from feedrate.format.suffixes import IMAGE_SUFFIXES
 from feedrate.probe.residency import measure_residency
 from feedrate.probe.storage import describe_storage
@@ -137,7 +138,7 @@ def _time_stored(data: bytes, size: tuple[int, int], share: float) -> float:
     whole, box = (0, 0, width, height), _middle_box(width, height, share)
     if _is_deep(data):
         rows = pillow.decode(data, whole, (height, width, 1))[..., 0]
-        return _time(lambda: pillow.crop_rows(rows, box, (*size, 1), is_mask=False))
+        return _time(lambda: pillow.crop_rows(rows, box, (*size, 1), BILINEAR))
     stored = kernel.to_baseline(data)
     if stored is None:
         is_gray = pillow.is_gray(data)

@@ -15,6 +15,7 @@ import numpy as np
 from feedrate.errors import UsageError
 from feedrate.fidelity.pictures import Pair, draw_pictures
 from feedrate.fidelity.subject import Subject, open_subject
+from feedrate.filters import check_filter
 from feedrate.kernel import U8, Status
 from feedrate.load.geometry import Geometry
 from feedrate.load.pixels import (
@@ -25,6 +26,7 @@ from feedrate.load.pixels import (
     decode_as_torchvision,
     decode_part,
 )
+from feedrate.pillow import Box
 from feedrate.probe.machine import describe_machine
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Pictures
 from feedrate.results.progress import Rejection, Tick
@@ -41,8 +43,10 @@ class FidelityOptions:
     side: int = 224
     originals: Path | None = None
     allow_addresses: tuple[str, ...] = ()
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
+        check_filter(self.interpolation, "fidelity")
         for name, flag in (("images", "--images"), ("side", "--size")):
             if getattr(self, name) < 1:
                 raise UsageError(f"{flag} must be at least 1, got {getattr(self, name)}")
@@ -83,6 +87,7 @@ def measure_fidelity(
         refused=tuple(look.refused),
         missing=tuple(look.missing),
         machine=describe_machine(),
+        interpolation=options.interpolation,
     )
     return result, Pictures(draw_pictures(look.pillow.worst), draw_pictures(look.originals.worst))
 
@@ -133,7 +138,7 @@ class _Look:
     def __init__(self, subject: Subject, options: FidelityOptions) -> None:
         self.subject = subject
         self.options = options
-        self.geometry: Geometry = subject.samples.draw(options.side, options.seed)
+        self.geometry: Geometry = subject.samples.draw(options.side, options.seed, options.interpolation)
         self.pillow, self.originals = _Tally(), _Tally()
         self.by_pillow: Counter[str] = Counter()
         self.not_compared: list[Rejection] = []
@@ -162,7 +167,7 @@ class _Look:
         flip = bool(self.geometry.flips[number])
         try:
             file = self.subject.samples.read(number)
-            return decode_as_torchvision(file, (left, top, right, bottom), self.options.side, flip)
+            return self._decode(file, (left, top, right, bottom), flip)
         except Exception as error:  # Pillow's readers raise whatever damage leads them into
             return _words(error)
 
@@ -206,10 +211,14 @@ class _Look:
         flip, side = bool(self.geometry.flips[number]), self.options.side
         width, height, _ = pillow.measure(file)
         if (width, height) == stored:
-            return decode_as_torchvision(file, (left, top, right, bottom), side, flip)
+            return self._decode(file, (left, top, right, bottom), flip)
         # A resized copy: its pixels lie between those of the original, and so do the edges of the crop.
         across, down = width / stored[0], height / stored[1]
-        return decode_part(file, (left * across, top * down, right * across, bottom * down), side, flip)
+        box = (left * across, top * down, right * across, bottom * down)
+        return decode_part(file, box, side, flip, self.geometry.filters[0])
+
+    def _decode(self, file: bytes, box: Box, flip: bool) -> U8:
+        return decode_as_torchvision(file, box, self.options.side, flip, self.geometry.filters[0])
 
     def _reject(self, number: int, reason: str) -> Rejection:
         return Rejection(self.subject.samples.names[number], "image", reason)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import pillow
+from feedrate.filters import BILINEAR, FILTERS
 from feedrate.kernel.door import I32, U8, Pool, Status, as_bytes, checked, native
 from feedrate.kernel.reading import Files, Ranges, arrays_of, read_one, say_outcome
 from feedrate.pillow import Box
@@ -17,6 +18,7 @@ from feedrate.pillow import Box
 MAX_CROP_PIXELS = 512 << 20  # as in native/jpeg.h
 TRUSTED_PIXELS = 16 << 20  # for a larger image no memory is taken before `check_size` had a look
 DAMAGED_BUT_DECODED = "damaged, decoded by Pillow"  # one of `DecodeReport.pillow_reasons`
+_WITH_LOBES = (FILTERS["bicubic"], FILTERS["lanczos"])  # below zero (native/resize.cpp)
 STAGES = ("checksum", "headers", "huffman", "idct", "colour", "resize")
 
 
@@ -37,6 +39,7 @@ def decode_batch(
     *,
     boxes: I32,
     flips: npt.NDArray[np.bool_],
+    filters: U8 | None = None,
     entries: Ranges | None = None,
     nearest: bool = False,
     raw: bool | npt.NDArray[np.bool_] = False,
@@ -51,13 +54,14 @@ def decode_batch(
         out: uint8, C-contiguous, N x H x W x C; C is 3 (RGB) or 1 (gray, as Pillow's "L").
         boxes: N x 4: left, top, right, bottom in pixels of the image, inside it, not empty.
         flips: mirror left to right, after the resize.
+        filters: Pillow's number of each image's filter; None: bilinear.
         entries: where the entry points lie (length 0: none); None: decode from the top.
         nearest: nearest neighbour and stored values as they are (palette indices, 8-bit), for masks.
         raw: the images are stored as rows of pixels, and `entries` are their tables (native/raw.h); an array
             says it of each.
         pool: threads to use; None: the calling thread.
 
-    Pixels are those of Pillow: `convert(mode).crop(box).resize((W, H), BILINEAR)`. A sample whose status is
+    Pixels are those of Pillow: `convert(mode).crop(box).resize((W, H), filter)`. A sample whose status is
     not OK leaves its part of `out` zeroed.
     """
     _check_out(out)
@@ -68,6 +72,9 @@ def decode_batch(
         raise ValueError("the pool is closed")
     boxes = checked(boxes, np.int32, (n, 4), "boxes")
     flips = checked(flips, np.bool_, (n,), "flips")
+    filters = checked(
+        np.full(n, BILINEAR, np.uint8) if filters is None else filters, np.uint8, (n,), "filters"
+    )
     is_raw = np.full(n, raw) if isinstance(raw, bool) else checked(raw, np.bool_, (n,), "raw")
     details, bytes_read = np.zeros((n, 4), np.int64), np.zeros(n, np.int64)
     if is_raw.any() and (nearest or entries is None):
@@ -81,6 +88,8 @@ def decode_batch(
             entries=None if entries is None else arrays_of(entries, n),
             boxes=boxes.reshape(-1),
             flips=flips.view(np.uint8),
+            filters=filters,
+            before_13=_is_pillow_older(filters),
             out=out.reshape(-1),
             shape=(height, width, channels),
             raw=is_raw.view(np.uint8),
@@ -111,7 +120,9 @@ def decode_batch(
         bytes_read[i] += len(data)
         damaged = statuses[i] == Status.CORRUPT
         box: Box = tuple(boxes[i].tolist())
-        statuses[i], words = _fill_by_pillow(data, out[i], box, bool(flips[i]), nearest)
+        statuses[i], words = _fill_by_pillow(
+            data, out[i], box, bool(flips[i]), None if nearest else int(filters[i])
+        )
         if statuses[i] == Status.OK:
             decoded.append(DAMAGED_BUT_DECODED if damaged else counted)
         else:
@@ -135,6 +146,7 @@ def decode_one(
     mode: str = "RGB",
     nearest: bool = False,
     entries: bytes = b"",
+    filter_: int = BILINEAR,
 ) -> U8:
     """Decode one image in memory to H x W x C (`size` is height, width); the rest as in `decode_batch`.
 
@@ -156,13 +168,14 @@ def decode_one(
     out = np.empty((rows, columns, channels), np.uint8)
     if not nearest and (status == Status.OK or len(entries)):
         status, words = native.decode_one(
-            array, as_bytes(entries), (left, top, right, bottom), out.reshape(-1), out.shape, flip
-        )
+            array, as_bytes(entries), (left, top, right, bottom), out.reshape(-1), out.shape, flip, filter_,
+            _is_pillow_older(np.array([filter_])),
+        )  # fmt: skip
         if status == Status.OK:
             return out
         if status == Status.BAD_ENTRIES:
             raise ValueError(words)
-    filled, said = _fill_by_pillow(data, out, (left, top, right, bottom), flip, nearest)
+    filled, said = _fill_by_pillow(data, out, (left, top, right, bottom), flip, None if nearest else filter_)
     if filled != Status.OK:
         raise ValueError(words if status == Status.CORRUPT else said)
     return out
@@ -198,7 +211,7 @@ def check_size(
 
 
 def profile_decode(
-    data: bytes, entries: bytes, *, box: Box, size: tuple[int, int], repeats: int = 5
+    data: bytes, entries: bytes, *, box: Box, size: tuple[int, int], repeats: int = 5, filter_: int = BILINEAR
 ) -> dict[str, float]:
     """Return the seconds of processor time that each of `STAGES` takes for one crop of an image in memory.
 
@@ -211,7 +224,9 @@ def profile_decode(
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}")
     out = np.empty(size[0] * size[1] * 3, np.uint8)
-    status, words, sums = native.profile_one(as_bytes(data), as_bytes(entries), box, out, size, repeats)
+    status, words, sums = native.profile_one(
+        as_bytes(data), as_bytes(entries), box, out, size, repeats, filter_
+    )
     if status != Status.OK:
         raise ValueError(words)
     befores = [0.0, *sums[:-1]]
@@ -236,6 +251,11 @@ def _measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str, i
         raise ValueError(words if status == Status.CORRUPT else str(error)) from error
 
 
+def _is_pillow_older(filters: npt.NDArray[Any]) -> bool:
+    """Say whether the order of passes before Pillow 13 is wanted; Pillow is asked only where that shows."""
+    return bool(np.isin(filters, _WITH_LOBES).any()) and not pillow.resizes_as_kernel()
+
+
 def _check_out(out: Any) -> None:
     if not isinstance(out, np.ndarray) or out.dtype != np.uint8 or out.ndim != 4:
         raise ValueError("out must be a uint8 array of shape N x H x W x C")
@@ -255,8 +275,8 @@ def _check_box(box: Box, width: int, height: int) -> None:
         raise ValueError(f"the crop box {box} has more than {MAX_CROP_PIXELS} pixels")
 
 
-def _fill_by_pillow(data: bytes, out: U8, box: Box, flip: bool, nearest: bool) -> tuple[Status, str]:
-    """Decode with Pillow into `out` (H x W x C); zeroes it when that fails."""
+def _fill_by_pillow(data: bytes, out: U8, box: Box, flip: bool, filter_: int | None) -> tuple[Status, str]:
+    """Decode with Pillow into `out` (H x W x C); zeroes it when that fails. No filter: it is a mask."""
     out[:] = 0
     try:
         width, height, _ = pillow.measure(data)
@@ -264,7 +284,10 @@ def _fill_by_pillow(data: bytes, out: U8, box: Box, flip: bool, nearest: bool) -
             _check_box(box, width, height)
         except ValueError as error:
             return Status.BAD_BOX, str(error)
-        pixels = (pillow.decode_mask if nearest else pillow.decode)(data, box, out.shape)
+        if filter_ is None:
+            pixels = pillow.decode_mask(data, box, out.shape)
+        else:
+            pixels = pillow.decode(data, box, out.shape, filter_)
     except pillow.Undecodable as error:
         return Status.CORRUPT, str(error)
     except MemoryError as error:

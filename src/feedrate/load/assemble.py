@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -129,7 +129,10 @@ class Assembler:
             return out
         decode = decode_pixels if self.cached is None else self.cached.decode
         image = None if self.artist is None else self.artist.image
-        report = decode_crops(decode, image, draft.places, wanted.field, draft.geometry, out, self.pool)
+        geometry = draft.geometry
+        if wanted.filters is not None:
+            geometry = replace(geometry, filters=wanted.filters)
+        report = decode_crops(decode, image, draft.places, wanted.field, geometry, out, self.pool)
         self.meter.add_report(report)
         self.meter.count(bytes_read=report.bytes_read)
         if report.statuses.any():

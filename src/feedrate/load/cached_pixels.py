@@ -11,12 +11,14 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel, pillow
-from feedrate.format.fields import Coding, Field
+from feedrate.filters import find_filters
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, U8, DecodeReport, Ranges, Status
 from feedrate.load.cache import Cache
@@ -32,7 +34,6 @@ from feedrate.load.keeping import (
     make_job,
 )
 from feedrate.load.options import Wanted
-from feedrate.load.samples import choose
 from feedrate.load.state import fingerprint
 from feedrate.load.tally import Tally
 from feedrate.probe.memory import MemoryGauge
@@ -42,6 +43,8 @@ from feedrate.store.shelf import Located, Shelf
 from feedrate.store.shelf_table import Rows
 
 VERSION = 1
+# A field and, where results are kept, their size and a view's own filter.
+_Slot = tuple[Any, ...]
 _BAD_BYTES = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH, Status.BAD_ENTRIES)
 
 
@@ -51,14 +54,17 @@ class CachedPixels:
     def __init__(self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], artist: Artist | None) -> None:
         self._pack = pack
         image = artist.image if artist else None
-        self._keeps_results = is_worth_keeping_results(pack, artist.reference if artist else None, image)
+        filters = find_filters(image)
+        self._keeps_results = all(len(w.filters or filters) == 1 for w in wanted) and (
+            is_worth_keeping_results(pack, artist.reference if artist else None, image)
+        )
         # Raw pixels have nothing to decode: the page cache serves them as well.
         fields = [f for f in pack.fields if f.has_pixels and f.coding is not Coding.RAW]
-        slots: list[tuple[str, Size | None]] = [(field.name, None) for field in fields]
+        slots: list[_Slot] = [(field.name, None) for field in fields]
         if self._keeps_results:
-            slots = sorted(
-                {(w.field.name, w.out_size) for w in wanted if w.field in fields and w.field is not None}
-            )
+            shown = [(w, w.field) for w in wanted if w.field in fields and w.field is not None]
+            slots = sorted({_slot_of(field, w.out_size, w.filters or filters, filters) for w, field in shown})
+        self._filters = filters
         self._slots = {slot: number for number, slot in enumerate(slots)}
         what = f"{image!r} of" if self._keeps_results else "whole"
         gray = " L" if any(w.mode == "L" for w in wanted) else ""
@@ -78,7 +84,10 @@ class CachedPixels:
         self, places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None
     ) -> DecodeReport:
         """Decode an image or mask field into `out`: as `decode_pixels` does, from the shelf where it can."""
-        slot = self._slots.get((pixels.name, (out.shape[1], out.shape[2]) if self._keeps_results else None))
+        wanted: _Slot = (pixels.name, None)
+        if self._keeps_results:
+            wanted = _slot_of(pixels, (out.shape[1], out.shape[2]), geometry.filters, self._filters)
+        slot = self._slots.get(wanted)
         if slot is None:
             return decode_pixels(places, pixels, geometry, out, pool)
         numbers = slot * len(self._pack) + places.positions
@@ -100,7 +109,7 @@ class CachedPixels:
 
     def has(self, field: str, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which samples of a field are on the shelf, so that their bytes are not needed."""
-        slots = [number for (name, _), number in self._slots.items() if name == field]
+        slots = [number for (name, *_), number in self._slots.items() if name == field]
         there = np.full(len(positions), bool(slots))
         for slot in slots:
             there &= self._shelf.locate(slot * len(self._pack) + positions).found
@@ -143,11 +152,12 @@ class CachedPixels:
                 whole_batch[0][left] = ranges.file + shift
                 whole_batch[1][left], whole_batch[2][left] = ranges.offset, ranges.length
             crc32c[left] = 0 if images.crc32c is None else images.crc32c
-            boxes[left] = choose(job.geometry, left).boxes_on(job.pixels, part.rows)
+            boxes[left] = job.geometry.take(left).boxes_on(job.pixels, part.rows)
+        filters = job.geometry.filter_each()
         report = kernel.decode_batch(
             self._join(files), Ranges(places[0], places[1], places[2], crc32c), job.out, boxes=boxes,
-            flips=job.geometry.flips, entries=Ranges(tables[0], tables[1], tables[2]), raw=found,
-            pool=job.pool,
+            flips=job.geometry.flips, filters=filters, entries=Ranges(tables[0], tables[1], tables[2]),
+            raw=found, pool=job.pool,
         )  # fmt: skip
         failed = np.flatnonzero(found & (report.statuses != 0))
         for i in failed.tolist():
@@ -164,6 +174,7 @@ class CachedPixels:
     def _crop_by_pillow(self, job: Job, located: Located) -> I64:
         """Crop what is on the shelf as Pillow does; returns which could not be."""
         failed: list[int] = []
+        filters = job.geometry.filter_each()
 
         def crop(i: int) -> None:
             data = self._shelf.get(int(job.numbers[i]))
@@ -174,7 +185,8 @@ class CachedPixels:
                 return
             pixels = np.frombuffer(data, np.uint8, offset=int(located.rows["head"][i]))
             shape = (height, width) if len(pixels) == height * width else (height, width, 3)
-            cropped = pillow.crop_rows(pixels.reshape(shape), box, job.out.shape[1:], is_mask=job.is_mask)
+            filter_ = None if job.is_mask else int(filters[i])
+            cropped = pillow.crop_rows(pixels.reshape(shape), box, job.out.shape[1:], filter_)
             job.out[i] = cropped[:, ::-1] if job.geometry.flips[i] else cropped
 
         at = np.flatnonzero(located.found).tolist()
@@ -184,7 +196,7 @@ class CachedPixels:
 
     def _decode_from_pack(self, job: Job, at: I64, tally: Tally) -> None:
         out = np.empty((len(at), *job.out.shape[1:]), np.uint8)
-        geometry = choose(job.geometry, at)
+        geometry = job.geometry.take(at)
         tally.add(decode_pixels(job.part(at), job.pixels, geometry, out, job.pool), at=at)
         job.out[at] = out
 
@@ -212,7 +224,7 @@ class CachedPixels:
     def stats(self, positions: I64, wanted: Sequence[Wanted]) -> CacheStats:
         """Return what is cached of some samples, and the hits of this epoch."""
         names = {w.field.name for w in wanted if w.field is not None}
-        slots = [number for (name, _), number in self._slots.items() if name in names]
+        slots = [number for (name, *_), number in self._slots.items() if name in names]
         numbers = np.concatenate(
             [np.zeros(0, np.int64), *(slot * len(self._pack) + positions for slot in slots)]
         )
@@ -226,6 +238,13 @@ class CachedPixels:
         """Close files; what is on the shelf stays there."""
         if self._joined is not None:
             self._joined[1].close()
+
+
+def _slot_of(pixels: Field, size: Size | None, filters: tuple[int, ...], usual: tuple[int, ...]) -> _Slot:
+    """Return what tells results of one operation apart; `usual` are the filters of the operation itself."""
+    if filters == usual or pixels.kind is Kind.MASK:
+        return (pixels.name, size)
+    return (pixels.name, size, *filters)
 
 
 def _count_bytes_to_keep(pack: Pack) -> int:

@@ -7,6 +7,7 @@ import operator
 import os
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -238,9 +239,9 @@ class _Opened:
     def _draw(self, places: Places, seed: int | None, epoch: int) -> Geometry | None:
         if self.reference is None:
             return None
-        if seed is None and (self.flip or (self.image is not None and self.image.uniforms)):
-            seed = random.getrandbits(63)
         artist = Artist(self.reference, self.image, self.flip, seed or 0, self.is_shown)
+        if seed is None and artist.is_random:
+            artist = replace(artist, seed=random.getrandbits(63))
         geometry = artist.draw(epoch, places.rows, None)
         for i, reason in geometry.refused.items():
             raise self.pack.describe_bad(
@@ -260,7 +261,7 @@ class _Opened:
         if wanted.field.has_pixels:
             assert geometry is not None
             return [
-                self._decode(wanted, _one(places, i), _part(geometry, i))
+                self._decode(wanted, _one(places, i), geometry.take(np.array([i])))
                 for i in range(len(places.positions))
             ]
         read = read_field(self.pack, wanted.field, places.rows, places.positions, None)
@@ -300,10 +301,3 @@ class _Opened:
 
 def _one(places: Places, i: int) -> Places:
     return Places(places.pack, places.rows[i : i + 1], places.positions[i : i + 1])
-
-
-def _part(geometry: Geometry, i: int) -> Geometry:
-    widths, heights = geometry.sides
-    return Geometry(
-        geometry.boxes[i : i + 1], geometry.flips[i : i + 1], (widths[i : i + 1], heights[i : i + 1])
-    )

@@ -10,6 +10,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import NotFound, StorageError, UsageError
+from feedrate.filters import FILTERS, Filter, check_filter
 from feedrate.kernel import U8
 from feedrate.load.image import Size, check_size
 
@@ -20,6 +21,7 @@ def decode(
     size: int | Size | None = None,
     mode: str = "RGB",
     flip: bool = False,
+    interpolation: Filter = "bilinear",
 ) -> U8:
     """Decode an image to uint8 pixels of shape height, width, channels.
 
@@ -29,6 +31,8 @@ def decode(
         size: height and width to resize that part to; one number: a square; None: as it is.
         mode: "RGB" or "L" (gray, one channel, as Pillow's `convert("L")` makes it of the colours).
         flip: mirror left to right.
+        interpolation: the filter of the resize: "bilinear", "bicubic", "lanczos", "box", "hamming" or
+            "nearest".
 
     Raises:
         NotFound: there is no such file.
@@ -41,9 +45,10 @@ def decode(
     if size is not None:
         checked = check_size(size, "decode")
         size = checked if isinstance(checked, tuple) else (checked, checked)
+    filter_ = FILTERS[check_filter(interpolation, "decode")]
     name, data = _read(source)
     try:
-        return kernel.decode_one(data, box=crop, size=size, flip=bool(flip), mode=mode)
+        return kernel.decode_one(data, box=crop, size=size, flip=bool(flip), mode=mode, filter_=filter_)
     except (ValueError, OSError) as error:
         raise UsageError(f"{name} cannot be decoded: {error}") from error
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from feedrate import kernel, pillow
 from feedrate.draws import F64, Purpose, draw_uniforms, make_key
+from feedrate.filters import BILINEAR, find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, U8
@@ -23,12 +24,31 @@ _LONGEST_SIDE = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Crop boxes on the reference field, flips, and the samples that the operation refuses."""
+    """Crop boxes on the reference field, flips, and the samples that the operation refuses.
+
+    `filters`: by Pillow's numbers; of several, `choices` (from 0 to 1) says which one each sample gets.
+    """
 
     boxes: I32
     flips: npt.NDArray[np.bool_]
     sides: Sides
     refused: dict[int, str] = field(default_factory=dict)
+    filters: tuple[int, ...] = (BILINEAR,)
+    choices: F64 | None = None
+
+    def filter_each(self) -> U8:
+        """Return the filter of each sample."""
+        filters = np.array(self.filters, np.uint8)
+        if len(filters) == 1:
+            return np.repeat(filters, len(self.boxes))
+        assert self.choices is not None
+        return filters[(self.choices * len(filters)).astype(np.int64)]
+
+    def take(self, at: I64) -> Geometry:
+        """Return the draws of some of the samples, without what is refused."""
+        choices = None if self.choices is None else self.choices[at]
+        sides = self.sides[0][at], self.sides[1][at]
+        return Geometry(self.boxes[at], self.flips[at], sides, {}, self.filters, choices)
 
     def boxes_on(self, target: Field, rows: Rows) -> I32:
         """Return the same part of another field, in that field's own pixels."""
@@ -46,13 +66,26 @@ def read_sides(pixels: Field, rows: Rows) -> Sides:
 
 @dataclass(frozen=True, slots=True)
 class Artist:
-    """Makes the draws of a batch from (seed, epoch, number). `is_shown`: pixels are wanted, too."""
+    """Makes the draws of a batch from (seed, epoch, number).
+
+    `is_shown`: pixels are wanted, too. `has_choices`: views draw from filters of their own.
+    """
 
     reference: Field
     image: ImageOp | None
     flip: float
     seed: int
     is_shown: bool = True
+    has_choices: bool = False
+
+    @property
+    def filters(self) -> tuple[int, ...]:
+        return find_filters(self.image)
+
+    @property
+    def is_random(self) -> bool:
+        is_placed = self.image is not None and self.image.uniforms > 0
+        return bool(self.flip) or is_placed or len(self.filters) > 1
 
     def draw(self, epoch: int, rows: Rows, slots: I64 | None) -> Geometry:
         widths, heights = sides = read_sides(self.reference, rows)
@@ -70,7 +103,10 @@ class Artist:
             boxes = self.image.place(widths, heights, uniforms)
         if refused:
             boxes[list(refused)] = 0  # nothing of them is decoded
-        return Geometry(boxes, flips, sides, refused)
+        filters, choices = self.filters, None
+        if self.has_choices or len(filters) > 1:
+            choices = self._uniforms(Purpose.FILTER, epoch, rows, slots, 1)[:, 0]
+        return Geometry(boxes, flips, sides, refused, filters, choices)
 
     def _refuse(self, widths: I64, heights: I64) -> dict[int, str]:
         """Return which samples cannot be used, by the sizes that the index claims, and why."""
@@ -117,8 +153,8 @@ def decode_pixels(
     while True:
         files, images, entries = pack.find_values(pixels.name, rows, positions, with_entries=is_image)
         report = kernel.decode_batch(
-            files, images, out, boxes=boxes, flips=geometry.flips, entries=entries,
-            nearest=pixels.kind is Kind.MASK, raw=pixels.coding is Coding.RAW, pool=pool,
+            files, images, out, boxes=boxes, flips=geometry.flips, filters=geometry.filter_each(),
+            entries=entries, nearest=pixels.kind is Kind.MASK, raw=pixels.coding is Coding.RAW, pool=pool,
         )  # fmt: skip
         if not pack.turn_to_source(pixels.name, rows, positions, report.statuses):
             return report

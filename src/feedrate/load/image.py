@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from feedrate.draws import F64, I64
 from feedrate.errors import UsageError
+from feedrate.filters import Interpolation, check_interpolation
 
 I32 = npt.NDArray[np.int32]
 Size = tuple[int, int]  # height, width
@@ -49,12 +50,24 @@ def _pair(size: int | Size) -> Size:
     return size if isinstance(size, tuple) else (size, size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Sized:
     size: int | Size
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", check_size(self.size, type(self).__name__))
+        name = type(self).__name__
+        object.__setattr__(self, "size", check_size(self.size, name))
+        words = check_interpolation(getattr(self, "interpolation", "bilinear"), name)
+        object.__setattr__(self, "interpolation", words)
+
+    def __repr__(self) -> str:
+        # Keys of caches hold this text: what came later stands there only where it was given.
+        shown = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if f.name != "interpolation" or getattr(self, f.name) != f.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def out_size(self) -> Size:
@@ -78,7 +91,7 @@ class _Sized:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomResizedCrop(_Sized):
     """A random part of the image, resized; torchvision's rule.
 
@@ -86,10 +99,13 @@ class RandomResizedCrop(_Sized):
         size: output height and width; one number: a square.
         scale: share of the image's area, lowest and highest.
         ratio: width over height of the part, lowest and highest.
+        interpolation: the filter: "bilinear", "bicubic", "lanczos", "box", "hamming" or "nearest"; of
+            several, one is drawn for each image. Masks are always resized by nearest neighbour.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,12 +165,15 @@ class RandomCrop(_Sized):
         fill: the value of the padding; in masks it is 0.
         padding_mode: "constant", "edge" (the last pixel again), "reflect" or "symmetric" (mirrored, without
             or with the last pixel).
+        interpolation: the filter where a view, or a field of another size, is resized; as in
+            `RandomResizedCrop`.
     """
 
     padding: int | tuple[int, ...] | None = None
     pad_if_needed: bool = False
     fill: int = 0
     padding_mode: str = "constant"
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,7 +245,7 @@ class RandomCrop(_Sized):
         return _boxes(lows[0], lows[1], np.full_like(lows[0], width), np.full_like(lows[1], height))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CenterCrop(_Sized):
     """The centre of the image.
 
@@ -235,9 +254,11 @@ class CenterCrop(_Sized):
         resize: take the part that `Resize(resize)` followed by `CenterCrop(size)` would show, in one step and
             to the nearest pixel of the source. None: pixels as they are; an image smaller than `size` is a
             bad sample.
+        interpolation: the filter, as in `RandomResizedCrop`.
     """
 
     resize: int | None = None
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -267,9 +288,11 @@ class CenterCrop(_Sized):
         return _boxes(left, top, right - left, bottom - top)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Resize(_Sized):
-    """The whole image, resized to `size`; its shape is not kept."""
+    """The whole image, resized to `size`; its shape is not kept. `interpolation`: as in RandomResizedCrop."""
+
+    interpolation: Interpolation = "bilinear"
 
     def place(self, widths: I64, heights: I64, uniforms: F64) -> I32:
         del uniforms
@@ -280,17 +303,21 @@ class Resize(_Sized):
 class View:
     """A field once more, with the same draw, at another output size: `View("image", size=24)` in `fields`.
 
-    `name` is its key in the dict that `transform` sees; "image_24" unless given.
+    `name` is its key in the dict that `transform` sees; "image_24" unless given. `interpolation` is its
+    filter; None: the one that the image operation has, or draws.
     """
 
     field: str
     size: int | Size
     name: str = ""
+    interpolation: Interpolation | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.field, str):
             raise UsageError(f"View's first argument must be the name of a field, got {self.field!r}")
         object.__setattr__(self, "size", check_size(self.size, "View"))
+        if self.interpolation is not None:
+            object.__setattr__(self, "interpolation", check_interpolation(self.interpolation, "View"))
         height, width = self.out_size
         suffix = str(height) if height == width else f"{height}x{width}"
         object.__setattr__(self, "name", self.name or f"{self.field}_{suffix}")

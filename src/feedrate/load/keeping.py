@@ -18,7 +18,7 @@ from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, Status
 from feedrate.load.geometry import Geometry, Places, Sides, decode_pixels, read_sides
 from feedrate.load.image import CenterCrop, ImageOp, Resize, whole
-from feedrate.load.samples import choose, pick, take_ranges
+from feedrate.load.samples import pick, take_ranges
 from feedrate.load.tally import Tally
 from feedrate.store.shelf import Shelf
 
@@ -128,7 +128,7 @@ def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
 def keep_results(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     """Make what the operation makes of images, not yet mirrored, and put it on the shelf."""
     pixels = np.empty((len(at), *job.out.shape[1:]), np.uint8)
-    geometry = replace(choose(job.geometry, at), flips=np.zeros(len(at), np.bool_))
+    geometry = replace(job.geometry.take(at), flips=np.zeros(len(at), np.bool_))
     part = job.part(at)
     report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
     tally.count(report)

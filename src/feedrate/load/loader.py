@@ -167,7 +167,9 @@ class Loader:
             check_shapes(opened, self._wanted, options.batch_size)
         reference = find_reference(opened, image, flip)
         is_shown = any(w.out_size is not None for w in self._wanted)
-        self._artist = Artist(reference, image, flip_probability(flip), seed, is_shown) if reference else None
+        has_choices = any(len(w.filters or ()) > 1 for w in self._wanted)
+        share = flip_probability(flip)
+        self._artist = Artist(reference, image, share, seed, is_shown, has_choices) if reference else None
         self._subset = find_split(opened, options.split)
         self._order = choose_order(opened, options, self._subset)
         self._fingerprint = fingerprint(opened.manifest)

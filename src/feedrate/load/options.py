@@ -14,6 +14,7 @@ import numpy as np
 
 from feedrate import kernel, pillow
 from feedrate.errors import BadSample, PackError, UsageError
+from feedrate.filters import find_filters
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.load.geometry import Places, refuse_size
@@ -132,6 +133,7 @@ class Wanted:
     field: Field | None
     out_size: Size | None = None
     mode: Mode = "RGB"
+    filters: tuple[int, ...] | None = None  # of a view; None: those of the image operation
 
     @property
     def channels(self) -> int:
@@ -168,7 +170,8 @@ def _resolve(pack: Pack, name: str | View, image: ImageOp | None) -> Wanted:
     if isinstance(name, View):
         if not field.has_pixels:
             raise UsageError(f"View shows images and masks; field '{field.name}' is {field.kind}")
-        return Wanted(name.name, field, name.out_size)
+        filters = None if name.interpolation is None else find_filters(name)
+        return Wanted(name.name, field, name.out_size, filters=filters)
     if not field.has_pixels:
         return Wanted(field.name, field)
     if image is not None:
@@ -290,6 +293,7 @@ def check_image(image: object, flip: object, mode: object = "RGB") -> None:
             f"image must be an image operation, got {image!r}",
             hint="RandomResizedCrop(224), RandomCrop(...), CenterCrop(...) or Resize(...)",
         )
+    find_filters(image)
     if not isinstance(flip, (bool, int, float, np.number)) or not 0 <= flip <= 1:
         raise UsageError(f"flip must be True, False or a probability from 0 to 1, got {flip!r}")
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
@@ -67,8 +67,9 @@ def decode_crops(
     down = _lay(edges[:, 1], edges[:, 3], sides[1], height)
     boxes = np.stack([across.start, down.start, across.stop, down.stop], axis=1).astype(np.int32)
     sizes = np.stack([down.size, across.size], axis=1)
+    inside = replace(geometry, boxes=boxes, sides=sides)
     if (sizes == (height, width)).all():  # most often: decoded in place, and moved there
-        report = decode(places, pixels, Geometry(boxes, geometry.flips, sides), out, pool)
+        report = decode(places, pixels, inside, out, pool)
         moved = (across.low != across.first) | (down.low != down.first)
         for i in np.flatnonzero(moved & (report.statuses == 0)).tolist():
             _fill(out[i], out[i].copy(), i, geometry, across, down, operation, pixels)
@@ -78,8 +79,7 @@ def decode_crops(
         at = np.flatnonzero((sizes == (height, width)).all(axis=1))
         made = np.empty((len(at), height, width, channels), np.uint8)
         part = Places(places.pack, places.rows[at], places.positions[at])
-        chosen = Geometry(boxes[at], geometry.flips[at], (sides[0][at], sides[1][at]))
-        report = decode(part, pixels, chosen, made, pool)
+        report = decode(part, pixels, inside.take(at), made, pool)
         tally.add(report, at=at)
         for decoded, i in zip(made, at.tolist(), strict=True):
             _fill(out[i], decoded, i, geometry, across, down, operation, pixels)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.filters import BILINEAR
 from feedrate.kernel import U8
 from feedrate.load.samples import open_pack
 from feedrate.pillow import Box
@@ -44,7 +45,7 @@ class Difference:
         return self.psnr_db is None or (self.psnr_db >= LOWEST_PSNR_DB and self.largest <= LARGEST_DIFFERENCE)
 
 
-def decode_as_torchvision(file: bytes, box: Box, side: int, flip: bool) -> U8:
+def decode_as_torchvision(file: bytes, box: Box, side: int, flip: bool, filter_: int = BILINEAR) -> U8:
     """Return what `Compose([RandomResizedCrop(side), RandomHorizontalFlip()])` makes of an image file.
 
     Written with Pillow alone, and apart from feedrate's own way through Pillow, which it checks.
@@ -52,18 +53,12 @@ def decode_as_torchvision(file: bytes, box: Box, side: int, flip: bool) -> U8:
     Raises:
         Exception: whatever Pillow raises for a file that it does not decode.
     """
-    from PIL import Image
-
-    crop = _open(file).crop(box)
-    return _finish(crop.resize((side, side), Image.Resampling.BILINEAR), flip)
+    return _finish(_open(file).crop(box).resize((side, side), filter_), flip)
 
 
-def decode_part(file: bytes, box: FloatBox, side: int, flip: bool) -> U8:
+def decode_part(file: bytes, box: FloatBox, side: int, flip: bool, filter_: int = BILINEAR) -> U8:
     """Return the same of a part whose edges lie between pixels; `resize` alone can cut there."""
-    from PIL import Image
-
-    part = _open(file).resize((side, side), Image.Resampling.BILINEAR, box=box)
-    return _finish(part, flip)
+    return _finish(_open(file).resize((side, side), filter_, box=box), flip)
 
 
 def compare_pixels(ours: U8, theirs: U8) -> Difference:

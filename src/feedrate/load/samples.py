@@ -49,9 +49,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.names)
 
-    def draw(self, side: int, seed: int) -> Geometry:
+    def draw(self, side: int, seed: int, interpolation: str = "bilinear") -> Geometry:
         """Return the crops and flips that a loader with this seed draws in its first epoch."""
-        return Artist(IMAGE, RandomResizedCrop(side), 0.5, seed).draw(0, self.rows, None)
+        operation = RandomResizedCrop(side, interpolation=interpolation)
+        return Artist(IMAGE, operation, 0.5, seed).draw(0, self.rows, None)
 
     def decode(self, geometry: Geometry, out: U8) -> DecodeReport:
         """Decode all of them into `out` in the calling thread, as the loader does."""
@@ -61,7 +62,7 @@ class Samples:
         """Decode one of them to height x width."""
         chosen = np.array([number], np.int64)
         out = np.zeros((1, *shape, 3), np.uint8)
-        report = self.decode_chosen(chosen, choose(geometry, chosen), out)
+        report = self.decode_chosen(chosen, geometry.take(chosen), out)
         return out[0], report
 
     def read(self, number: int) -> bytes:
@@ -77,12 +78,6 @@ class Samples:
                 return file.read(int(self.images.length[number]))
         except OSError as error:
             raise StorageError(f"cannot read {path}: {error.strerror}") from error
-
-
-def choose(geometry: Geometry, chosen: I64) -> Geometry:
-    """Return the draws of some of the samples."""
-    widths, heights = geometry.sides
-    return Geometry(geometry.boxes[chosen], geometry.flips[chosen], (widths[chosen], heights[chosen]))
 
 
 def pick(count: int, wanted: int, seed: int) -> I64:
@@ -136,7 +131,7 @@ def open_files(paths: Sequence[str], numbers: I64 | None = None) -> Iterator[Sam
         def decode(chosen: I64, geometry: Geometry, out: U8) -> DecodeReport:
             return kernel.decode_batch(
                 files, take_ranges(images, chosen), out, boxes=geometry.boxes, flips=geometry.flips,
-                entries=take_ranges(places, chosen),
+                filters=geometry.filter_each(), entries=take_ranges(places, chosen),
             )  # fmt: skip
 
         try:

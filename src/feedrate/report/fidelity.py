@@ -29,7 +29,9 @@ def describe_sample(result: Fidelity) -> str:
     else:
         sample = f"{result.sampled:,} of {format_count(result.dataset_images, 'image')}"
     side = result.image_side
-    return f"{result.source}: {sample}, random crops resized to {side} x {side} and flips, seed {result.seed}"
+    how = "" if result.interpolation == "bilinear" else f" ({result.interpolation})"
+    crops = f"random crops resized to {side} x {side}{how} and flips"
+    return f"{result.source}: {sample}, {crops}, seed {result.seed}"
 
 
 def list_comparisons(result: Fidelity) -> list[tuple[str, Comparison]]:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_NOT_ANTIALIASED = ("bicubic", "lanczos")  # by OpenCV
+
+
 def draw_kernel(result: KernelResult, console: Console) -> None:
     for number, one in enumerate(result.sets):
         if number:
@@ -25,9 +28,10 @@ def _draw_set(one: KernelSet, result: KernelResult, console: Console) -> None:
         console.print(text, highlight=False, markup=False)
 
     side = result.image_side
+    how = "" if result.interpolation == "bilinear" else f" ({result.interpolation})"
     say(
         f"{one.name}: {format_count(one.images, 'image')} ({one.mean_megapixels:.1f} megapixel, "
-        f"{format_bytes(one.mean_bytes)}), crops to {side} x {side}, one thread"
+        f"{format_bytes(one.mean_bytes)}), crops to {side} x {side}{how}, one thread"
     )
     table = make_table("", "images/CPU s", "quartiles", "feedrate is", "PSNR to Pillow")
     for standing in one.standings:
@@ -46,6 +50,8 @@ def _draw_set(one: KernelSet, result: KernelResult, console: Console) -> None:
         say(f"  {stage.name:<22}{_format_step(stage.cpu_s_per_image):>8}  {stage.what}")
     for line in describe_exceptions(one):
         say(line)
+    if result.interpolation in _NOT_ANTIALIASED and any("OpenCV" in s.contestant for s in one.standings):
+        say(f"OpenCV's {result.interpolation} does not antialias: it leaves pixels out, which is less work")
 
 
 def describe_psnr(standing: KernelStanding) -> str:

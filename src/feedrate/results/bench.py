@@ -156,3 +156,4 @@ class KernelResult:
     rounds: int
     sets: tuple[KernelSet, ...]
     machine: Machine
+    interpolation: str = "bilinear"

@@ -81,6 +81,7 @@ class Fidelity:
     refused: tuple[Rejection, ...]
     missing: tuple[Rejection, ...]
     machine: Machine
+    interpolation: str = "bilinear"
 
     @property
     def is_good(self) -> bool:

@@ -169,8 +169,8 @@ class Pinned(Placement):
 class Transfer(Pinned):
     """Batches that arrive on a GPU while the one before is trained on.
 
-    A loop may run far ahead of its GPU, and all that it was given lies on the GPU until that has caught up. So
-    a maker waits, before it sends a batch, until the GPU is through with one some steps before.
+    A loop may run far ahead of its GPU, and all that it was given stays on the GPU until that has caught up.
+    So a maker waits, before it sends a batch, until the GPU is through with one some steps before.
     """
 
     def __init__(self, device: Any, prefetch: int, *, is_plain: bool) -> None:
