@@ -67,6 +67,20 @@ def test_the_step_before_the_experiments_counts_with_the_validation_in_it(tmp_pa
     assert not any("no validation" in line for line in diagnosis.run.unseen)
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_gpu_that_could_not_be_looked_at_is_said_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(20):
+        loop.step(wait=1)
+    loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
+    loop.main.write(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if is_there else None)
+    said = "how busy the GPU was: nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+    assert (said in judge(tmp_path)[1].run.unseen) is not is_there
+
+
 def test_the_time_in_which_writers_were_waited_for_in_vain_is_no_step_and_the_reason_is_told_once(
     tmp_path: Path,
 ) -> None:

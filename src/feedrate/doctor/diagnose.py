@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Sequence
 
 from feedrate.doctor.evidence import WORTH_A_VERDICT, WORTH_TELLING
@@ -121,6 +122,8 @@ def _unseen(m: Measured, mode: str) -> list[str]:
     # A script that ended by itself has shown all that there is to see.
     steps, hint = len(m.loop.steps), ": use --passive to see more" if mode == "experiments" else ""
     unseen = []
+    if m.is_on_gpu and not m.around.gpu_name and importlib.util.find_spec("pynvml") is None:
+        unseen.append("how busy the GPU was: nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     if not m.loop.validations and m.loop.has_optimizer:
         unseen.append(f"no validation in {steps} steps{hint}")
     if not m.loop.saves and m.loop.has_optimizer:
