@@ -2,18 +2,21 @@
 """How much of what a GPU could train on does it get, when `Loader` feeds it?
 
 Copies the images until they are larger than any processor's cache, packs the copies, and runs one loop over
-four kinds of batches, in turn, several rounds: one batch that is on the GPU already (the ceiling), `Loader`
-with `device="cuda"`, `Loader` with `images.to(device, non_blocking=True)`, and `Loader` without any training.
-Needs a GPU and torchvision's models.
+several kinds of batches, in turn, several rounds: one batch that is on the GPU already (the ceiling),
+`Loader(device="cuda")`, `Loader` without any training, and a DataLoader with Pillow. Needs a GPU and
+torchvision.
 
-    python benchmarks/feeding.py FOLDER --json benchmarks/results/feeding.json
+    python benchmarks/feeding.py FOLDER --models resnet18 resnet50 --modes train infer --json FILE
+    python benchmarks/feeding.py FOLDER --least-cores --json FILE    how few cores give 97 % of the ceiling
+    python benchmarks/feeding.py FOLDER --trace --json FILE          how long the GPU idles in each step
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import shutil
+import os
 import sys
 import tempfile
 import time
@@ -24,8 +27,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from PIL import Image
 from threads import BATCH, CROP, copy_images, say
-from torchvision import models
+from torchvision import models, transforms
 
 import feedrate
 from feedrate.pack import PackOptions, pack
@@ -35,32 +39,39 @@ from feedrate.probe.machine import describe_machine
 DEVICE = torch.device("cuda", 0)
 MEAN = torch.tensor([0.485, 0.456, 0.406], device=DEVICE).view(1, 3, 1, 1) * 255
 STD = torch.tensor([0.229, 0.224, 0.225], device=DEVICE).view(1, 3, 1, 1) * 255
-Step = Callable[[torch.Tensor, torch.Tensor], Any]
+ENOUGH = 0.97  # of the ceiling: as much as `--least-cores` asks for
+OPTIONS: dict[str, Any] = {
+    "batch_size": BATCH, "image": CROP, "flip": True, "drop_last": True, "fields": ["image"],
+}  # fmt: skip
+Step = Callable[[torch.Tensor], Any]
 
 
 def main() -> int:
     arguments = parse()
-    with tempfile.TemporaryDirectory(prefix="feedrate-feeding-", dir=arguments.work) as folder:
-        copies, target = Path(folder) / "copies", Path(folder) / "pack"
-        size_bytes = copy_images(Path(arguments.source), copies, arguments.gigabytes * 10**9)
-        say(f"packing {size_bytes / 1e9:.1f} GB of copies")
-        pack(copies, target, PackOptions())
-        shutil.rmtree(copies)
-        results = [
-            measure(target, name, mode, arguments) for name in arguments.models for mode in arguments.modes
-        ]
-    document = {
-        "question": (__doc__ or "").splitlines()[0],
-        "source": Path(arguments.source).name,
-        "pack_bytes": size_bytes,
-        "gpu": torch.cuda.get_device_name(DEVICE),
-        "torch": torch.__version__,
-        "cores": count_usable_cores(),
-        "results": results,
-        "machine": asdict(describe_machine(["feeding.py", *sys.argv[1:]])),
-    }
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
+    with contextlib.ExitStack() as held:
+        work = arguments.work or held.enter_context(tempfile.TemporaryDirectory(prefix="feedrate-feeding-"))
+        copies, target = prepare(Path(arguments.source), Path(work), arguments.gigabytes)
+        document: dict[str, Any] = {
+            "question": (__doc__ or "").splitlines()[0],
+            "source": Path(arguments.source).name,
+            "pack_bytes": sum(path.stat().st_size for path in target.glob("*.tar")),
+            "gpu": torch.cuda.get_device_name(DEVICE),
+            "torch": torch.__version__,
+            "cores": count_usable_cores(),
+            "machine": asdict(describe_machine(["feeding.py", *sys.argv[1:]])),
+            "results": [],
+        }
+        for name in arguments.models:
+            for mode in arguments.modes:
+                if arguments.least_cores:
+                    result = find_least_cores(target, name, mode, arguments)
+                elif arguments.trace:
+                    result = trace(target, copies, name, mode)
+                else:
+                    result = measure(target, copies, name, mode, arguments)
+                document["results"].append({"model": name, "mode": mode, **result})
+                if arguments.json:
+                    Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
@@ -72,85 +83,235 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["resnet18"])
     parser.add_argument("--modes", nargs="+", default=["train"], choices=("train", "infer"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="per round and kind")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per round and kind")
     parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--work", help="where the copies and the pack go")
+    parser.add_argument("--workers", type=int, default=16, help="of the DataLoader; 0: leave it out")
+    parser.add_argument("--finish", action="store_true", help="also with normalised bfloat16 from Loader")
+    parser.add_argument("--work", help="where copies and pack go and stay; those that are there are used")
     parser.add_argument("--json")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--least-cores", action="store_true")
+    task.add_argument("--trace", action="store_true")
     return parser.parse_args()
 
 
-def measure(target: Path, name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def prepare(source: Path, work: Path, gigabytes: float) -> tuple[Path, Path]:
+    copies, target = work / "copies", work / "pack"
+    if not (target / "pack.json").exists():
+        size_bytes = copy_images(source, copies, int(gigabytes * 10**9))
+        say(f"packing {size_bytes / 1e9:.1f} GB of copies")
+        pack(copies, target, PackOptions())
+    return copies, target
+
+
+def measure(
+    target: Path, copies: Path, name: str, mode: str, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Return images per second of each kind of batches, round by round."""
     step = make_step(name, mode)
-    options: dict[str, Any] = {
-        "batch_size": BATCH,
-        "image": CROP,
-        "flip": True,
-        "drop_last": True,
-        "fields": ["image"],
-    }
-    on_gpu = endless(feedrate.Loader(target, device="cuda", **options))
-    on_host = endless(feedrate.Loader(target, **options))
+    fed = feedrate.Loader(target, device="cuda", **OPTIONS)
+    on_gpu = endless(fed)
     (fixed,) = next(on_gpu)
-    labels = torch.randint(0, 1000, (BATCH,), device=DEVICE)
-    kinds: dict[str, Callable[[], None]] = {
-        "ceiling": lambda: step(fixed, labels),
-        'Loader(device="cuda")': lambda: step(next(on_gpu)[0], labels),
-        "Loader, images.to(device, non_blocking=True)": lambda: step(
-            next(on_host)[0].to(DEVICE, non_blocking=True), labels
-        ),
-        "Loader alone": lambda: next(on_host) and None,
+    kinds: dict[str, Callable[[], Any]] = {
+        "ceiling": lambda: step(fixed),
+        'Loader(device="cuda")': lambda: step(next(on_gpu)[0]),
     }
+    if arguments.finish:
+        plain_step = make_step(name, mode, is_finished=True)
+        finished = endless(
+            feedrate.Loader(target, device="cuda", dtype="bfloat16", normalize="imagenet", **OPTIONS)
+        )
+        (fixed_too,) = next(finished)
+        kinds["ceiling, normalised bfloat16"] = lambda: plain_step(fixed_too)
+        kinds['Loader(device="cuda", dtype="bfloat16", normalize="imagenet")'] = lambda: plain_step(
+            next(finished)[0]
+        )
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for kind in kinds:
-        drain(kinds[kind], 2.0)
+    for take in kinds.values():
+        drain(take, 1.0)
     for _ in range(arguments.rounds):
-        for kind in kinds:
-            rates[kind].append(drain(kinds[kind], arguments.seconds))
+        for kind, take in kinds.items():
+            rates[kind].append(drain(take, arguments.seconds))
+    threads = fed.stats().threads
+    on_host = endless(feedrate.Loader(target, threads=threads, **OPTIONS))
+    kinds = {f"Loader alone, {threads} threads": lambda: next(on_host)}
+    if arguments.workers:
+        usual = endless(make_dataloader(copies, arguments.workers))
+        kinds[f"DataLoader + Pillow, {arguments.workers} workers"] = lambda: step(next(usual).to(DEVICE))
+    for kind, take in kinds.items():
+        for _ in range(2 * arguments.workers):  # so many batches the workers have made ahead
+            take()
+        rates[kind] = [drain(take, arguments.seconds) for _ in range(2)]
+    show(f"{name} {mode}", rates)
+    return {"threads": threads, "images_per_s": rates}
+
+
+def show(title: str, rates: dict[str, list[float]]) -> None:
     ceiling = median(rates["ceiling"])
     for kind, seen in rates.items():
         share = f"{median(seen) / ceiling:.1%} of the ceiling; {min(seen):,.0f} to {max(seen):,.0f}"
-        say(f"{name} {mode}: {kind:46} {median(seen):8,.0f} images/s ({share})")
-    return {"model": name, "mode": mode, "images_per_s": rates}
+        say(f"{title}: {kind:46} {median(seen):8,.0f} images/s ({share})")
 
 
-def make_step(name: str, mode: str) -> Step:
+def find_least_cores(target: Path, name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the smallest number of cores with which `Loader` gives 97 % of the ceiling, and what was tried.
+
+    Every thread of the process is held to them, as `taskset` does with one that is about to start.
+    """
+    step, every = make_step(name, mode), sorted(os.sched_getaffinity(0))
+    tried: dict[int, dict[str, list[float]]] = {}
+
+    def is_enough(cores: int) -> bool:
+        hold(every[:cores])
+        loader = feedrate.Loader(target, device="cuda", **OPTIONS)
+        on_gpu = endless(loader)
+        (fixed,) = next(on_gpu)
+        kinds = {"ceiling": lambda: step(fixed), "fed": lambda: step(next(on_gpu)[0])}
+        rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+        drain(kinds["fed"], 1.5)
+        for _ in range(arguments.rounds):
+            for kind, take in kinds.items():
+                rates[kind].append(drain(take, arguments.seconds))
+        tried[cores] = rates
+        loader.close()
+        share = median(rates["fed"]) / median(rates["ceiling"])
+        say(f"{name} {mode}: {cores:2} cores give {share:.1%} of {median(rates['ceiling']):,.0f} images/s")
+        return share >= ENOUGH
+
+    drain(lambda: step(torch.zeros(BATCH, 3, 224, 224, dtype=torch.uint8, device=DEVICE)), 1.0)
+    low, high = 1, len(every)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
+    hold(every)
+    return {"least_cores": low if low in tried and low < len(every) else None, "images_per_s": tried}
+
+
+def hold(cores: list[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
+
+
+def trace(target: Path, copies: Path, name: str, mode: str) -> dict[str, Any]:
+    """Return how long the GPU ran no kernel in a step, by the profiler's record of 30 steps."""
+    step = make_step(name, mode)
+    on_gpu = endless(feedrate.Loader(target, device="cuda", **OPTIONS))
+    on_host = endless(feedrate.Loader(target, **OPTIONS))
+    usual = endless(make_dataloader(copies, 16))
+    (fixed,) = next(on_gpu)
+    idle = {}
+    for kind, take in {
+        "ceiling": lambda: step(fixed),
+        "DataLoader + Pillow, 16 workers": lambda: step(next(usual).to(DEVICE)),
+        "Loader, images.to(device)": lambda: step(next(on_host)[0].clone().to(DEVICE)),
+        'Loader(device="cuda")': lambda: step(next(on_gpu)[0]),
+    }.items():
+        for _ in range(40):
+            take()
+        idle[kind] = record(take)
+        words = f"{idle[kind]['idle_ms']:6.2f} ms of {idle[kind]['step_ms']:6.2f} ms"
+        say(f"{name} {mode}: {kind:34} the GPU idles {words} in a step")
+    return {"steps": 30, "idle": idle}
+
+
+def record(take: Callable[[], Any], steps: int = 30) -> dict[str, float]:
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        for _ in range(steps):
+            take()
+        torch.cuda.synchronize()
+        profile.stop()
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "kernel")
+    busy, until = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    whole = until - spans[0][0]
+    return {"step_ms": whole / steps / 1e3, "idle_ms": (whole - busy) / steps / 1e3}
+
+
+class Photos(torch.utils.data.Dataset[torch.Tensor]):
+    """The images as people load them: Pillow, torchvision's transforms."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = sorted(folder.rglob("*.jpg"))
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomResizedCrop(224),
+                transforms.RandomHorizontalFlip(),
+                transforms.PILToTensor(),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transform(Image.open(self.files[index]).convert("RGB"))
+
+
+def make_dataloader(copies: Path, workers: int) -> Any:
+    return torch.utils.data.DataLoader(
+        Photos(copies), BATCH, shuffle=True, num_workers=workers, drop_last=True, pin_memory=True,
+        persistent_workers=True,
+    )  # fmt: skip
+
+
+def make_step(name: str, mode: str, *, is_finished: bool = False) -> Step:
     model = getattr(models, name)().to(DEVICE, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    labels = torch.randint(0, 1000, (BATCH,), device=DEVICE)
 
     @torch.compile
     def normalise(images: torch.Tensor) -> torch.Tensor:
         return ((images - MEAN) / STD).to(torch.bfloat16)
 
-    def train(images: torch.Tensor, labels: torch.Tensor) -> None:
+    def see(images: torch.Tensor) -> torch.Tensor:
+        images = images if is_finished else normalise(images.contiguous(memory_format=torch.channels_last))
         with torch.autocast("cuda", torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(model(normalise(images)), labels)
-        loss.backward()
+            return model(images)
+
+    def train(images: torch.Tensor) -> None:
+        torch.nn.functional.cross_entropy(see(images).float(), labels).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    def infer(images: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-            return model(normalise(images))
+    def infer(images: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return see(images)
 
     model.train(mode == "train")
     return train if mode == "train" else infer
 
 
-def endless(loader: feedrate.Loader) -> Iterator[Any]:
+def endless(loader: Any) -> Iterator[Any]:
     while True:
         yield from loader
 
 
-def drain(step: Callable[[], None], seconds: float) -> float:
-    """Return images per second over at least `seconds`, the GPU's work included."""
-    torch.cuda.synchronize()
+def drain(step: Callable[[], Any], seconds: float) -> float:
+    """Return images per second over at least `seconds`, by the GPU's clock, once the loop runs evenly.
+
+    The GPU is not waited for before the clock starts: batches would be made ahead meanwhile, and be counted.
+    """
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(10):
+        step()
+    start.record()
     began, steps = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        for _ in range(10):
+        for _ in range(5):
             step()
-        steps += 10
+        steps += 5
+    end.record()
     torch.cuda.synchronize()
-    return steps * BATCH / (time.perf_counter() - began)
+    return steps * BATCH / (start.elapsed_time(end) / 1e3)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the figures of README.md from benchmarks/results/*.json, so that no number there is typed by hand.
+"""Write the figures of pages from benchmarks/results/*.json, so that no number there is typed by hand.
 
 python benchmarks/figures.py          rewrites the blocks between <!-- figures: NAME --> and <!-- end -->
 """
@@ -15,14 +15,17 @@ from typing import Any
 from feedrate.units import format_bytes, format_ratio, format_seconds
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 RESULTS = Path(__file__).parent / "results"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
-def render(text: str) -> str:
-    """Return the README's text with every block of figures made anew."""
-    return BLOCK.sub(lambda m: m.group(1) + BLOCKS[m.group(2)](_load(m.group(2))) + m.group(3), text)
+def render(page: Path) -> str:
+    """Return a page's text with every block of figures made anew."""
+    text = BLOCK.sub(
+        lambda m: m.group(1) + BLOCKS[m.group(2)](_load(m.group(2))) + m.group(3), page.read_text()
+    )
+    return text if page.parent == ROOT else text.replace("](benchmarks/", "](")
 
 
 def _demo(result: dict[str, Any]) -> str:
@@ -78,6 +81,45 @@ def _loader(result: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{_where(result['machine'], 'loader')}\n"
 
 
+def _filters(result: dict[str, Any]) -> str:
+    loader, kernel = result["loader_cpu_s_per_image"], result["kernel_images_per_cpu_s"]
+    others = [name for name in kernel["bilinear"] if name != "feedrate"]
+    lines = [
+        f"| filter | `Loader`, CPU time an image | of bilinear's | feedrate | {' | '.join(others)} |",
+        "|---" * (4 + len(others)) + "|",
+    ]
+    for name, seconds in loader.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds, loader["bilinear"], strict=True))
+        rates = [f"{kernel[name]['feedrate']:,.0f}", *(_other(kernel[name], other) for other in others)]
+        time = format_seconds(statistics.median(seconds))
+        lines.append(f"| `{name}` | {time} | {ratio:.2f} | {' | '.join(rates)} |")
+    where = f"{result['machine']['cpu_model']}, {result['simd_level']}"
+    return "\n".join(lines) + f"\n\n{where}; raw results: [filters.json](benchmarks/results/filters.json).\n"
+
+
+def _other(rates: dict[str, float], name: str) -> str:
+    return f"{rates[name]:,.0f} ({format_ratio(rates['feedrate'] / rates[name])})" if name in rates else "-"
+
+
+def _feeding(result: dict[str, Any]) -> str:
+    lines = [
+        '| | ceiling | `Loader(device="cuda")` | of the ceiling | `Loader` alone | DataLoader + Pillow |',
+        "|---|---|---|---|---|---|",
+    ]
+    for run in result["results"]:
+        seen = {kind: statistics.median(rates) for kind, rates in run["images_per_s"].items()}
+        alone, usual = (
+            next(rate for kind, rate in seen.items() if kind.startswith(words))
+            for words in ("Loader alone", "DataLoader")
+        )
+        fed = seen['Loader(device="cuda")']
+        cells = [f"{rate:,.0f}" for rate in (seen["ceiling"], fed)]
+        cells += [f"{fed / seen['ceiling']:.1%}", f"{alone:,.0f}", f"{usual:,.0f}"]
+        lines.append(f"| {run['model']}, {run['mode']} | {' | '.join(cells)} |")
+    where = f"{result['gpu']}, {result['cores']} cores, torch {result['torch']}"
+    return "\n".join(lines) + f"\n\n{where}; raw results: [feeding.json](benchmarks/results/feeding.json).\n"
+
+
 def _head(name: str, before: Any, after: Any) -> str:
     return f"| {name} | {before['contestant']} | {after['contestant']} | ratio |\n|---|---|---|---|"
 
@@ -104,7 +146,15 @@ def _load(name: str) -> dict[str, Any]:
     return document
 
 
-BLOCKS = {"accuracy": _accuracy, "demo": _demo, "loader": _loader, "threads": _threads}
+BLOCKS = {
+    "accuracy": _accuracy,
+    "demo": _demo,
+    "feeding": _feeding,
+    "filters": _filters,
+    "loader": _loader,
+    "threads": _threads,
+}
 
 if __name__ == "__main__":
-    README.write_text(render(README.read_text()))
+    for page in PAGES:
+        page.write_text(render(page))

@@ -75,10 +75,11 @@ def test_the_plot_of_the_super_resolution_example_is_drawn_from_the_committed_re
     assert plot.CHART.read_text() == plot.render(json.loads(plot.RESULT.read_text()))
 
 
-def test_the_figures_in_the_readme_are_those_of_the_committed_results() -> None:
-    figures = load_script("figures")
-    text = (ROOT / "README.md").read_text()
-    assert figures.render(text) == text
+@pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
+def test_the_figures_of_a_page_are_those_of_the_committed_results(page: str) -> None:
+    path = ROOT / page
+    assert "<!-- figures: " in path.read_text()
+    assert load_script("figures").render(path) == path.read_text()
 
 
 def test_the_training_loops_of_the_overhead_scripts_are_found_by_what_edits_them(
