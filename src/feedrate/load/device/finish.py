@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Loader(dtype=..., normalize=..., on_device=...)`: what is done to a batch once its pixels are there.
+
+```
+colours      ours and the user's functions, as they stand in the list; float32 from 0 to 1
+dtype        the type that was asked for, normalised in the same step; else back to uint8
+erasing      in units of the batch as the user gets it
+mixing       with the sample before it; labels become soft
+```
+
+`Finish.plan` draws on the host, `Finish.run` computes where the batch is: on the stream of its copy, or on
+the host. Plain torch and few passes over memory: a compiled version would cost seconds of every start. Images
+are N,H,W,C here: the order in which they lie in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from feedrate.draws import F64, Purpose, draw_uniforms, make_key
+from feedrate.errors import UsageError
+from feedrate.format.fields import Kind
+from feedrate.format.pack import Pack
+from feedrate.load.assemble import Batch, Origin
+from feedrate.load.device.colour import GaussianBlur
+from feedrate.load.device.mixing import CutMix, MixUp, Noise, RandomErasing, mix_labels, plan_mix
+from feedrate.load.device.operation import Array, ColourOp, Work, is_number, send_arrays
+from feedrate.load.image import Size
+from feedrate.load.options import Options, Wanted
+
+_TYPES = ("float32", "float16", "bfloat16")
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_ORDER = "colours and functions, then RandomErasing, then MixUp and CutMix"
+
+
+class Label(NamedTuple):
+    """Where labels stand in a batch, and how many classes they have."""
+
+    name: str
+    at: int
+    classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What is done to every batch.
+
+    Attributes:
+        dtype: the torch type of images; None: uint8.
+        normalize: mean and deviation of each channel, in units of 0 to 1.
+        places: where images stand in a batch.
+        size: height and width of the first of them.
+    """
+
+    dtype: Any
+    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None
+    operations: tuple[Any, ...]
+    places: tuple[int, ...]
+    size: Size
+    channels: int
+    label: Label | None
+    seed: int
+    noise: Noise
+
+    def plan(self, batch: Batch) -> Plan:
+        """Return what is to do for a batch on the host: all draws, and labels that can be mixed."""
+        assert batch.origin is not None
+        plan = Plan(list(batch.data))
+        if self.normalize is not None:
+            plan.scale_at = len(plan.arrays)
+            mean, deviation = (np.array(one, np.float64) for one in self.normalize)
+            plan.arrays += [(1 / deviation).astype(np.float32), (-mean / deviation).astype(np.float32)]
+        drawn = [self._draw(op, at, batch.origin) for at, op in enumerate(self.operations)]
+        mixed = [(op, own) for op, own in zip(self.operations, drawn, strict=True) if is_mix(op)]
+        for op, own in zip(self.operations, drawn, strict=True):
+            if isinstance(op, RandomErasing):
+                plan.add(plan.erasing, op.plan(own, self.size, self.noise))
+            elif isinstance(op, ColourOp):
+                plan.add(plan.colours, op.plan(own, self.channels))
+            elif not is_mix(op):
+                plan.colours.append(op)
+        if mixed:
+            choices = self._uniforms(Purpose.MIX, 0, 1, batch.origin)[:, 0]
+            operations, numbers = zip(*mixed, strict=True)
+            work, shares = plan_mix(operations, numbers, choices, self.size)
+            plan.add(plan.mixing, work)
+            plan.shares_at = len(plan.arrays)
+            plan.arrays.append(shares)
+            self._check_labels(plan.data)
+        return plan
+
+    def _draw(self, op: Any, at: int, origin: Origin) -> F64:
+        if not hasattr(op, "purpose"):
+            return np.empty((0, 0))
+        # How many of its kind stand before it: what else is in the list does not change its draws.
+        before = sum(type(other) is type(op) for other in self.operations[:at])
+        return self._uniforms(op.purpose, before, op.uniforms, origin)
+
+    def _uniforms(self, purpose: Purpose, ordinal: int, count: int, origin: Origin) -> F64:
+        key = make_key(self.seed, origin.epoch, purpose, ordinal)
+        return draw_uniforms(key, origin.numbers, count, origin.slots)
+
+    def _check_labels(self, data: list[Any]) -> None:
+        """See that labels are numbers of classes; on the host, where that is no wait."""
+        import torch
+
+        assert self.label is not None
+        name, at, classes = self.label
+        if isinstance(data[at], list):  # where one sample of a batch is bad, arrays come as a list
+            data[at] = torch.stack(data[at])
+        labels = data[at].numpy()
+        if labels.ndim == 1 and (labels.min() < 0 or labels.max() >= classes):
+            wrong = labels[(labels < 0) | (labels >= classes)][0]
+            raise UsageError(
+                f"field '{name}' holds the class {wrong}, and soft labels have classes 0 to {classes - 1}",
+                hint=f"MixUp(num_classes={max(int(labels.max()) + 1, classes)})" if wrong >= 0 else None,
+            )
+
+    def run(self, data: Sequence[Any], plan: Plan, send: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """Return a batch, finished where it is; `send` moves a tensor there."""
+        import torch
+
+        with torch.no_grad():
+            arrays = send_arrays(plan.arrays, send)
+            values = list(data)
+            for at in self.places:
+                pixels = self._run_colours(data[at].permute(0, 2, 3, 1), plan, arrays)
+                for step in [*plan.erasing, *plan.mixing]:
+                    pixels = step.apply(pixels, arrays)
+                values[at] = pixels.permute(0, 3, 1, 2)
+            if self.label is not None:
+                values[self.label.at] = mix_labels(
+                    data[self.label.at], arrays[plan.shares_at], self.label.classes
+                )
+        return tuple(values)
+
+    def _run_colours(self, pixels: Any, plan: Plan, arrays: list[Any]) -> Any:
+        """Return images with their last colours, in the type that the user gets."""
+        import torch
+
+        is_ours = False  # not what a function of the user's returned, and may still hold
+        was_bytes = False  # float32 because an operation of ours needed that
+        for step in plan.colours:
+            if isinstance(step, _Step):
+                was_bytes = was_bytes or pixels.dtype == torch.uint8
+                pixels = step.apply(_to_float(pixels, copy=not is_ours), arrays)
+                is_ours = True
+                continue
+            if self.dtype is not None:
+                pixels = _to_float(pixels, copy=False)
+            elif was_bytes:
+                pixels = _to_bytes(pixels)
+            pixels = _call(step, pixels)
+            is_ours = was_bytes = False
+        if self.dtype is None:
+            return _to_bytes(pixels) if was_bytes else pixels
+        return self._to_type(pixels, plan, arrays)
+
+    def _to_type(self, pixels: Any, plan: Plan, arrays: list[Any]) -> Any:
+        """Return images normalised and in the type that was asked for: one pass, from whatever they are."""
+        import torch
+
+        out = torch.empty_like(pixels, dtype=self.dtype)
+        whole = 255.0 if pixels.dtype == torch.uint8 else 1.0
+        if plan.scale_at is None:
+            return torch.div(pixels, torch.tensor(whole, dtype=torch.float32), out=out)
+        scale, offset = arrays[plan.scale_at : plan.scale_at + 2]
+        return torch.addcmul(offset, pixels, scale, value=1 / whole, out=out)
+
+    def count_bytes(self, data: Sequence[Any]) -> int:
+        """Return what a batch takes when it is finished."""
+        import torch
+
+        wide = 1 if self.dtype is None else self.dtype.itemsize
+        tensors = [(at, one) for at, one in enumerate(data) if isinstance(one, torch.Tensor)]
+        return sum(one.nbytes * (wide if at in self.places else 1) for at, one in tensors)
+
+
+class _Step(NamedTuple):
+    """An operation's work; its arrays are those from `first` to `last` of the plan's."""
+
+    work: Work
+    first: int
+    last: int
+
+    def apply(self, pixels: Any, arrays: list[Any]) -> Any:
+        return self.work.apply(pixels, *arrays[self.first : self.last])
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to do for one batch.
+
+    Attributes:
+        data: the batch on the host.
+        arrays: what was drawn: it goes to the device in one copy.
+        colours: steps, and functions of the user's.
+    """
+
+    data: list[Any]
+    arrays: list[Array] = field(default_factory=list)
+    colours: list[Any] = field(default_factory=list)
+    erasing: list[_Step] = field(default_factory=list)
+    mixing: list[_Step] = field(default_factory=list)
+    scale_at: int | None = None
+    shares_at: int = 0
+
+    def add(self, steps: list[Any], work: Work | None) -> None:
+        if work is not None:
+            first = len(self.arrays)
+            self.arrays += work.arrays
+            steps.append(_Step(work, first, len(self.arrays)))
+
+
+def _to_float(pixels: Any, *, copy: bool) -> Any:
+    """Return float32 from 0 to 1; `copy`: also of what is that already."""
+    import torch
+
+    if pixels.dtype == torch.uint8:
+        return torch.div(pixels, torch.tensor(255.0, dtype=torch.float32))
+    return pixels.to(torch.float32, copy=copy)
+
+
+def _to_bytes(pixels: Any) -> Any:
+    import torch
+
+    return (pixels * 255).add_(0.5).to(torch.uint8)
+
+
+def _call(function: Callable[[Any], Any], pixels: Any) -> Any:
+    """Return what a function of the user's makes of images."""
+    import torch
+
+    given = pixels.permute(0, 3, 1, 2)
+    made = function(given)
+    name = getattr(function, "__name__", None) or type(function).__name__
+    if not isinstance(made, torch.Tensor):
+        raise UsageError(f"on_device: {name} returned {type(made).__name__}, and images must come back")
+    if made.ndim != 4 or made.shape[:2] != given.shape[:2]:
+        raise UsageError(
+            f"on_device: {name} returned a tensor of shape {tuple(made.shape)} for images of shape "
+            f"{tuple(given.shape)}; the number of samples and of channels must stay"
+        )
+    if made.dtype != torch.uint8 and not made.is_floating_point():
+        raise UsageError(f"on_device: {name} returned {made.dtype}; images are uint8 or floats")
+    return made.permute(0, 2, 3, 1).contiguous()
+
+
+def is_mix(op: object) -> bool:
+    return isinstance(op, (MixUp, CutMix))
+
+
+def check_finish(options: Options, wanted: Sequence[Wanted], pack: Pack, output: str) -> Finish | None:
+    """Return what is to do with batches; None: nothing.
+
+    Raises:
+        UsageError: what was asked for makes no sense, or not with these images and labels.
+    """
+    asked = {name: getattr(options, name) for name in ("dtype", "normalize", "on_device")}
+    given = [name for name, value in asked.items() if value is not None and not _is_empty(value)]
+    if not given:
+        return None
+    words = " and ".join(f"{name}=" for name in given)
+    if options.transform is not None or options.collate is not None:
+        one = "transform" if options.transform is not None else "collate"
+        raise UsageError(
+            f"{words} work on the batch's images, and {one}= decides what a batch is",
+            hint=f"leave out {one}, or do there what {words} would",
+        )
+    if output != "torch":
+        raise UsageError(
+            f'{words} make torch tensors, and output="numpy" gives arrays',
+            hint=f"leave out {words}, or output; torch must be installed",
+        )
+    places = [at for at, w in enumerate(wanted) if w.field is not None and w.field.kind is Kind.IMAGE]
+    if not places:
+        shown = ", ".join(w.name for w in wanted)
+        raise UsageError(f"{words} work on images, and fields has none: {shown}")
+    sizes, channels = [wanted[at].out_size for at in places], wanted[places[0]].channels
+    size = sizes[0]
+    assert size is not None
+    operations = _check_operations(options.on_device)
+    normalize = _check_normalize(options.normalize, channels)
+    dtype = _check_type(options.dtype, is_normalized=normalize is not None)
+    for op in operations:
+        if isinstance(op, RandomErasing):
+            _check_value(op, channels, is_float=dtype is not None or _has_function(operations))
+        if isinstance(op, GaussianBlur):
+            _check_kernel(op, [one for one in sizes if one is not None])
+    mixing = [op for op in operations if is_mix(op)]
+    label = _find_label(mixing, wanted, pack) if mixing else None
+    return Finish(
+        dtype, normalize, operations, tuple(places), size, channels, label, options.seed, Noise(options.seed)
+    )
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and not value
+
+
+def _check_operations(given: Any) -> tuple[Any, ...]:
+    operations = tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
+    reached, last = 0, ""
+    for op in operations:
+        if isinstance(op, type):
+            raise UsageError(f"on_device holds the class {op.__name__}: write {op.__name__}(...)")
+        stage = 2 if is_mix(op) else 1 if isinstance(op, RandomErasing) else 0
+        if not stage and not isinstance(op, ColourOp) and not callable(op):
+            raise UsageError(
+                f"on_device takes operations such as ColorJitter() and functions on images, got {op!r}"
+            )
+        name = getattr(op, "__name__", None) or type(op).__name__
+        if stage < reached:
+            raise UsageError(f"on_device: {name} stands behind {last}; the order is {_ORDER}")
+        reached, last = stage, name
+    return operations
+
+
+def _has_function(operations: Sequence[Any]) -> bool:
+    """Return whether a function of the user's may give images another type."""
+    return any(not hasattr(op, "purpose") for op in operations)
+
+
+def _check_type(dtype: Any, *, is_normalized: bool) -> Any:
+    import torch
+
+    if dtype is None:
+        return torch.float32 if is_normalized else None
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else ""
+    if name not in _TYPES:
+        raise UsageError(
+            f"dtype must be torch.float32, torch.float16 or torch.bfloat16, or its name, got {dtype!r}",
+            hint="without dtype and normalize, images are uint8",
+        )
+    return getattr(torch, name)
+
+
+def _check_normalize(given: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        if given != "imagenet":
+            raise UsageError(f'normalize must be (mean, std) or "imagenet", got {given!r}')
+        if channels != 3:
+            raise UsageError(
+                'normalize="imagenet" has numbers for three colours, and mode="L" gives one channel',
+                hint="normalize=((0.449,), (0.226,))",
+            )
+        return _IMAGENET
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise UsageError(f'normalize must be (mean, std) or "imagenet", got {given!r}')
+    pair = []
+    for name, values in zip(("mean", "std"), given, strict=True):
+        row = tuple(values) if isinstance(values, (tuple, list, np.ndarray)) else (values,)
+        if len(row) != channels or not all(is_number(value) for value in row):
+            many = "one number" if channels == 1 else f"{channels} numbers"
+            raise UsageError(f"normalize: {name} must hold {many}, one for each channel, got {values!r}")
+        pair.append(tuple(float(value) for value in row))
+    mean, deviation = pair
+    if min(deviation) <= 0:
+        raise UsageError(f"normalize: std must be above 0, got {given[1]!r}")
+    if min(mean) < 0 or max(mean) > 1:
+        raise UsageError(
+            f"normalize: mean is in units of 0 to 1, got {given[0]!r}", hint="divide mean and std by 255"
+        )
+    return mean, deviation
+
+
+def _check_value(op: RandomErasing, channels: int, *, is_float: bool) -> None:
+    if isinstance(op.value, tuple) and len(op.value) not in (1, channels):
+        raise UsageError(f"{op!r}: value must hold one number for each of {channels} channels")
+    if is_float:
+        return
+    if op.is_random:
+        raise UsageError(
+            'RandomErasing(value="random") fills with normal noise, which uint8 images cannot hold',
+            hint='add normalize="imagenet", or dtype=torch.float32',
+        )
+    values: Any = op.value if isinstance(op.value, tuple) else (op.value,)
+    if any(not 0 <= value <= 255 or value != math.floor(value) for value in values):
+        raise UsageError(
+            f"RandomErasing: value must be a whole number from 0 to 255 in uint8 images, got {op.value!r}"
+        )
+
+
+def _check_kernel(op: GaussianBlur, sizes: Sequence[Size]) -> None:
+    across, down = op.sides
+    for height, width in sizes:
+        if across // 2 >= width or down // 2 >= height:
+            raise UsageError(
+                f"GaussianBlur: kernel_size={op.kernel_size!r} reaches beyond images of {width}x{height} "
+                f"pixels, which are mirrored once at their edges",
+                hint=f"at most {2 * min(height, width) - 1}",
+            )
+
+
+def _find_label(mixing: Sequence[Any], wanted: Sequence[Wanted], pack: Pack) -> Label:
+    """Return where the labels stand that are to be mixed."""
+    name = type(mixing[0]).__name__
+    found = pack.manifest.field("label") or pack.manifest.field("labels")
+    if found is None:
+        raise UsageError(f"{name} mixes labels, and this pack has no field 'label' or 'labels'")
+    at = next((at for at, w in enumerate(wanted) if w.field is found), None)
+    if at is None:
+        raise UsageError(
+            f"{name} mixes labels, too, and fields has none", hint=f"add '{found.name}' to fields"
+        )
+    asked = {op.num_classes for op in mixing} - {None}
+    if len(asked) > 1:
+        raise UsageError(f"MixUp and CutMix give one label, and num_classes differ: {sorted(asked)}")
+    if found.kind is Kind.NUMBER and found.dtype == "int64":
+        classes = asked.pop() if asked else len(found.classes or ())
+        if not classes:
+            raise UsageError(
+                f"{name}: the pack does not say how many classes field '{found.name}' has",
+                hint=f"{name}(num_classes=1000)",
+            )
+        return Label(found.name, at, int(classes))
+    if found.kind is Kind.ARRAY and found.shape is not None and len(found.shape) == 1:
+        (classes,) = found.shape
+        if asked - {classes}:
+            raise UsageError(f"{name}: num_classes is {asked.pop()}, and labels here have {classes} classes")
+        return Label(found.name, at, classes)
+    kind = f"{found.dtype} numbers" if found.kind is Kind.NUMBER else str(found.kind)
+    raise UsageError(f"{name} mixes labels that are classes; field '{found.name}' holds {kind}")
