@@ -27,10 +27,11 @@ from feedrate import (
     Solarize,
     View,
 )
+from feedrate.draws import draw_uniforms, make_key
 from feedrate.errors import UsageError
 from feedrate.load.assemble import Batch, Origin
 from feedrate.load.device import transfer
-from feedrate.load.device.finish import Finish
+from feedrate.load.device.finish import Finish, Label
 from feedrate.load.device.mixing import Noise
 from finishing import load, load_images, write_pictures
 from packs import write_everything, write_images, write_numbers
@@ -329,8 +330,31 @@ def test_the_time_it_takes_is_counted(pack: Path) -> None:
     assert stages["transfer"].batches == 0
 
 
-def test_the_loops_stream_is_told_of_the_finished_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """'meta' stands for the GPU, since torch computes there without one."""
+def test_draws_of_a_seed_stay_what_they_are() -> None:
+    def uniforms(operation: Any) -> np.ndarray:
+        return draw_uniforms(make_key(1, 2, operation.purpose, 0), np.arange(3), operation.uniforms)
+
+    operations = [ColorJitter(), Grayscale(), GaussianBlur(3), Solarize(), RandomErasing(), MixUp(), CutMix()]
+    assert [int(operation.purpose) for operation in operations] == [12, 13, 14, 15, 16, 19, 20]
+    erasing = RandomErasing(p=1)
+    assert erasing.place(uniforms(erasing), (100, 100)).tolist() == [
+        [45, 21, 90, 93],
+        [13, 37, 61, 67],
+        [60, 13, 96, 91],
+    ]
+    assert np.allclose(
+        MixUp(0.4).mix(uniforms(MixUp()), (1, 1)).share, [0.952737, 0.88971, 0.463669], atol=1e-6
+    )
+    assert CutMix().mix(uniforms(CutMix()), (100, 100)).boxes.tolist() == [
+        [0, 0, 81, 74],
+        [7, 0, 71, 56],
+        [24, 0, 68, 24],
+    ]
+
+
+@pytest.fixture
+def side_stream(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Tensors that a loop's stream was told of; 'meta' stands for the GPU, since torch computes there too."""
     used: list[Any] = []
     side = SimpleNamespace(record_event=lambda *_: "event", wait_event=lambda _: None)
     monkeypatch.setattr(transfer, "_streams", {torch.device("meta"): side})
@@ -339,11 +363,20 @@ def test_the_loops_stream_is_told_of_the_finished_tensors(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: side)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: "event")
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, _: used.append(tensor))
-    finish = Finish(torch.float32, None, (ColorJitter(0.4),), (0,), (8, 8), 3, None, seed=0, noise=Noise(0))
+    return used
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_the_loops_stream_is_told_of_the_finished_tensors(side_stream: list[Any], dtype: Any) -> None:
+    erasing = RandomErasing(value=3 if dtype is None else "random")
+    operations = (*COLOURS, erasing, MixUp(), CutMix())
+    normalize = None if dtype is None else ((0.5,) * 3, (0.5,) * 3)
+    label = Label("label", 1, classes=5)
+    finish = Finish(dtype, normalize, operations, (0,), (8, 8), 3, label, seed=0, noise=Noise(0))
     there = transfer.Transfer(torch.device("meta"), 2, finish, is_plain=True)
-    images = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
-    batch = Batch((images, torch.zeros(2)), 2, origin=Origin(0, np.arange(2), None))
+    images = torch.zeros(20, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+    batch = Batch((images, torch.zeros(20, dtype=torch.int64)), 20, origin=Origin(0, np.arange(20), None))
     finished, labels = there.finish(batch, 0).data.receive()
-    assert finished.dtype == torch.float32
-    assert finished.device.type == labels.device.type == "meta"
-    assert [one is other for one, other in zip(used, (finished, labels), strict=True)] == [True, True]
+    assert (finished.dtype, finished.device.type) == (dtype or torch.uint8, "meta")
+    assert (labels.shape, labels.device.type) == ((20, 5), "meta")
+    assert [one is other for one, other in zip(side_stream, (finished, labels), strict=True)] == [True, True]

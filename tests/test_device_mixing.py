@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts import spoil
 from feedrate import ColorJitter, CutMix, Loader, MixUp, RandomErasing, View
 from feedrate.draws import draw_uniforms
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
 from feedrate.load.device.mixing import draw_beta
 from finishing import load, load_images, write_plain
 from packs import encode_image, make_image, write_multi_label, write_pack
@@ -166,6 +168,17 @@ def test_several_labels_of_a_sample_are_mixed_as_they_are(tmp_path: Path) -> Non
     assert mixed[3, 2] == 0
 
 
+def test_several_labels_are_mixed_beside_a_bad_one(tmp_path: Path) -> None:
+    pack = write_multi_label(tmp_path / "pack", count=20)
+    opened = Pack(pack)
+    row = opened.rows(np.array([3]))[0][0]
+    opened.close()
+    spoil(pack, "shard-00000.tar", int(row["labels.offset"]) + 1)
+    with Loader(pack, 20, shuffle=False, on_bad_sample="skip", on_device=[MixUp(p=0)]) as loader:
+        _, labels = next(iter(loader))
+    assert labels.tolist() == [[i & 1, i >> 1 & 1, i >> 2 & 1] for i in range(20) if i != 3]
+
+
 def test_boxes_in_a_view_are_those_of_the_image_scaled(plain: Path) -> None:
     operations = [RandomErasing(p=1, value=255), CutMix()]
     for operation in operations:
@@ -243,7 +256,7 @@ def test_a_class_beyond_num_classes_is_named(tmp_path: Path) -> None:
     pack = write_labelled(tmp_path / "pack", Field("label", Kind.NUMBER, dtype="int64"), [0, 7])
     with pytest.raises(UsageError, match="holds the class 7, and soft labels have classes 0 to 4") as caught:
         list(Loader(pack, on_device=MixUp(num_classes=5)))
-    assert caught.value.hint == "MixUp(num_classes=8)"
+    assert caught.value.hint == "num_classes=8"
 
 
 def test_other_operations_in_the_list_change_no_draw(plain: Path) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on colours: torchvision's formulas and argument names, drawn anew for each sample."""
+"""Operations on colours: torchvision's formulas and argument names, drawn anew for each sample.
+
+Their images are N,C,H,W, float32 from 0 to 1, and may be changed in place.
+"""
 
 from __future__ import annotations
 
@@ -139,19 +142,19 @@ class _Pass:
 
 
 def _to_gray(images: Any) -> Any:
-    if images.shape[3] == 1:
+    if images.shape[1] == 1:
         return images
-    gray = images[..., 0:1] * _GRAY[0]
-    return gray.add_(images[..., 1:2], alpha=_GRAY[1]).add_(images[..., 2:3], alpha=_GRAY[2])
+    gray = images[:, 0:1] * _GRAY[0]
+    return gray.add_(images[:, 1:2], alpha=_GRAY[1]).add_(images[:, 2:3], alpha=_GRAY[2])
 
 
 def _turn_hue(images: Any, shifts: Any) -> Any:
     """Return images with their hue shifted by sixths of the circle: to HSV and back, in closed form."""
     import torch
 
-    red, green, blue = images.unbind(3)
-    most, least = images.amax(3), images.amin(3)
-    chroma = most - least
+    red, green, blue = images.unbind(1)
+    most = torch.maximum(torch.maximum(red, green), blue)
+    chroma = most - torch.minimum(torch.minimum(red, green), blue)
     divisor = torch.where(chroma > 0, chroma, torch.ones_like(chroma))
     hue = torch.where(
         most == red,
@@ -162,7 +165,7 @@ def _turn_hue(images: Any, shifts: Any) -> Any:
     for channel, place in enumerate((5, 3, 1)):
         distance = (hue + place).remainder_(6)
         share = torch.minimum(distance, 4 - distance).clamp_(0, 1)
-        images[..., channel] = most - chroma * share
+        images[:, channel] = torch.addcmul(most, chroma, share, value=-1)
     return images
 
 
@@ -237,7 +240,7 @@ class GaussianBlur:
         across, down = (_find_weights(side, sigmas) for side in self.sides)
 
         def apply(images: Any, across: Any, down: Any) -> Any:
-            return _blur_along(_blur_along(images, across, 2), down, 1)
+            return _blur_along(_blur_along(images, across, 3), down, 2)
 
         return change_rows(rows, len(uniforms), Work((across, down), apply))
 

@@ -10,7 +10,8 @@ mixing       with the sample before it; labels become soft
 
 `Finish.plan` draws on the host, `Finish.run` computes where the batch is: on the stream of its copy, or on
 the host. Plain torch and few passes over memory: a compiled version would cost seconds of every start. Images
-are N,H,W,C here: the order in which they lie in memory.
+come and go as N,C,H,W in channels-last memory; colours are worked on channel by channel, contiguous, and what
+comes after them on rows of W*C values, which is how they lie in memory.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.load.assemble import Batch, Origin
-from feedrate.load.device.colour import GaussianBlur
+from feedrate.load.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
 from feedrate.load.device.mixing import CutMix, MixUp, Noise, RandomErasing, mix_labels, plan_mix
-from feedrate.load.device.operation import Array, ColourOp, Work, is_number, send_arrays
+from feedrate.load.device.operation import Array, Work, is_number, send_arrays
 from feedrate.load.image import Size
 from feedrate.load.options import Options, Wanted
 
+_COLOURS = (ColorJitter, Grayscale, GaussianBlur, Solarize)
+_MIXING = (MixUp, CutMix)
+_OURS = (*_COLOURS, RandomErasing, *_MIXING)
 _TYPES = ("float32", "float16", "bfloat16")
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _ORDER = "colours and functions, then RandomErasing, then MixUp and CutMix"
@@ -76,18 +80,18 @@ class Finish:
             mean, deviation = (np.array(one, np.float64) for one in self.normalize)
             plan.arrays += [(1 / deviation).astype(np.float32), (-mean / deviation).astype(np.float32)]
         drawn = [self._draw(op, at, batch.origin) for at, op in enumerate(self.operations)]
-        mixed = [(op, own) for op, own in zip(self.operations, drawn, strict=True) if is_mix(op)]
+        mixed = [(op, own) for op, own in zip(self.operations, drawn, strict=True) if isinstance(op, _MIXING)]
         for op, own in zip(self.operations, drawn, strict=True):
             if isinstance(op, RandomErasing):
-                plan.add(plan.erasing, op.plan(own, self.size, self.noise))
-            elif isinstance(op, ColourOp):
+                plan.add(plan.erasing, op.plan(own, self.size, self.channels, self.noise))
+            elif isinstance(op, _COLOURS):
                 plan.add(plan.colours, op.plan(own, self.channels))
-            elif not is_mix(op):
+            elif not isinstance(op, _MIXING):
                 plan.colours.append(op)
         if mixed:
             choices = self._uniforms(Purpose.MIX, 0, 1, batch.origin)[:, 0]
             operations, numbers = zip(*mixed, strict=True)
-            work, shares = plan_mix(operations, numbers, choices, self.size)
+            work, shares = plan_mix(operations, numbers, choices, self.size, self.channels)
             plan.add(plan.mixing, work)
             plan.shares_at = len(plan.arrays)
             plan.arrays.append(shares)
@@ -95,7 +99,7 @@ class Finish:
         return plan
 
     def _draw(self, op: Any, at: int, origin: Origin) -> F64:
-        if not hasattr(op, "purpose"):
+        if not isinstance(op, _OURS):
             return np.empty((0, 0))
         # How many of its kind stand before it: what else is in the list does not change its draws.
         before = sum(type(other) is type(op) for other in self.operations[:at])
@@ -118,7 +122,7 @@ class Finish:
             wrong = labels[(labels < 0) | (labels >= classes)][0]
             raise UsageError(
                 f"field '{name}' holds the class {wrong}, and soft labels have classes 0 to {classes - 1}",
-                hint=f"MixUp(num_classes={max(int(labels.max()) + 1, classes)})" if wrong >= 0 else None,
+                hint=f"num_classes={labels.max() + 1}" if wrong >= 0 else None,
             )
 
     def run(self, data: Sequence[Any], plan: Plan, send: Callable[[Any], Any]) -> tuple[Any, ...]:
@@ -129,48 +133,55 @@ class Finish:
             arrays = send_arrays(plan.arrays, send)
             values = list(data)
             for at in self.places:
-                pixels = self._run_colours(data[at].permute(0, 2, 3, 1), plan, arrays)
+                rows = self._run_colours(data[at], plan, arrays)
                 for step in [*plan.erasing, *plan.mixing]:
-                    pixels = step.apply(pixels, arrays)
-                values[at] = pixels.permute(0, 3, 1, 2)
+                    rows = step.apply(rows, arrays)
+                values[at] = _from_rows(rows, self.channels)
             if self.label is not None:
                 values[self.label.at] = mix_labels(
                     data[self.label.at], arrays[plan.shares_at], self.label.classes
                 )
         return tuple(values)
 
-    def _run_colours(self, pixels: Any, plan: Plan, arrays: list[Any]) -> Any:
-        """Return images with their last colours, in the type that the user gets."""
+    def _run_colours(self, images: Any, plan: Plan, arrays: list[Any]) -> Any:
+        """Return images with their last colours, in the type that the user gets, as rows."""
         import torch
 
         is_ours = False  # not what a function of the user's returned, and may still hold
         was_bytes = False  # float32 because an operation of ours needed that
         for step in plan.colours:
             if isinstance(step, _Step):
-                was_bytes = was_bytes or pixels.dtype == torch.uint8
-                pixels = step.apply(_to_float(pixels, copy=not is_ours), arrays)
+                was_bytes = was_bytes or images.dtype == torch.uint8
+                images = step.apply(images if is_ours else _to_planes(images), arrays)
                 is_ours = True
                 continue
             if self.dtype is not None:
-                pixels = _to_float(pixels, copy=False)
+                images = _to_float(images)
             elif was_bytes:
-                pixels = _to_bytes(pixels)
-            pixels = _call(step, pixels)
+                images = _to_bytes(images)
+            images = _call(step, images.contiguous(memory_format=torch.channels_last))
             is_ours = was_bytes = False
-        if self.dtype is None:
-            return _to_bytes(pixels) if was_bytes else pixels
-        return self._to_type(pixels, plan, arrays)
+        if self.dtype is not None:
+            return self._to_type(images, plan, arrays)
+        return _to_rows(_to_bytes(images) if was_bytes else images)
 
-    def _to_type(self, pixels: Any, plan: Plan, arrays: list[Any]) -> Any:
-        """Return images normalised and in the type that was asked for: one pass, from whatever they are."""
+    def _to_type(self, images: Any, plan: Plan, arrays: list[Any]) -> Any:
+        """Return images normalised and in the type that was asked for, as rows."""
         import torch
 
-        out = torch.empty_like(pixels, dtype=self.dtype)
-        whole = 255.0 if pixels.dtype == torch.uint8 else 1.0
-        if plan.scale_at is None:
-            return torch.div(pixels, torch.tensor(whole, dtype=torch.float32), out=out)
-        scale, offset = arrays[plan.scale_at : plan.scale_at + 2]
-        return torch.addcmul(offset, pixels, scale, value=1 / whole, out=out)
+        normal = None if plan.scale_at is None else arrays[plan.scale_at : plan.scale_at + 2]
+        if images.dtype != torch.uint8:
+            if normal is not None:
+                scale, offset = normal
+                images = torch.addcmul(offset.view(-1, 1, 1), images, scale.view(-1, 1, 1))
+            return _to_rows(images.to(self.dtype, memory_format=torch.channels_last))
+        # The plain case, and one pass: from bytes straight to what was asked for.
+        rows = _to_rows(images)
+        out = torch.empty_like(rows, dtype=self.dtype)
+        if normal is None:
+            return torch.div(rows, torch.tensor(255.0, dtype=torch.float32), out=out)
+        scale, offset = (one.repeat(images.shape[3]) for one in normal)
+        return torch.addcmul(offset, rows, scale, value=1 / 255, out=out)
 
     def count_bytes(self, data: Sequence[Any]) -> int:
         """Return what a batch takes when it is finished."""
@@ -188,8 +199,8 @@ class _Step(NamedTuple):
     first: int
     last: int
 
-    def apply(self, pixels: Any, arrays: list[Any]) -> Any:
-        return self.work.apply(pixels, *arrays[self.first : self.last])
+    def apply(self, images: Any, arrays: list[Any]) -> Any:
+        return self.work.apply(images, *arrays[self.first : self.last])
 
 
 @dataclass(slots=True)
@@ -217,26 +228,42 @@ class Plan:
             steps.append(_Step(work, first, len(self.arrays)))
 
 
-def _to_float(pixels: Any, *, copy: bool) -> Any:
-    """Return float32 from 0 to 1; `copy`: also of what is that already."""
+def _to_rows(images: Any) -> Any:
+    """Return N,C,H,W as N,H,W*C: a view of channels-last memory."""
+    return images.permute(0, 2, 3, 1).flatten(2)
+
+
+def _from_rows(rows: Any, channels: int) -> Any:
+    return rows.unflatten(2, (-1, channels)).permute(0, 3, 1, 2)
+
+
+def _to_planes(images: Any) -> Any:
+    """Return float32 from 0 to 1 of our own, in which each channel is contiguous."""
     import torch
 
-    if pixels.dtype == torch.uint8:
-        return torch.div(pixels, torch.tensor(255.0, dtype=torch.float32))
-    return pixels.to(torch.float32, copy=copy)
+    planes = torch.empty(images.shape, dtype=torch.float32, device=images.device).copy_(images)
+    return planes.div_(255) if images.dtype == torch.uint8 else planes
 
 
-def _to_bytes(pixels: Any) -> Any:
+def _to_float(images: Any) -> Any:
     import torch
 
-    return (pixels * 255).add_(0.5).to(torch.uint8)
+    if images.dtype != torch.uint8:
+        return images.to(torch.float32)
+    return torch.div(images, torch.tensor(255.0, dtype=torch.float32))
 
 
-def _call(function: Callable[[Any], Any], pixels: Any) -> Any:
+def _to_bytes(images: Any) -> Any:
+    import torch
+
+    levels = (images * 255).add_(0.5)
+    return levels.to(torch.uint8, memory_format=torch.channels_last)
+
+
+def _call(function: Callable[[Any], Any], given: Any) -> Any:
     """Return what a function of the user's makes of images."""
     import torch
 
-    given = pixels.permute(0, 3, 1, 2)
     made = function(given)
     name = getattr(function, "__name__", None) or type(function).__name__
     if not isinstance(made, torch.Tensor):
@@ -248,11 +275,7 @@ def _call(function: Callable[[Any], Any], pixels: Any) -> Any:
         )
     if made.dtype != torch.uint8 and not made.is_floating_point():
         raise UsageError(f"on_device: {name} returned {made.dtype}; images are uint8 or floats")
-    return made.permute(0, 2, 3, 1).contiguous()
-
-
-def is_mix(op: object) -> bool:
-    return isinstance(op, (MixUp, CutMix))
+    return made
 
 
 def check_finish(options: Options, wanted: Sequence[Wanted], pack: Pack, output: str) -> Finish | None:
@@ -289,10 +312,12 @@ def check_finish(options: Options, wanted: Sequence[Wanted], pack: Pack, output:
     dtype = _check_type(options.dtype, is_normalized=normalize is not None)
     for op in operations:
         if isinstance(op, RandomErasing):
-            _check_value(op, channels, is_float=dtype is not None or _has_function(operations))
+            # A function of the user's may have given images another type.
+            has_function = any(not isinstance(other, _OURS) for other in operations)
+            _check_value(op, channels, is_float=dtype is not None or has_function)
         if isinstance(op, GaussianBlur):
             _check_kernel(op, [one for one in sizes if one is not None])
-    mixing = [op for op in operations if is_mix(op)]
+    mixing = [op for op in operations if isinstance(op, _MIXING)]
     label = _find_label(mixing, wanted, pack) if mixing else None
     return Finish(
         dtype, normalize, operations, tuple(places), size, channels, label, options.seed, Noise(options.seed)
@@ -309,8 +334,8 @@ def _check_operations(given: Any) -> tuple[Any, ...]:
     for op in operations:
         if isinstance(op, type):
             raise UsageError(f"on_device holds the class {op.__name__}: write {op.__name__}(...)")
-        stage = 2 if is_mix(op) else 1 if isinstance(op, RandomErasing) else 0
-        if not stage and not isinstance(op, ColourOp) and not callable(op):
+        stage = 2 if isinstance(op, _MIXING) else 1 if isinstance(op, RandomErasing) else 0
+        if not isinstance(op, _OURS) and not callable(op):
             raise UsageError(
                 f"on_device takes operations such as ColorJitter() and functions on images, got {op!r}"
             )
@@ -319,11 +344,6 @@ def _check_operations(given: Any) -> tuple[Any, ...]:
             raise UsageError(f"on_device: {name} stands behind {last}; the order is {_ORDER}")
         reached, last = stage, name
     return operations
-
-
-def _has_function(operations: Sequence[Any]) -> bool:
-    """Return whether a function of the user's may give images another type."""
-    return any(not hasattr(op, "purpose") for op in operations)
 
 
 def _check_type(dtype: Any, *, is_normalized: bool) -> Any:

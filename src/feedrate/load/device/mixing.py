@@ -2,7 +2,8 @@
 """Erasing a part of an image, and mixing images of a batch with their labels: what comes after normalising.
 
 A box is drawn on the batch's first image field and scaled to the size of others, as crops are. Boxes are
-left, top, right, bottom in pixels; an empty one erases, or takes over, nothing.
+left, top, right, bottom in pixels; an empty one erases, or takes over, nothing. Images are N,H,W*C here: as
+they lie in memory, without an innermost axis of three values, which would be slow to go through.
 """
 
 from __future__ import annotations
@@ -85,45 +86,40 @@ class RandomErasing:
         top = np.floor(uniforms[:, 2] * (height - tall + 1))
         return np.stack([left, top, left + wide, top + tall], axis=1)
 
-    def plan(self, uniforms: F64, size: Size, noise: Noise) -> Work | None:
+    def plan(self, uniforms: F64, size: Size, channels: int, noise: Noise) -> Work | None:
         """Return what is to do for samples with these numbers; None: nothing."""
         boxes = self.place(uniforms, size)
         if not (boxes[:, 2] > boxes[:, 0]).any():
             return None
         if self.is_random:
-            starts = (uniforms[:, 3] * _NOISE_PLACES).astype(np.int64)
-            return Work((boxes.astype(np.float32), starts), lambda x, at, s: _erase_by(x, at, size, noise, s))
-        values = np.atleast_1d(np.array(self.value, np.float32))
-        return Work((boxes.astype(np.float32), values), lambda x, at, v: _fill(x, at, size, v))
+            filling: Array = (uniforms[:, 3] * _NOISE_PLACES).astype(np.int64)
+        else:
+            filling = np.broadcast_to(np.array(self.value, np.float32), (channels,))
+
+        def apply(rows: Any, boxes: Any, filling: Any) -> Any:
+            import torch
+
+            width = rows.shape[2] // channels
+            values = noise.read(rows, filling) if self.is_random else filling.to(rows.dtype).repeat(width)
+            return torch.where(_find_inside(rows, boxes, size, channels), values, rows)
+
+        return Work((boxes.astype(np.float32), filling), apply)
 
 
-def _fill(images: Any, boxes: Any, size: Size, values: Any) -> Any:
-    import torch
-
-    return torch.where(_find_inside(images, boxes, size), values.to(images.dtype), images)
-
-
-def _erase_by(images: Any, boxes: Any, size: Size, noise: Noise, starts: Any) -> Any:
-    import torch
-
-    values = noise.read(images, starts)
-    return torch.where(_find_inside(images, boxes, size), values, images)
-
-
-def _find_inside(images: Any, boxes: Any, size: Size) -> Any:
-    """Return, as N,H,W,1, which pixels lie in boxes that were drawn for images of a size."""
+def _find_inside(rows: Any, boxes: Any, size: Size, channels: int) -> Any:
+    """Return which values of images lie in boxes that were drawn for images of a size."""
     import torch
 
     flags = []
-    for axis in (1, 2):
-        length, drawn = images.shape[axis], size[axis - 1]
+    for axis, each in ((1, 1), (2, channels)):
+        length, drawn = rows.shape[axis] // each, size[axis - 1]
         low, high = boxes[:, 2 - axis, None], boxes[:, 4 - axis, None]
         if length != drawn:
             low, high = (low * (length / drawn)).round(), (high * (length / drawn)).round()
-        pixels = torch.arange(length, device=images.device, dtype=torch.float32)
-        flags.append((pixels >= low) & (pixels < high))
+        places = torch.arange(length * each, device=rows.device, dtype=torch.float32)
+        flags.append((places >= low * each) & (places < high * each))
     down, across = flags
-    return down[:, :, None, None] & across[:, None, :, None]
+    return down[:, :, None] & across[:, None, :]
 
 
 class Noise:
@@ -266,7 +262,7 @@ def _log_gamma_variate(uniforms: F64, alpha: float) -> F64:
 
 
 def plan_mix(
-    operations: Sequence[MixUp | CutMix], drawn: Sequence[F64], choices: F64, size: Size
+    operations: Sequence[MixUp | CutMix], drawn: Sequence[F64], choices: F64, size: Size, channels: int
 ) -> tuple[Work | None, Array]:
     """Return how a batch's images are mixed (None: not at all), and each sample's share of its label.
 
@@ -286,26 +282,21 @@ def plan_mix(
         return None, share
     arrays = (*([whole] if has_whole else []), *([boxes] if has_boxes else []))
 
-    def apply(images: Any, *arrays: Any) -> Any:
-        left = list(arrays)
-        wholes = left.pop(0) if has_whole else None
-        return _mix_images(images, wholes, left.pop(0) if has_boxes else None, size)
+    def apply(rows: Any, *arrays: Any) -> Any:
+        import torch
+
+        left, partners = list(arrays), rows.roll(1, 0)
+        weights = left.pop(0).view(-1, 1, 1) if has_whole else None
+        inside = _find_inside(rows, left.pop(0), size, channels) if has_boxes else None
+        if weights is None:
+            return torch.where(inside, partners, rows)
+        if inside is not None:
+            weights = weights * ~inside
+        if rows.dtype != torch.uint8:
+            return torch.lerp(partners, rows, weights.to(rows.dtype))
+        return torch.lerp(partners.float(), rows.float(), weights).add_(0.5).to(torch.uint8)
 
     return Work(arrays, apply), share
-
-
-def _mix_images(images: Any, wholes: Any, boxes: Any, size: Size) -> Any:
-    import torch
-
-    partners = images.roll(1, 0)
-    if wholes is None:
-        return torch.where(_find_inside(images, boxes, size), partners, images)
-    weights = wholes.view(-1, 1, 1, 1)
-    if boxes is not None:
-        weights = weights * ~_find_inside(images, boxes, size)
-    if images.dtype != torch.uint8:
-        return torch.lerp(partners, images, weights.to(images.dtype))
-    return torch.lerp(partners.float(), images.float(), weights).add_(0.5).to(torch.uint8)
 
 
 def mix_labels(labels: Any, shares: Any, classes: int) -> Any:

@@ -3,19 +3,20 @@
 
 An operation draws on the host, in numpy, and computes on the device. What it has drawn (factors, boxes, the
 numbers of the samples that it changes) goes there as small arrays, so that nobody ever asks the device for a
-value and waits for it.
+value and waits for it. Each operation names the purpose of its draws and how many uniform numbers a sample
+takes; its `plan` makes of them what is to do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.draws import F64, Purpose
+from feedrate.draws import F64
 from feedrate.errors import UsageError
 from feedrate.kernel import I64
 
@@ -28,29 +29,11 @@ class Work(NamedTuple):
 
     Attributes:
         arrays: what it has drawn.
-        apply: called with images, as N,H,W,C, and these arrays as tensors on the images' device; returns the
-            images.
+        apply: called with images and these arrays as tensors on the images' device; returns the images.
     """
 
     arrays: tuple[Array, ...]
     apply: Callable[..., Any]
-
-
-@runtime_checkable
-class ColourOp(Protocol):
-    """An operation on colours: it gets float32 from 0 to 1, which it may change in place, and returns such.
-
-    Attributes:
-        purpose: what its numbers are drawn for.
-        uniforms: how many of them a sample takes.
-    """
-
-    purpose: ClassVar[Purpose]
-    uniforms: ClassVar[int]
-
-    def plan(self, uniforms: F64, channels: int) -> Work | None:
-        """Return what is to do for samples with these numbers; None: nothing."""
-        ...
 
 
 def change_rows(rows: I64, samples: int, work: Work) -> Work:
