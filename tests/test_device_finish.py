@@ -237,6 +237,19 @@ def test_what_is_no_batch_of_images_is_named_with_the_function(pack: Path, funct
         load_images(pack, on_device=[function])
 
 
+def test_a_function_is_called_by_one_thread_at_a_time(pack: Path) -> None:
+    held: list[bool] = []
+
+    def look(images: Any) -> Any:
+        assert loader._finish is not None
+        held.append(loader._finish.calls.locked())
+        return images
+
+    with Loader(pack, 4, on_device=look) as loader:
+        assert len(list(loader)) == 6
+    assert held == [True] * 6
+
+
 def test_an_error_in_a_function_arrives_in_the_loop(pack: Path) -> None:
     def fail(images: Any) -> Any:
         raise KeyError(f"{len(images)} images")
@@ -283,14 +296,14 @@ def test_no_gradients_are_kept_of_a_module_in_the_list(pack: Path) -> None:
         ({"on_device": [CutMix(), len]}, "len stands behind CutMix; the order is"),
         (
             {"dtype": "float32", "output": "numpy"},
-            'dtype= make torch tensors, and output="numpy" gives arrays',
+            'dtype= makes torch tensors, and output="numpy" gives arrays',
         ),
         (
             {"on_device": Grayscale(), "normalize": "imagenet", "transform": lambda sample: sample},
             "normalize= and on_device= work on the batch's images, and transform= decides what a batch is",
         ),
         ({"dtype": "float32", "collate": list}, "collate= decides what a batch is"),
-        ({"dtype": "float32", "fields": ("label",)}, "dtype= work on images, and fields has none: label"),
+        ({"dtype": "float32", "fields": ("label",)}, "dtype= works on images, and fields has none: label"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(pack: Path, options: dict[str, Any], words: str) -> None:

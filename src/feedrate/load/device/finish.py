@@ -17,6 +17,7 @@ comes after them on rows of W*C values, which is how they lie in memory.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -59,6 +60,7 @@ class Finish:
         normalize: mean and deviation of each channel, in units of 0 to 1.
         places: where images stand in a batch.
         size: height and width of the first of them.
+        calls: held while a function of the user's runs: two threads make batches, and modules keep notes.
     """
 
     dtype: Any
@@ -70,6 +72,7 @@ class Finish:
     label: Label | None
     seed: int
     noise: Noise
+    calls: threading.Lock = field(default_factory=threading.Lock)
 
     def plan(self, batch: Batch) -> Plan:
         """Return what is to do for a batch on the host: all draws, and labels that can be mixed."""
@@ -159,7 +162,9 @@ class Finish:
                 images = _to_float(images)
             elif was_bytes:
                 images = _to_bytes(images)
-            images = _call(step, images.contiguous(memory_format=torch.channels_last))
+            images = images.contiguous(memory_format=torch.channels_last)
+            with self.calls:
+                images = _call(step, images)
             is_ours = was_bytes = False
         if self.dtype is not None:
             return self._to_type(images, plan, arrays)
@@ -289,21 +294,22 @@ def check_finish(options: Options, wanted: Sequence[Wanted], pack: Pack, output:
     if not given:
         return None
     words = " and ".join(f"{name}=" for name in given)
+    s = "s" if len(given) == 1 else ""
     if options.transform is not None or options.collate is not None:
         one = "transform" if options.transform is not None else "collate"
         raise UsageError(
-            f"{words} work on the batch's images, and {one}= decides what a batch is",
+            f"{words} work{s} on the batch's images, and {one}= decides what a batch is",
             hint=f"leave out {one}, or do there what {words} would",
         )
     if output != "torch":
         raise UsageError(
-            f'{words} make torch tensors, and output="numpy" gives arrays',
+            f'{words} make{s} torch tensors, and output="numpy" gives arrays',
             hint=f"leave out {words}, or output; torch must be installed",
         )
     places = [at for at, w in enumerate(wanted) if w.field is not None and w.field.kind is Kind.IMAGE]
     if not places:
         shown = ", ".join(w.name for w in wanted)
-        raise UsageError(f"{words} work on images, and fields has none: {shown}")
+        raise UsageError(f"{words} work{s} on images, and fields has none: {shown}")
     sizes, channels = [wanted[at].out_size for at in places], wanted[places[0]].channels
     size = sizes[0]
     assert size is not None
