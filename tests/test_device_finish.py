@@ -250,6 +250,18 @@ def test_a_function_is_called_by_one_thread_at_a_time(pack: Path) -> None:
     assert held == [True] * 6
 
 
+def test_a_forked_child_waits_for_no_lock_of_its_parents_threads(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Loader(pack, 4, on_device=lambda images: images) as loader:
+        assert loader._finish is not None
+        loader._finish.calls.acquire()
+        monkeypatch.setattr(loader._resources, "process", -1)  # as if the loader came from another process
+        parents = loader._resources.pack
+        assert len(list(loader)) == 6
+        parents.close()
+
+
 def test_an_error_in_a_function_arrives_in_the_loop(pack: Path) -> None:
     def fail(images: Any) -> Any:
         raise KeyError(f"{len(images)} images")

@@ -24,7 +24,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.load.assemble import Assembler, Batch
 from feedrate.load.cache import Cache
-from feedrate.load.device.finish import check_finish
+from feedrate.load.device.options import check_finish
 from feedrate.load.device.transfer import check_device, choose_placement
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, View
@@ -407,6 +407,7 @@ class Loader:
         """In a forked child, begin anew and share nothing: threads are gone, and may have held locks."""
         if os.getpid() != self._resources.process and not self._closed:
             self._finalizer.detach()
+            self._finish = self._finish.renew() if self._finish is not None else None
             self._acquire(self._resources.pack.reopen(), owns_pack=True)
 
     def _end_live(self) -> None:

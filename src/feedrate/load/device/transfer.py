@@ -111,9 +111,9 @@ class Placement:
     def finish(self, batch: Batch, step: int) -> Batch:
         """Return a batch on its way; `step` is its number in the iteration."""
         del step
-        return (
-            batch if self._finish is None else replace(batch, data=self._send(batch, lambda tensor: tensor))
-        )
+        if self._finish is None:
+            return batch
+        return replace(batch, data=self._send(batch, lambda tensor: tensor))
 
     def _send(self, batch: Batch, send: Callable[[Any], Any]) -> Any:
         """Return what a batch holds, moved by `send` and finished there."""
