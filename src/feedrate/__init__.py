@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from feedrate.load.cached import cached
     from feedrate.load.dataset import Dataset
     from feedrate.load.decode import decode
+    from feedrate.load.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
+    from feedrate.load.device.mixing import CutMix, MixUp, RandomErasing
     from feedrate.load.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
     from feedrate.load.loader import Loader
     from feedrate.stage.staging import stage
@@ -37,15 +39,22 @@ __all__ = [
     "BadSample",
     "Cache",
     "CenterCrop",
+    "ColorJitter",
+    "CutMix",
     "Dataset",
     "FeedrateError",
+    "GaussianBlur",
+    "Grayscale",
     "Loader",
     "MissingExtra",
+    "MixUp",
     "NotFound",
     "PackError",
     "RandomCrop",
+    "RandomErasing",
     "RandomResizedCrop",
     "Resize",
+    "Solarize",
     "SourceError",
     "StorageError",
     "UsageError",
@@ -72,6 +81,8 @@ _HOMES = {
     "feedrate.load.cached": ("cached",),
     "feedrate.load.dataset": ("Dataset",),
     "feedrate.load.decode": ("decode",),
+    "feedrate.load.device.colour": ("ColorJitter", "GaussianBlur", "Grayscale", "Solarize"),
+    "feedrate.load.device.mixing": ("CutMix", "MixUp", "RandomErasing"),
     "feedrate.load.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),
     "feedrate.load.loader": ("Loader",),
 }

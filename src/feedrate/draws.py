@@ -42,6 +42,15 @@ class Purpose(enum.IntEnum):
     PACK = 9
     STAGE = 10
     FILTER = 11
+    COLOR_JITTER = 12
+    GRAYSCALE = 13
+    GAUSSIAN_BLUR = 14
+    SOLARIZE = 15
+    ERASE = 16
+    NOISE = 17
+    MIX = 18
+    MIXUP = 19
+    CUTMIX = 20
 
 
 def mix(value: int) -> int:

@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from feedrate import Loader, RandomResizedCrop
+from feedrate import (
+    ColorJitter,
+    CutMix,
+    GaussianBlur,
+    Grayscale,
+    Loader,
+    MixUp,
+    RandomErasing,
+    RandomResizedCrop,
+    Solarize,
+)
 from feedrate.errors import FeedrateError
 from packs import write_images
 
@@ -23,6 +33,10 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # of torch.compile and its kind: not ours to mend
 ]
 OPTIONS: dict[str, Any] = {"batch_size": 8, "image": RandomResizedCrop(32), "flip": True, "seed": 3}
+# Solarize comes first: of whole levels it is exact, later a rounding may put a pixel on its other side.
+COLOURS = [Solarize(p=0.3), ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8), Grayscale(0.2), GaussianBlur(5, p=0.5)]
+FLOATS = [*COLOURS, RandomErasing(value="random"), MixUp(0.2), CutMix()]
+BYTES = [*COLOURS, RandomErasing(value=7), MixUp(0.2), CutMix()]
 
 
 @pytest.fixture
@@ -181,3 +195,57 @@ def test_too_little_memory_on_the_gpu_is_a_sentence(pack: Path) -> None:
             list(loader)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize(
+    ("finish", "most"),
+    [
+        ({"dtype": torch.float32}, 1e-6),
+        ({"normalize": "imagenet"}, 1e-5),
+        ({"normalize": "imagenet", "dtype": torch.bfloat16}, 0.02),
+        ({"normalize": "imagenet", "on_device": FLOATS}, 1e-3),
+        ({"on_device": BYTES}, 1),
+    ],
+)
+def test_batches_finished_on_the_gpu_are_those_of_the_cpu(
+    pack: Path, finish: dict[str, Any], most: float
+) -> None:
+    there, here = Loader(pack, device="cuda", **OPTIONS, **finish), Loader(pack, **OPTIONS, **finish)
+    for (images, labels), (expected_images, expected_labels) in zip(there, here, strict=True):
+        assert images.device == labels.device == torch.device("cuda:0")
+        assert images.dtype == expected_images.dtype
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert (images.cpu().double() - expected_images.double()).abs().max() <= most
+        assert (labels.cpu().double() - expected_labels.double()).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("finish", [{"normalize": "imagenet", "on_device": FLOATS}, {"on_device": BYTES}])
+def test_the_host_waits_for_nothing_while_batches_are_finished(pack: Path, finish: dict[str, Any]) -> None:
+    loader = Loader(pack, device="cuda", **OPTIONS, **finish)
+    list(loader)
+    total = torch.zeros((), device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for images, labels in loader:
+            total += images.float().square().mean() + labels.sum()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert float(total) > 0
+
+
+def test_finished_batches_that_are_kept_stay_what_they_are(pack: Path) -> None:
+    options: dict[str, Any] = {**OPTIONS, "normalize": "imagenet", "on_device": FLOATS}
+    sums, kept = [], []
+    for images, _ in Loader(pack, device="cuda", **options):
+        torch.cuda._sleep(200_000)  # the GPU is late: the next batches are finished meanwhile
+        sums.append(images.double().sum())
+        kept.append(images)
+    again = [images.double().sum() for images in kept]
+    assert torch.equal(torch.stack(sums), torch.stack(again))
+
+
+def test_what_is_finished_on_the_host_is_pinned(pack: Path) -> None:
+    torch.cuda.init()
+    for images, labels in Loader(pack, normalize="imagenet", on_device=[MixUp()], **OPTIONS):
+        assert images.is_pinned()
+        assert labels.is_pinned()

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.errors import BadSample, FeedrateError
@@ -28,6 +29,19 @@ if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
 
 
+class Origin(NamedTuple):
+    """Which samples a batch holds: what their draws follow from.
+
+    Attributes:
+        numbers: in the source.
+        slots: their places in the epoch's order, when a sample can come several times; else None.
+    """
+
+    epoch: int
+    numbers: I64
+    slots: I64 | None
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A finished batch; `data` is None when no sample of it is good."""
@@ -35,6 +49,7 @@ class Batch:
     data: Any
     samples: int
     bad: tuple[BadSample, ...] = ()
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,15 @@ class Draft:
 
     places: Places
     geometry: Geometry | None
+    origin: Origin
     bad: dict[int, tuple[str, str]]  # place in the batch -> field, reason
+
+    @property
+    def good(self) -> npt.NDArray[np.bool_]:
+        """Which samples are kept."""
+        good = np.ones(len(self.places.positions), np.bool_)
+        good[list(self.bad)] = False
+        return good
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +109,11 @@ class Assembler:
         )
         if not samples:
             return Batch(None, 0, tuple(lost))
-        return Batch(self._finish(draft, values, samples), samples, tuple(lost))
+        origin = draft.origin
+        if draft.bad:
+            epoch, numbers, slots = origin
+            origin = Origin(epoch, numbers[draft.good], None if slots is None else slots[draft.good])
+        return Batch(self._finish(draft, values, samples), samples, tuple(lost), origin)
 
     def _draft(self, epoch: int, positions: I64, slots: I64 | None, lost: list[BadSample]) -> Draft:
         rows, statuses = self.pack.rows(positions, [w.name for w in self.wanted])
@@ -101,7 +128,8 @@ class Assembler:
         bad = {}
         if geometry is not None and self.artist is not None:
             bad = {i: (self.artist.reference.name, reason) for i, reason in geometry.refused.items()}
-        return Draft(Places(self.pack, rows, positions), geometry, bad)
+        origin = Origin(epoch, rows["number"].astype(np.int64), slots)
+        return Draft(Places(self.pack, rows, positions), geometry, origin, bad)
 
     def _describe(self, position: int, name: str, row: Any, reason: str) -> BadSample:
         error = self.pack.describe_bad(position, name, row, reason)
@@ -177,8 +205,7 @@ class Assembler:
         places = draft.places
         for i, (name, reason) in sorted(draft.bad.items()):
             lost.append(self._describe(int(places.positions[i]), name, places.rows[i], reason))
-        good = np.ones(len(places.positions), np.bool_)
-        good[list(draft.bad)] = False
+        good = draft.good
         chosen = np.flatnonzero(good).tolist()
         return [[v[i] for i in chosen] if isinstance(v, list) else v[good] for v in values]
 

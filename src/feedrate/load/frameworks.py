@@ -12,6 +12,14 @@ from feedrate.format.pack import Pack
 from feedrate.load.loader import Loader
 from feedrate.load.ranks import Rank
 
+_NAMES = {
+    "tf.distribute": (
+        "feedrate.tensorflow",
+        "map the dataset: .map(function); TensorFlow places its tensors",
+    ),
+    "jax": ("feedrate.jax", "do it to the batch, in your jitted function; device= is jax.device_put's"),
+}
+
 
 def open_for(
     framework: str,
@@ -26,9 +34,13 @@ def open_for(
             looks for others itself.
 
     Raises:
-        UsageError: the loader gives torch tensors, or took itself for another rank.
+        UsageError: the loader gives torch tensors, is asked to work on them, or took itself for another rank.
     """
     if not isinstance(pack, Loader):
+        ours, instead = _NAMES[framework]
+        for name in ("device", "dtype", "normalize", "on_device"):
+            if options.get(name) is not None:
+                raise UsageError(f"{name}= works on torch tensors, and {ours} gives none", hint=instead)
         has_rank = {"rank", "world_size"} & options.keys()
         known = {} if rank is None or has_rank else {"rank": rank[0], "world_size": rank[1]}
         return Loader(pack, **{**known, **options, "output": "numpy"})

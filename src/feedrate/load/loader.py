@@ -24,6 +24,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.load.assemble import Assembler, Batch
 from feedrate.load.cache import Cache
+from feedrate.load.device.options import check_finish
 from feedrate.load.device.transfer import check_device, choose_placement
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, View
@@ -95,6 +96,12 @@ class Loader:
         output: "torch" or "numpy"; None: torch where it is installed.
         device: "cuda", "cuda:1", a number, a torch.device, "mps" or "cpu": batches arrive there, copied while
             the one before is trained on; "cuda" is the device that is current when an iteration begins.
+        dtype: torch.float32, torch.float16 or torch.bfloat16: images come in it, from 0 to 1; None: uint8.
+        normalize: (mean, std), each with a number per channel in units of 0 to 1, or "imagenet"; images then
+            come as float32 unless `dtype` says otherwise.
+        on_device: what else is done to images where they arrive: a list of `ColorJitter`, `Grayscale`,
+            `GaussianBlur`, `Solarize` and functions on the batch of images, then `RandomErasing`, then
+            `MixUp` and `CutMix`, which give soft labels.
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
         allow_addresses: hosts, ["s3://bucket"], where files may lie that the pack names: it needs them for a
             pack that somebody else may have made, and that names files elsewhere.
@@ -126,6 +133,9 @@ class Loader:
         scratch: str | os.PathLike[str] | None = None,
         mode: Mode = "RGB",
         device: Any = None,
+        dtype: Any = None,
+        normalize: Any = None,
+        on_device: Any = None,
         allow_addresses: str | Sequence[str] = (),
         **others: Any,
     ) -> None:
@@ -138,6 +148,7 @@ class Loader:
             world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
             on_bad_sample=on_bad_sample, output=output,
             scratch=None if scratch is None else os.fspath(scratch), mode=mode, device=device,
+            dtype=dtype, normalize=normalize, on_device=on_device,
         )  # fmt: skip
         if cache is not None and not isinstance(cache, Cache):
             raise UsageError(
@@ -175,6 +186,7 @@ class Loader:
         self._fingerprint = fingerprint(opened.manifest)
         self._output = choose_output(options.output)
         self._device = check_device(options.device, self._output)
+        self._finish = check_finish(options, self._wanted, opened, self._output)
         self._threads = options.threads or count_usable_cores()
         pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
         # A transform runs in the makers, so there should be as many as threads.
@@ -244,8 +256,9 @@ class Loader:
         options, subset, repeats = self._options, self._subset, self._order.repeats
         pool, meter, stopping = kernel.Pool(self._threads), self._meter, threading.Event()
         placement = choose_placement(
-            self._device, self._output, prefetch=self._prefetch, is_plain=not self.has_functions
-        )
+            self._device, self._output, self._finish, prefetch=self._prefetch,
+            is_plain=not self.has_functions,
+        )  # fmt: skip
         collate = options.collate or (make_collate(self._output) if options.transform else None)
         assembler = Assembler(
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
@@ -273,7 +286,7 @@ class Loader:
                         held.enter_context(ahead.batch(step))
                 held.enter_context(placement.guard())
                 batch = assembler.make(epoch, positions, slots if repeats else None)
-                with meter.stage("transfer"):
+                with meter.stage(placement.stage):
                     return placement.finish(batch, step) if batch.samples else batch
 
         ahead = None
@@ -394,6 +407,7 @@ class Loader:
         """In a forked child, begin anew and share nothing: threads are gone, and may have held locks."""
         if os.getpid() != self._resources.process and not self._closed:
             self._finalizer.detach()
+            self._finish = self._finish.renew() if self._finish is not None else None
             self._acquire(self._resources.pack.reopen(), owns_pack=True)
 
     def _end_live(self) -> None:

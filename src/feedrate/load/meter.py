@@ -12,7 +12,17 @@ from contextlib import contextmanager
 from feedrate.kernel import DecodeReport
 from feedrate.results.load import LoaderStats, StageStats
 
-STAGES = ("order", "fetch", "index", "read and decode", "other fields", "transform", "collate", "transfer")
+STAGES = (
+    "order",
+    "fetch",
+    "index",
+    "read and decode",
+    "other fields",
+    "transform",
+    "collate",
+    "finish",
+    "transfer",
+)
 
 
 class Meter:

@@ -69,6 +69,9 @@ class Options:
     scratch: str | None = None
     mode: Mode = "RGB"
     device: Any = None
+    dtype: Any = None
+    normalize: Any = None
+    on_device: Any = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "threads", "prefetch", "world_size"):

@@ -2,8 +2,8 @@
 """How a batch leaves the host: decoded into pinned memory, copied on a stream of its own, met by an event.
 
 ```
-maker      decodes into pinned memory and queues the copy on the side stream (`finish`)
-consumer   lets its own stream wait for that copy, on the device (`Sent.receive`); the host waits for nothing
+maker      decodes into pinned memory and queues, on the side stream, the copy and what follows it (`finish`)
+consumer   lets its own stream wait for that, on the device (`Sent.receive`); the host waits for nothing
 ```
 
 Who may use memory again, and when, is torch's business: its allocator of pinned memory gives a block out
@@ -18,6 +18,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ import numpy as np
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.kernel import U8
 from feedrate.load.assemble import Batch
+from feedrate.load.device.finish import Finish
 from feedrate.units import format_bytes
 
 _KINDS = ("cpu", "cuda", "mps")
@@ -90,7 +92,12 @@ def _check_cuda(torch: Any, device: Any) -> None:
 
 
 class Placement:
-    """Where the batches of one iteration go. This one leaves them where they are."""
+    """Where the batches of one iteration go. This one leaves them where they are, and finishes them there."""
+
+    stage = "finish"  # what the loader's meter calls it
+
+    def __init__(self, finish: Finish | None = None, *, is_plain: bool = True) -> None:
+        self._finish, self._is_plain = finish, is_plain
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
         """Return what a thread that makes a batch has to do it in."""
@@ -104,47 +111,62 @@ class Placement:
     def finish(self, batch: Batch, step: int) -> Batch:
         """Return a batch on its way; `step` is its number in the iteration."""
         del step
-        return batch
+        if self._finish is None:
+            return batch
+        return replace(batch, data=self._send(batch, lambda tensor: tensor))
+
+    def _send(self, batch: Batch, send: Callable[[Any], Any]) -> Any:
+        """Return what a batch holds, moved by `send` and finished there."""
+        if self._finish is None:
+            return move(batch.data, send, is_plain=self._is_plain)
+        plan = self._finish.plan(batch)
+        return self._finish.run(move(tuple(plan.data), send, is_plain=True), plan, send)
 
 
-def choose_placement(device: Any, output: str, *, prefetch: int, is_plain: bool) -> Placement:
+def choose_placement(
+    device: Any, output: str, finish: Finish | None = None, *, prefetch: int, is_plain: bool
+) -> Placement:
     """Return where the batches of an iteration that begins now go.
 
     Args:
         device: as `check_device` returned it.
+        finish: what is done to the batches there.
         is_plain: batches are fields as they were read, not what a user's function made of them.
     """
     torch = sys.modules.get("torch")
     if torch is None or output != "torch" or (device is not None and device.type == "cpu"):
-        return Placement()
+        return Placement(finish)
     if device is None:
         # Pinning needs CUDA, which is the user's to begin: a process that forks must not find it begun.
         if not torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork() or not is_plain:
-            return Placement()
-        return Pinned(torch.device("cuda", torch.cuda.current_device()))
+            return Placement(finish)
+        return Pinned(torch.device("cuda", torch.cuda.current_device()), finish)
     if device.type == "cuda":
         _check_cuda(torch, device)
         index = torch.cuda.current_device() if device.index is None else device.index
-        return Transfer(torch.device("cuda", index), prefetch, is_plain=is_plain)
-    return Copied(device, is_plain=is_plain)
+        return Transfer(torch.device("cuda", index), prefetch, finish, is_plain=is_plain)
+    return Copied(device, finish, is_plain=is_plain)
 
 
 class Copied(Placement):
     """A plain copy to a device, by who makes the batch."""
 
-    def __init__(self, device: Any, *, is_plain: bool) -> None:
-        self.device, self._is_plain = device, is_plain
+    stage = "transfer"
+
+    def __init__(self, device: Any, finish: Finish | None = None, *, is_plain: bool) -> None:
+        super().__init__(finish, is_plain=is_plain)
+        self.device = device
 
     def finish(self, batch: Batch, step: int) -> Batch:
         del step
-        moved = move(batch.data, lambda tensor: tensor.to(self.device), is_plain=self._is_plain)
-        return Batch(moved, batch.samples, batch.bad)
+        return replace(batch, data=self._send(batch, lambda tensor: tensor.to(self.device)))
 
 
 class Pinned(Placement):
     """Host batches in pinned memory, so that `images.to(device, non_blocking=True)` need not wait."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, finish: Finish | None = None, *, is_plain: bool = True) -> None:
+        super().__init__(finish, is_plain=is_plain)
         self.device = device
 
     @contextlib.contextmanager
@@ -156,14 +178,12 @@ class Pinned(Placement):
             yield
 
     def lend(self, shape: tuple[int, ...]) -> U8 | None:
-        import torch
-
-        pixels: U8 = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
-        return pixels
+        # What is finished on the host is pinned then: it is not these pixels that are copied.
+        return _lend_pinned(shape) if self._finish is None else None
 
     def finish(self, batch: Batch, step: int) -> Batch:
-        del step
-        return Batch(move(batch.data, pin, is_plain=True), batch.samples, batch.bad)
+        finished = super().finish(batch, step)
+        return replace(finished, data=move(finished.data, pin, is_plain=True))
 
 
 class Transfer(Pinned):
@@ -173,16 +193,21 @@ class Transfer(Pinned):
     So a maker waits, before it sends a batch, until the GPU is through with one some steps before.
     """
 
-    def __init__(self, device: Any, prefetch: int, *, is_plain: bool) -> None:
+    stage = "transfer"
+
+    def __init__(self, device: Any, prefetch: int, finish: Finish | None = None, *, is_plain: bool) -> None:
         import torch
 
-        super().__init__(device)
-        self._prefetch, self._is_plain = prefetch, is_plain
+        super().__init__(device, finish, is_plain=is_plain)
+        self._prefetch = prefetch
         if device not in _streams:
             _streams[device] = torch.cuda.Stream(device)
         self._stream = _streams[device]
         # When the loop took this step's batch, so much of its work was queued: all on the batches before.
         self._queued: dict[int, Any] = {}
+
+    def lend(self, shape: tuple[int, ...]) -> U8 | None:
+        return _lend_pinned(shape)
 
     def finish(self, batch: Batch, step: int) -> Batch:
         import torch
@@ -202,10 +227,14 @@ class Transfer(Pinned):
 
         try:
             with torch.cuda.stream(self._stream):
-                data = move(batch.data, send, is_plain=self._is_plain)
+                data = self._send(batch, send)
                 event = self._stream.record_event()
         except torch.cuda.OutOfMemoryError as error:
             raise self._out_of_memory(batch, error) from error
+        if self._finish is not None:
+            # What was sent is used up; the loop gets what was made of it.
+            tensors.clear()
+            move(data, tensors.append, is_plain=True)
 
         def receive() -> Any:
             stream = torch.cuda.current_stream(self.device)
@@ -216,11 +245,14 @@ class Transfer(Pinned):
                 tensor.record_stream(stream)
             return data
 
-        return Batch(Sent(receive), batch.samples, batch.bad)
+        return replace(batch, data=Sent(receive))
 
     def _out_of_memory(self, batch: Batch, error: Exception) -> FeedrateError:
         sizes: list[int] = []
-        move(batch.data, lambda tensor: sizes.append(tensor.nbytes), is_plain=self._is_plain)
+        if self._finish is not None:
+            sizes.append(self._finish.count_bytes(batch.data))
+        else:
+            move(batch.data, lambda tensor: sizes.append(tensor.nbytes), is_plain=self._is_plain)
         return FeedrateError(
             f"{self.device} has no memory left for the next batch: {self._prefetch} batches of "
             f"{format_bytes(sum(sizes))} are made ahead of the loop ({str(error).splitlines()[0]})",
@@ -256,6 +288,13 @@ def move(data: Any, send: Callable[[Any], Any], *, is_plain: bool) -> Any:
     if isinstance(data, list) and not is_plain:
         return [move(value, send, is_plain=is_plain) for value in data]
     return data
+
+
+def _lend_pinned(shape: tuple[int, ...]) -> U8:
+    import torch
+
+    pixels: U8 = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+    return pixels
 
 
 def pin(tensor: Any) -> Any:
