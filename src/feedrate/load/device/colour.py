@@ -21,7 +21,7 @@ from feedrate.load.device.operation import (
     change_rows,
     check_share,
     is_number,
-    stretch,
+    scale_to,
 )
 
 _GRAY = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
@@ -90,7 +90,7 @@ class ColorJitter:
         if not rows.size or not steps.size:
             return None
         drawn = uniforms[rows]
-        factors = np.stack([stretch(drawn[:, 1 + step], ranges[step]) for step in range(4)], axis=1)
+        factors = np.stack([scale_to(drawn[:, 1 + step], ranges[step]) for step in range(4)], axis=1)
         orders = steps[np.argsort(drawn[:, 5 + steps], axis=1)]
         passes = [_Pass(orders[:, k], factors, steps) for k in range(len(steps))]
 
@@ -236,7 +236,7 @@ class GaussianBlur:
         if not rows.size:
             return None
         between = as_range(self.sigma) or (self.sigma, self.sigma)
-        sigmas = stretch(uniforms[rows, 1], between)  # type: ignore[arg-type]
+        sigmas = scale_to(uniforms[rows, 1], between)  # type: ignore[arg-type]
         across, down = (_find_weights(side, sigmas) for side in self.sides)
 
         def apply(images: Any, across: Any, down: Any) -> Any:

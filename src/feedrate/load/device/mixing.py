@@ -18,7 +18,7 @@ import numpy as np
 
 from feedrate.draws import F64, Purpose, draw_uniforms, make_key
 from feedrate.errors import UsageError
-from feedrate.load.device.operation import Array, Range, Work, as_range, check_share, is_number, stretch
+from feedrate.load.device.operation import Array, Range, Work, as_range, check_share, is_number, scale_to
 from feedrate.load.image import Size
 
 _TRIES = 10  # to find a box that fits, as torchvision
@@ -74,8 +74,8 @@ class RandomErasing:
         """Return a box for each sample: the first try that is smaller than the image."""
         height, width = size
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        areas = stretch(uniforms[:, 4 : 4 + _TRIES], self.scale) * (height * width)
-        ratios = np.exp(stretch(uniforms[:, 4 + _TRIES :], (low, high)))
+        areas = scale_to(uniforms[:, 4 : 4 + _TRIES], self.scale) * (height * width)
+        ratios = np.exp(scale_to(uniforms[:, 4 + _TRIES :], (low, high)))
         heights, widths = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
         fits = (heights < height) & (widths < width)
         first, every = fits.argmax(axis=1), np.arange(len(uniforms))

@@ -83,6 +83,6 @@ def as_range(value: Any) -> Range | None:
     return float(pair[0]), float(pair[1])
 
 
-def stretch(uniforms: F64, between: Range) -> F64:
+def scale_to(uniforms: F64, between: Range) -> F64:
     """Return numbers in [0, 1), moved to a range."""
     return between[0] + (between[1] - between[0]) * uniforms
