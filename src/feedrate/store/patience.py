@@ -83,7 +83,7 @@ class Trouble:
         self.retries = 0
         self._lock = threading.Lock()
         self._warned = -_QUIET_S
-        self._is_out = False
+        self._is_out = self._is_said = False
         self._out_since = self._failed_at = -math.inf
 
     def note(self, error: BaseException, address: str, wait_s: float, give_up_s: float) -> None:  # noqa: ARG002
@@ -94,7 +94,7 @@ class Trouble:
             is_news = not self._is_out and now - self._warned >= _QUIET_S
             self._is_out = True
             if is_news:
-                self._warned = now
+                self._warned, self._is_said = now, True
         if is_news:
             log.warning(
                 "%s does not answer as it should (%s); trying again for up to %s",
@@ -116,8 +116,8 @@ class Trouble:
         """A request brought something."""
         if self._is_out:
             with self._lock:
-                was_out, self._is_out = self._is_out, False
-            if was_out:
+                was_said, self._is_out, self._is_said = self._is_said, False, False
+            if was_said:
                 log.info("%s answers again", self.address)
 
     def explain(self, error: BaseException, address: str, failures: int) -> Exception:
