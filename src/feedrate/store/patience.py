@@ -52,8 +52,9 @@ class Patience:
 
     Attributes:
         stall_s: a request that brings nothing for so long has failed.
-        give_up_s: for how long a source is asked that brings nothing; all its requests share this time, so
-            it is what a batch waits at most. An attempt that is under way then ends within `stall_s`.
+        give_up_s: for how long a source is asked that brings nothing, once a request has failed; all its
+            requests share this time. The first failure comes within `stall_s`, and so does the end of an
+            attempt that is under way when it is over: a batch waits for these three at most.
         tries: how many attempts there are at most.
         spread: by which part waits are shorter, by chance, so that not all ask at once.
     """
