@@ -165,6 +165,11 @@ def test_a_run_that_never_loaded_the_hook_is_explained(tmp_path: Path, command: 
     assert hint in str(caught.value.hint)
 
 
+def test_a_run_that_was_interrupted_before_it_loaded_the_hook_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(DoctorError, match="interrupted before a Python process of this command had loaded"):
+        check_seen(observe(tmp_path, exit_code=1, interrupted=True))
+
+
 def test_a_run_of_which_nothing_could_be_recorded_on_a_full_disk_is_explained(small_disk: Path) -> None:
     run = small_disk / "run"
     run.mkdir()

@@ -10,6 +10,7 @@ import pytest
 
 from doctor_runs import FakeLoop
 from feedrate.cli import make_parser
+from feedrate.doctor.data_files import time_kernel
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.examine import measure_run
 from feedrate.doctor.hook.feedrate_hook import layout
@@ -62,6 +63,14 @@ def test_the_decoder_is_credited_only_with_the_files_that_it_takes(tmp_path: Pat
     assert remedy is not None
     assert remedy.predicted_speedup < 1.5
     assert "12 of 18 files are PNG" in remedy.note
+
+
+def test_the_files_that_are_timed_are_of_each_kind_as_often_as_all_are(tmp_path: Path) -> None:
+    photos = [save_image(tmp_path / f"{n}.jpg", n, width=16, height=16) for n in range(40)]
+    scans = [save_image(tmp_path / f"{n}.png", n, width=16, height=16) for n in range(40)]
+    timed = time_kernel([str(path) for path in photos + scans], (16, 16), crops=False)
+    assert timed is not None
+    assert (timed.taken, timed.tried) == (12, 24)
 
 
 def test_a_set_of_baseline_jpegs_is_decoded_as_a_whole(tmp_path: Path) -> None:

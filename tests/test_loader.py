@@ -479,7 +479,9 @@ def test_a_multi_label_pack_gives_images_and_labels(tmp_path: Path):
     [
         ({"num_workers": 8}, "threads="),
         ({"pin_memory": True}, 'device="cuda"'),
+        ({"pin_memory_device": "cuda"}, 'device="cuda"'),
         ({"persistent_workers": True}, "leave it out"),
+        ({"in_order": False}, "leave it out"),
         ({"prefetch_factor": 2}, "prefetch="),
         ({"sampler": [1, 2]}, "order="),
         ({"batch_sampler": [[1, 2]]}, "order="),

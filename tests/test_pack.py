@@ -274,6 +274,30 @@ def test_a_folder_without_images_beside_the_parts_does_not_make_them_classes(tmp
     assert len(Dataset(tmp_path / "p", split="train")) == 1
 
 
+def test_a_folder_with_images_beside_the_parts_does_not_make_them_classes(tmp_path: Path) -> None:
+    for number, name in enumerate(["train/cat/1.jpg", "test/cat/2.jpg", "extra/3.jpg"]):
+        save_image(tmp_path / "s" / name, number)
+    with pytest.raises(
+        SourceError, match=r"holds the parts of a dataset \(test, train\), and 'extra' beside them"
+    ) as caught:
+        pack(tmp_path / "s", tmp_path / "p")
+    assert "move 'extra' elsewhere" in str(caught.value.hint)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for number, name in enumerate(["train/steam/1.jpg", "train/2.jpg", "test/3.jpg", "bus/4.jpg"]):
+        save_image(tmp_path / "s" / name, number)
+    pack(tmp_path / "s", tmp_path / "p")
+    assert Dataset(tmp_path / "p").classes == ["bus", "test", "train"]
+
+
+def test_ls_counts_the_parts_that_folders_were(tmp_path: Path) -> None:
+    for number, name in enumerate(["train/cat/1.jpg", "train/dog/2.jpg", "test/cat/3.jpg"]):
+        save_image(tmp_path / "s" / name, number)
+    pack(tmp_path / "s", tmp_path / "p")
+    assert describe(tmp_path / "p").column_counts == {"split": {"test": 1, "train": 2}}
+
+
 def test_a_part_without_class_folders_beside_one_that_has_some_is_refused(tmp_path: Path) -> None:
     save_image(tmp_path / "s" / "train" / "cat" / "1.jpg", 1)
     save_image(tmp_path / "s" / "test" / "1.jpg", 1)

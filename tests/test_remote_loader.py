@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import threading
@@ -173,6 +174,17 @@ def test_a_line_that_breaks_within_every_request_is_gone_on_with_where_it_broke(
     source.close()
     asked = [int(wanted.removeprefix("bytes=").split("-")[0]) for _, wanted in server.asked if wanted]
     assert len(set(asked)) > 10 * len(expected)  # never twice from the same byte on within an epoch
+
+
+def test_a_line_that_breaks_again_and_again_is_said_once(
+    server: RangeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "feedrate")
+    server.fault = lambda path, _number: "break" if path.endswith(".tar") else None
+    source = open_pack(f"{server.url}/pack", patience=QUICK)
+    batches(source, 20, fields=("image", "number"))
+    source.close()
+    assert ["answers again" in record.getMessage() for record in caplog.records] == [False, True]
 
 
 def test_a_loader_that_is_left_while_requests_wait_says_nothing(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feedrate import Dataset
 from feedrate.errors import NotFound, SourceError, StorageError, UsageError
 from feedrate.kernel import list_folder
 from feedrate.pack import FieldSpec, PackOptions, pack, unpack, verify
@@ -320,6 +321,23 @@ def test_parts_of_a_dataset_in_one_folder_are_not_mixed(tmp_path: Path) -> None:
         write_tar(tmp_path / "s" / name, SHARDS[0])
     with pytest.raises(SourceError, match=r"holds the parts of a dataset \(test, train\)"):
         pack(tmp_path / "s", tmp_path / "p")
+
+
+@pytest.mark.parametrize("top", ["", "photos/"])
+@pytest.mark.parametrize("beside", [[], ["extra/3.jpg"]])
+def test_parts_in_an_archive_are_no_classes_whatever_lies_beside_them(
+    tmp_path: Path, top: str, beside: list[str]
+) -> None:
+    names = ["train/cat/1.jpg", "test/cat/2.jpg", *beside]
+    write_tar(tmp_path / "d.tar", {f"{top}{name}": jpeg(n) for n, name in enumerate(names)})
+    with pytest.raises(SourceError, match=r"holds the parts of a dataset \(test, train\), not classes"):
+        pack(tmp_path / "d.tar", tmp_path / "p")
+
+
+def test_a_class_in_an_archive_may_be_called_train(tmp_path: Path) -> None:
+    write_tar(tmp_path / "d.tar", {"train/1.jpg": jpeg(1), "bus/2.jpg": jpeg(2)})
+    pack(tmp_path / "d.tar", tmp_path / "p")
+    assert Dataset(tmp_path / "p").classes == ["bus", "train"]
 
 
 def test_a_list_of_paths_with_labels(tmp_path: Path) -> None:

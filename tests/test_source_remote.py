@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import zipfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,6 +134,18 @@ def server(local: Path) -> Iterator[RangeServer]:
 def test_a_web_server_is_read_by_ranges(local: Path, server: RangeServer, kind: str) -> None:
     check_same(local, server.url, kind)
     assert any(asked for _, asked in server.asked)
+
+
+def test_an_archive_on_a_web_server_without_ranges_is_refused(local: Path, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    with zipfile.ZipFile(local / "large.zip", "w") as archive:
+        archive.writestr("1.jpg", jpeg(1))
+        archive.writestr("2.jpg", jpeg(2) + bytes(200_000))  # its directory is not read with its beginning
+    with (
+        serve(local, ranges=False) as server,
+        pytest.raises(SourceError, match="sends whole files instead of the bytes asked for"),
+    ):
+        pack(f"{server.url}/large.zip", tmp_path / "p", PackOptions(workers=1))
 
 
 def test_what_a_web_server_does_not_have_is_not_found(server: RangeServer, tmp_path: Path) -> None:

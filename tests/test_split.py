@@ -36,7 +36,7 @@ from feedrate.pack.shares import (
     split_samples,
     split_strata_of_groups,
 )
-from packs import write_images, write_numbers
+from packs import write_images, write_multi_label, write_numbers
 
 SHARES = {"train": 0.8, "validation": 0.2}
 
@@ -256,6 +256,13 @@ def test_a_part_that_is_not_there_is_a_sentence(numbers: Path) -> None:
     with pytest.raises(UsageError, match="no part 'trian'; it has train, validation") as caught:
         Loader(numbers, split="trian")
     assert caught.value.hint == "did you mean 'train'?"
+
+
+def test_a_part_of_several_labels_per_sample_is_a_sentence(tmp_path: Path) -> None:
+    pack = write_multi_label(tmp_path / "p")
+    with pytest.raises(UsageError, match="it has no column 'labels' of classes") as caught:
+        Loader(pack, split="labels:cat")
+    assert caught.value.hint == "columns of classes: none"
 
 
 def test_a_damaged_split_is_refused_not_trained_on(numbers: Path) -> None:

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
 import fsspec
+import fsspec.asyn
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import SourceError, StorageError
 from feedrate.store.patience import Attempts, Patience, Trouble
-from feedrate.store.place import Place
+from feedrate.store.place import Place, WholeFile
 from feedrate.store.ranges import Piece, RangeReader, coalesce
 from range_server import RangeServer, serve
 
@@ -252,6 +257,30 @@ def test_a_server_without_ranges_is_refused(folder: Path) -> None:
         with pytest.raises(SourceError, match="sends whole files instead of the bytes asked for"):
             reader.read(WANTED[0]).result()
         reader.close()
+
+
+def test_a_request_that_fails_while_its_reader_is_closed_says_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    asked = threading.Event()
+
+    async def refuse(_fs: object, path: str, *_: object) -> None:
+        asked.wait(60)
+        reader.close()
+        raise WholeFile(path)
+
+    monkeypatch.setattr("feedrate.store.lines.read_async", refuse)
+    with serve(folder) as server:
+        reader = RangeReader(Place(server.url), patience=QUICK)
+        request = reader.read(WANTED[0])
+        asked.set()
+        wait([request])
+        for _ in range(3):  # until the task of the request has ended
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), fsspec.asyn.get_loop()).result()
+    del request
+    gc.collect()  # asyncio logs an error that nobody took when its task goes
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def test_a_file_that_is_too_short_is_named(folder: Path) -> None:

@@ -138,6 +138,16 @@ def test_append_tells_of_new_classes_and_of_the_split(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("home")
+def test_append_of_nothing_but_a_damaged_file_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("old/cat/more.jpg").write_bytes(b"no image")
+    assert main(["append", "old", "p", "--workers", "1", "--skip-existing", "--strict"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("nothing new in old: 10 files the pack has already\n\nrejected: 1\n")
+    assert ": cat/more.jpg\n" in out
+    assert err.endswith("error: 1 sample left out, and --strict allows none\n\nhint: see the list above\n")
+
+
+@pytest.mark.usefixtures("home")
 def test_merge_says_what_it_links_and_refers_to(capsys: pytest.CaptureFixture[str]) -> None:
     pack("new", "q", PackOptions(workers=1))
     assert main(["merge", "p", "q", "--to", "m"]) == 0

@@ -61,3 +61,19 @@ def test_ls_of_a_damaged_index_is_a_sentence(packed: Path, capsys: pytest.Captur
     assert capsys.readouterr().err == (
         f"error: {packed}: shard-00001.arrow cannot be read\n\nhint: feedrate verify {packed}\n"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["ls"], ["verify"], ["quality"], ["unpack", "out"], ["split", "a=0.5", "b=0.5"]],
+    ids=lambda w: w[0],
+)
+def test_an_address_where_a_pack_of_this_machine_is_needed_is_called_so(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([words[0], "s3://bucket/photos.pack", *words[1:]]) == 1
+    assert capsys.readouterr().err.endswith(
+        "error: s3://bucket/photos.pack is an address, and this works on packs of this machine\n\n"
+        "hint: copy it here first: feedrate stage s3://bucket/photos.pack\n"
+    )

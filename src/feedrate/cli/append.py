@@ -86,7 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json != "-":
         show_result(draw_append, result)
     write_json(arguments, dump_document("append", result))
-    return exit_code(arguments, len(result.rejected), f"{arguments.pack}/rejected.jsonl")
+    # A pack that nothing came to is as it was, its list of rejected samples included.
+    where = f"{arguments.pack}/rejected.jsonl" if result.added else "the list above"
+    return exit_code(arguments, len(result.rejected), where)
 
 
 def _parse_defaults(texts: list[str]) -> dict[str, str]:

@@ -72,7 +72,9 @@ def _explain(observed: Observed, kinds: set[str], error: str | None) -> tuple[st
 
 def _explain_silence(observed: Observed) -> tuple[str, str | None]:
     message = "no Python process of this command loaded the hook, so nothing was seen"
-    if observed.exit_code:
+    if observed.interrupted:
+        message = "interrupted before a Python process of this command had loaded the hook: nothing was seen"
+    elif observed.exit_code:
         message += f"; the command {describe_end(observed)}"
     return message, _suggest(observed.command)
 

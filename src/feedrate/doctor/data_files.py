@@ -76,7 +76,7 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
     seconds: list[float] = []
     reasons: Counter[str] = Counter()
     deep, is_lossless = 0, True
-    for path in random.Random(0).sample(list(images), min(_TIMED_FILES, len(images))):
+    for path in _choose(images):
         with contextlib.suppress(ValueError, OSError):
             data = Path(path).read_bytes()
             found = kernel.scan_headers(data)
@@ -108,6 +108,14 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
         stored_by="--map MODULE:FUNCTION --raw" if deep > len(left) / 2 else "--normalise",
         is_lossless=is_lossless,
     )
+
+
+def _choose(images: Sequence[str]) -> list[str]:
+    """Return the files to time: with each suffix as often as among all, which chance alone would not give."""
+    mixed = random.Random(0).sample(list(images), len(images))
+    mixed.sort(key=lambda path: Path(path).suffix.lower())
+    count = min(_TIMED_FILES, len(mixed))
+    return [mixed[number * len(mixed) // count] for number in range(count)]
 
 
 def _mean_time(paths: Sequence[str], time_one: Callable[[bytes], float]) -> float:

@@ -214,6 +214,12 @@ def read_manifest(pack: str | os.PathLike[str]) -> Manifest:
     """
     folder = Path(pack)
     if not folder.exists():
+        if len(folder.parts) > 1 and folder.parts[0].endswith(":"):  # as s3://bucket/x is, made a path
+            address = f"{folder.parts[0]}//{'/'.join(folder.parts[1:])}"
+            raise NotFound(
+                f"{address} is an address, and this works on packs of this machine",
+                hint=f"copy it here first: feedrate stage {typed(address)}",
+            )
         hint = suggest_path(folder) or f"make one: feedrate pack SOURCE {typed(folder)}"
         raise NotFound(f"no pack at {folder}", hint=hint)
     if not folder.is_dir():

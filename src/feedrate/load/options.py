@@ -26,10 +26,13 @@ BadSamplePolicy = Literal["raise", "skip"] | Callable[[BadSample], None]
 INDEX_FIELDS = ("key", "number")
 # What a DataLoader is told by, and what a Loader does instead.
 _NO_PROCESSES = "leave it out: threads load here, and there are no worker processes"
+_PINNED = (
+    'leave it out: device="cuda" gives batches on the GPU, and where CUDA is in use, host batches are pinned'
+)
 _OTHER_WORDS = {
     "num_workers": "threads load here, as many as there are usable cores; threads=4 sets their number",
-    "pin_memory": 'leave it out: device="cuda" gives batches on the GPU, and where CUDA is in use, host '
-    "batches are pinned",
+    "pin_memory": _PINNED,
+    "pin_memory_device": _PINNED,
     "persistent_workers": _NO_PROCESSES,
     "worker_init_fn": _NO_PROCESSES,
     "multiprocessing_context": _NO_PROCESSES,
@@ -39,6 +42,7 @@ _OTHER_WORDS = {
     "replacement, and ranks get their parts without one",
     "batch_sampler": "order=[...] takes positions or a function of the epoch, and batch_size= cuts them",
     "collate_fn": "it is collate=... here",
+    "in_order": "leave it out: batches always come in order",
     "generator": "seed=1 fixes every random choice",
 }
 

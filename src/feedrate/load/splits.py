@@ -8,7 +8,7 @@ import difflib
 import numpy as np
 
 from feedrate.errors import UsageError
-from feedrate.format.fields import Field
+from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.load.order import Members, Subset, cut
@@ -47,9 +47,10 @@ def members(split: Split) -> I64:
 
 
 def _find_column(pack: Pack, name: str) -> Field:
+    # Several classes per sample (`labels`, an array) are no parts: a sample would be in more than one.
+    known = [f.name for f in pack.fields if f.classes is not None and f.kind is Kind.NUMBER]
     field = pack.manifest.field(name)
-    if field is None or field.classes is None:
-        known = [f.name for f in pack.fields if f.classes is not None]
+    if field is None or name not in known:
         hint = f"make one: feedrate split {typed(pack.name)} train=0.9 validation=0.1"
         if name != DEFAULT_COLUMN:
             hint = f"columns of classes: {', '.join(known) or 'none'}"

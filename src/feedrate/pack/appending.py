@@ -38,7 +38,7 @@ from feedrate.pack.unfinished import PROGRESS_NAME, refuse_nesting, write_file
 from feedrate.pack.uniting import Joined, check_default, find_splits, join, link_into
 from feedrate.results.change import AppendResult
 from feedrate.results.pack import PackResult
-from feedrate.results.progress import Tick
+from feedrate.results.progress import Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec
 from feedrate.source.spool import SPOOL_NAME
@@ -125,9 +125,9 @@ def _append(
     folder = pack.path / FOLDER_NAME
     try:
         packed = pack_reader(arrivals, folder, options, watch)
-    except NothingToPack:
+    except NothingToPack as error:
         if arrivals.skipped:
-            return _nothing_new(arrivals, pack)
+            return _nothing_new(arrivals, pack, error.rejected)
         raise
     with explained(pack.path):
         with contextlib.closing(Pack(folder)) as new:
@@ -246,10 +246,10 @@ def _add_rejections(pack: Pack, folder: Path) -> None:
     write_file(path, b"".join(kept) + (folder / REJECTED_NAME).read_bytes())
 
 
-def _nothing_new(arrivals: Arrivals, pack: Pack) -> AppendResult:
+def _nothing_new(arrivals: Arrivals, pack: Pack, rejected: tuple[Rejection, ...]) -> AppendResult:
     return AppendResult(
         source=arrivals.root, pack=str(pack.path), samples=len(pack), added=0, skipped=arrivals.skipped,
-        shards=0, size_bytes=0, seconds=0.0, new_classes=(), rejected=(), unassigned=(),
+        shards=0, size_bytes=0, seconds=0.0, new_classes=(), rejected=rejected, unassigned=(),
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from feedrate.source.record import Reader
 class NothingToPack(SourceError):
     """A source without a single sample that can be packed."""
 
+    rejected: tuple[Rejection, ...] = ()
+
 
 class Listed(NamedTuple):
     """A source whose listing is on disk; `settings` and `plan` say what becomes of it."""
@@ -33,9 +35,11 @@ def all_rejected(rejected: tuple[Rejection, ...]) -> NothingToPack:
     if not rejected:
         return NothingToPack("there is nothing to pack")
     first = rejected[0]
-    return NothingToPack(
+    error = NothingToPack(
         f"not one sample can be packed, all {len(rejected):,} were rejected: '{first.path}': {first.reason}"
     )
+    error.rejected = rejected
+    return error
 
 
 def table_name(settings: Mapping[str, Any]) -> str:

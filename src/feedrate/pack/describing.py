@@ -39,8 +39,8 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
             class_counts=_count_classes(opened, opened.manifest.field("label")),
             column_counts={
                 field.name: _count_classes(opened, field)
-                for field in opened.manifest.added
-                if field.classes is not None and field.name != "label"
+                for field in opened.fields
+                if field.classes is not None and field.kind is Kind.NUMBER and field.name != "label"
             },
             shards=len(shards),
             shard_bytes=sum(s.size_bytes for s in shards),

@@ -77,7 +77,8 @@ def draw_append(result: AppendResult, width: int | None = None) -> str:
     total = format_count(result.samples, "sample")
     skipped = f"{format_count(result.skipped, 'file')} the pack has already" if result.skipped else ""
     if not result.added:
-        return lay_out([f"nothing new in {result.source}: {skipped}"], width)
+        rejected = rejection_lines("rejected", result.rejected, None)
+        return lay_out([f"nothing new in {result.source}: {skipped}", *rejected], width)
     size, shards = format_bytes(result.size_bytes), format_count(result.shards, "shard")
     rows = [
         ("size", f"{size} in {shards}"),

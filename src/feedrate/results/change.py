@@ -106,7 +106,7 @@ class AppendResult:
     Attributes:
         skipped: files that the pack has already, and that were to be passed over.
         new_classes: names that came to the class list, at its end.
-        rejected: left out, each with its reason; also in rejected.jsonl.
+        rejected: left out, each with its reason; also in rejected.jsonl, where samples were added.
         unassigned: columns in which the new samples have no value yet, such as a split.
     """
 

@@ -203,9 +203,11 @@ class ArchiveReader(SpooledReader):
                 hint="unpack it, and give all labels in a table: feedrate pack FOLDER PACK --labels FILE",
             )
         names = sorted(printable(name) for name in (seconds if depth else tops))
-        if all(name.lower() in SPLIT_NAMES for name in names):
+        splits = [name for name in names if name.lower() in SPLIT_NAMES]
+        # One class among others may be called 'train'; two such names are parts, whatever lies beside them.
+        if len(splits) > 1 or splits == names:
             raise SourceError(
-                f"{where} holds the parts of a dataset ({', '.join(names)}), not classes",
+                f"{where} holds the parts of a dataset ({', '.join(splits)}), not classes",
                 hint="unpack it, and pack the folder: it becomes one pack with its split",
             )
         return depth

@@ -188,16 +188,34 @@ def open_folders(root: str) -> ImageFolders | SplitFolders:
     _, top = next(walk(root).folders())
     names = [os.path.basename(os.fsdecode(path)) for path, _ in top.folders if path != _OF_THE_DISK]
     splits = [name for name in names if name.lower() in SPLIT_NAMES]
-    others = [name for name in names if name not in splits]
-    # Folders without images, as of annotations, are neither parts nor classes.
-    if not splits or (top.kinds == Entry.WANTED).any() or any(_has_images(root, name) for name in others):
+    if not splits or (top.kinds == Entry.WANTED).any():
         return ImageFolders(root)
     parts: dict[str, list[str]] = {}
     for name in sorted(splits):
         _, inside = next(walk(os.path.join(root, name)).folders())
         parts[name] = [printable(path) for path, _ in inside.folders]
+    # Folders without images, as of annotations, are neither parts nor classes.
+    others = [name for name in names if name not in splits and _has_images(root, name)]
+    if others:
+        _refuse_beside(root, parts, others[0])
+        return ImageFolders(root)
     # Images straight in train/ and test/: then these are the classes, odd as their names are.
     return SplitFolders(root, parts) if any(parts.values()) else ImageFolders(root)
+
+
+def _refuse_beside(root: str, parts: dict[str, list[str]], other: str) -> None:
+    """Refuse parts of a dataset beside a folder that is none: as classes, they would be wrong labels.
+
+    A class may be called 'train', so it takes two such folders with the same class folders in both.
+    """
+    counts = Counter(name for classes in parts.values() for name in classes)
+    if any(count > 1 for count in counts.values()):
+        raise SourceError(
+            f"{root} holds the parts of a dataset ({', '.join(parts)}), and '{other}' beside them, "
+            "which has images, too",
+            hint=f"move '{other}' elsewhere, or pack each part by itself: "
+            f"feedrate pack {typed(os.path.join(root, next(iter(parts))))} PACK",
+        )
 
 
 def _has_images(root: str, folder: str) -> bool:

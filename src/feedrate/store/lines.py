@@ -114,6 +114,9 @@ class AsyncLine:
         return asyncio.run_coroutine_threadsafe(self._read(file, offset, received), self._fs.loop)
 
     async def _read(self, file: bytes, offset: int, received: Received) -> bytes:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(_take_error)
         attempts = Attempts(self._trouble, self._place.address(file))
         fs, path = self._place.connect(file)
         stall_s = self._trouble.patience.stall_s
@@ -136,6 +139,12 @@ class AsyncLine:
     def close(self) -> None:
         # The session ends with the file system object: fsspec's finaliser closes it.
         self._is_closed = True
+
+
+def _take_error(task: asyncio.Task[bytes]) -> None:
+    """Keep asyncio from logging an error that nobody waits for: the request was cancelled as it failed."""
+    if not task.cancelled():
+        task.exception()
 
 
 class ThreadLine:

@@ -52,8 +52,9 @@ class Patience:
 
     Attributes:
         stall_s: a request that brings nothing for so long has failed.
-        give_up_s: for how long a source is asked that brings nothing; all its requests share this time, so
-            it is what a batch waits at most. An attempt that is under way then ends within `stall_s`.
+        give_up_s: for how long a source is asked that brings nothing, once a request has failed; all its
+            requests share this time. The first failure comes within `stall_s`, and so does the end of an
+            attempt that is under way when it is over: a batch waits for these three at most.
         tries: how many attempts there are at most.
         spread: by which part waits are shorter, by chance, so that not all ask at once.
     """
@@ -83,7 +84,7 @@ class Trouble:
         self.retries = 0
         self._lock = threading.Lock()
         self._warned = -_QUIET_S
-        self._is_out = False
+        self._is_out = self._is_said = False
         self._out_since = self._failed_at = -math.inf
 
     def note(self, error: BaseException, address: str, wait_s: float, give_up_s: float) -> None:  # noqa: ARG002
@@ -94,7 +95,7 @@ class Trouble:
             is_news = not self._is_out and now - self._warned >= _QUIET_S
             self._is_out = True
             if is_news:
-                self._warned = now
+                self._warned, self._is_said = now, True
         if is_news:
             log.warning(
                 "%s does not answer as it should (%s); trying again for up to %s",
@@ -116,8 +117,8 @@ class Trouble:
         """A request brought something."""
         if self._is_out:
             with self._lock:
-                was_out, self._is_out = self._is_out, False
-            if was_out:
+                was_said, self._is_out, self._is_said = self._is_said, False, False
+            if was_said:
                 log.info("%s answers again", self.address)
 
     def explain(self, error: BaseException, address: str, failures: int) -> Exception:

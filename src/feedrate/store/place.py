@@ -244,6 +244,8 @@ def explain(error: Exception, address: str) -> Exception:
         return MissingExtra(f"cannot open {address}: {error}")
     if not is_url(address) and not isinstance(error, OSError):
         return error
+    if "support range requests" in str(error):  # of fsspec, which has no exception of its own for it
+        return WholeFile(address)
     words = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
     return StorageError(
         f"cannot read {address}: {words[:300]}",
