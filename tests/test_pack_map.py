@@ -224,6 +224,21 @@ def test_a_map_that_fails_rejects_the_sample_with_its_words_and_place(
     ]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_too_little_memory_in_a_map_ends_packing_and_rejects_no_sample(
+    xrays: Path, tmp_path: Path, write_map: WriteMap, workers: int
+) -> None:
+    name = write_map("""
+        import numpy as np
+
+        def change(sample):
+            return {"mean": np.zeros(2**50)} if sample["key"].endswith("3") else {}
+    """)
+    with pytest.raises(MemoryError, match=f"^out of memory in {name}, for the sample 'ill/3'$"):
+        pack(xrays, tmp_path / "p", PackOptions(workers=workers), map=name)
+    assert not (tmp_path / "p" / "pack.json").exists()
+
+
 def test_a_map_that_fails_for_all_stops_before_anything_is_packed(
     xrays: Path, tmp_path: Path, write_map: WriteMap
 ) -> None:
