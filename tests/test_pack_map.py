@@ -398,6 +398,15 @@ def test_the_digest_covers_modules_of_ones_own_that_the_map_imports_and_no_insta
     assert list(modules) == ["helping_package", "helping_package.values", "helping_size"]
 
 
+def test_the_digest_covers_a_helper_that_is_called_like_a_module_of_python(
+    write_map: WriteMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "sched", raising=False)
+    write_map("SIZE = 4", "sched")
+    name = write_map("import abc, math, sys, wave\nfrom sched import SIZE\ndef change(sample): return {}")
+    assert [module for module, _ in find_map(name).modules or ()] == ["sched"]
+
+
 def test_a_pack_is_not_gone_on_with_when_a_helper_of_the_map_has_changed(
     xrays: Path, tmp_path: Path, write_map: WriteMap
 ) -> None:
