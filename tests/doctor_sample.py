@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict that docs/doctor.md explains: a run that is written down here, judged and drawn by the program.
+"""The verdicts that the documents show, drawn by the program.
 
-`python tests/doctor_sample.py` puts it into the page anew. Look at the difference before committing it.
+docs/doctor.md explains that of a run which is written down here, README.md shows that of a run whose document
+is committed. `python tests/doctor_sample.py` puts both there anew; look at the difference before committing.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import sys
 import tempfile
+import types
+import typing
 from pathlib import Path
+from typing import Any
 
 from bench_results import MACHINE
 from doctor_runs import MS, FakeLoop
@@ -22,8 +28,12 @@ from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.results.doctor import Diagnosis
 
-PAGE = Path(__file__).parent.parent / "docs" / "doctor.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "doctor.md"
 BLOCK = re.compile(r"(?<=## Reading the verdict\n\n```text\n).*?(?=```\n)", re.DOTALL)
+README = ROOT / "README.md"
+README_BLOCK = re.compile(r"(?<=demo-data/images`\):\n\n```text\n).*?(?=```\n)", re.DOTALL)
+EXAMPLE = ROOT / "benchmarks" / "results" / "doctor-example.json"
 CORES = 16
 FILES = DataFiles(
     folder="/data/imagenet/train", kind="ext4", source="/dev/nvme0n1", is_network=False, is_fuse=False,
@@ -81,7 +91,29 @@ def draw_sample() -> str:
     return draw_diagnosis(make_sample())
 
 
+def draw_example() -> str:
+    document = json.loads(EXAMPLE.read_text())
+    return draw_diagnosis(_read(Diagnosis, {**document, "command": document["argv"]}))
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Return what a result's document was made of, by the types of its fields."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if value is None:
+        return None
+    if origin in (typing.Union, types.UnionType):
+        return _read(next(one for one in arguments if one is not type(None)), value)
+    if origin is tuple:
+        hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(map(_read, hints, value))
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        known = [field.name for field in dataclasses.fields(hint) if field.name in value]
+        return hint(**{name: _read(hints[name], value[name]) for name in known})
+    return value
+
+
 if __name__ == "__main__":
-    sample = draw_sample()
-    PAGE.write_text(BLOCK.sub(lambda _: sample, PAGE.read_text()))
-    sys.stdout.write(sample)
+    for page, block, text in ((PAGE, BLOCK, draw_sample()), (README, README_BLOCK, draw_example())):
+        page.write_text(block.sub(lambda _, text=text: text, page.read_text()))
+        sys.stdout.write(text)

@@ -11,7 +11,7 @@ import typing
 from typing import Any
 
 # A terminal would clear its screen, and begin a line that feedrate did not write; a browser would run it.
-NAME = "\x1b[2J\x9b\r\n\u202eforged\x07<script>alert(1)</script>\udcff"
+NAME = "\x1b[2J\x9b\r\nforged\u202e\x07<script>alert(1)</script>\udcff"
 
 
 def make_hostile(hint: Any) -> Any:

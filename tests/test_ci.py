@@ -64,6 +64,30 @@ def test_a_slow_tier_that_cannot_be_collected_fails_the_run(checkout: Path) -> N
     assert "once more" not in ran.stdout
 
 
+# After a test that would pass alone: Ctrl-C, and an error of pytest's own. What comes behind it is not run.
+BREAKS = {
+    "interrupt": "def test_breaks():\n    raise KeyboardInterrupt\n",
+    "internal error": """
+class Broken:
+    def pytest_runtest_logreport(self, report):
+        raise RuntimeError
+
+
+def test_breaks(request):
+    request.config.pluginmanager.register(Broken())
+
+""",
+}
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_slow_tier_that_breaks_off_fails_the_run(checkout: Path, how: str) -> None:
+    ran = run(checkout, FLAKY + BREAKS[how] + GOOD)
+    assert not (checkout / "runs").exists()
+    assert ran.returncode != 0
+    assert "once more" not in ran.stdout
+
+
 def test_a_slow_tier_that_passes_is_run_once(checkout: Path) -> None:
     assert run(checkout, GOOD).returncode == 0
     assert (checkout / "runs").read_text() == "good "

@@ -41,7 +41,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         for libraries in home.parent.glob(f"{'pillow' if name == 'PIL' else name}.libs"):
             (packages / libraries.name).symlink_to(libraries)
     (packages / "feedrate").mkdir()
-    for path in [*Path(feedrate.__file__).parent.iterdir(), Path(_native.__file__)]:
+    # The kernel may lie beside the sources, or where packages are installed.
+    for path in {*Path(feedrate.__file__).parent.iterdir(), Path(_native.__file__)}:
         (packages / "feedrate" / path.name).symlink_to(path)
     return [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(packages)!r}); "]
 

@@ -22,7 +22,7 @@ from diagnoses import (
     make_odd,
     make_storage_bound,
 )
-from doctor_sample import BLOCK, PAGE, draw_sample
+from doctor_sample import BLOCK, PAGE, README, README_BLOCK, draw_example, draw_sample
 from feedrate.doctor.findings import CATALOGUE
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_page import draw_doctor_page
@@ -44,6 +44,11 @@ def test_the_screen_is_as_it_was_looked_at(name: str) -> None:
 def test_the_verdict_on_the_page_of_the_command_is_the_programs() -> None:
     """`python tests/doctor_sample.py` puts it there."""
     assert BLOCK.findall(PAGE.read_text()) == [draw_sample()]
+
+
+def test_the_verdict_in_the_readme_is_the_programs_of_the_committed_document() -> None:
+    """`python tests/doctor_sample.py` puts it there."""
+    assert README_BLOCK.findall(README.read_text()) == [draw_example()]
 
 
 def test_every_finding_of_the_catalogue_has_its_line_on_the_page_of_the_command() -> None:

@@ -90,6 +90,21 @@ def test_a_file_that_nobody_decodes_is_named_and_is_not_our_fault(jpeg_folder: P
     assert [Path(one.path).name for one in result.not_compared] == ["broken.jpg"]
 
 
+def test_too_little_memory_for_an_image_is_not_taken_for_damage(
+    jpeg_folder: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: object) -> U8:
+        raise MemoryError
+
+    with monkeypatch.context() as short:
+        short.setattr(measuring, "decode_as_torchvision", decode)
+        with pytest.raises(MemoryError):
+            measure(jpeg_folder)
+    monkeypatch.setattr(measuring._Look, "_decode_original", decode)
+    with pytest.raises(MemoryError):
+        measure(packed, options=dataclasses.replace(SMALL, originals=jpeg_folder))
+
+
 def test_damage_in_a_pack_is_a_failure(packed: Path) -> None:
     flip_byte(packed / "shard-00000.tar", 700)
     result = measure(packed)

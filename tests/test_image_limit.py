@@ -104,6 +104,15 @@ def test_packing_rejects_a_larger_image_that_it_would_have_to_decode_as_a_whole(
     assert "the limit is 254" in json.loads(rejected)["reason"]
 
 
+def test_the_limit_holds_in_processes_that_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_image(tmp_path / "source" / "a" / "0.jpg", 0, width=8, height=8)
+    save_image(tmp_path / "source" / "a" / "1.jpg", 1, width=16, height=16)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", TOO_LOW)
+    options = PackOptions(workers=2, shard_bytes=1000, recode=Recode(raw=True))
+    (rejected,) = pack(tmp_path / "source", tmp_path / "pack", options).rejected
+    assert rejected.path == "a/1.jpg"
+
+
 def test_packing_makes_larger_images_smaller_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

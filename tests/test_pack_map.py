@@ -224,6 +224,21 @@ def test_a_map_that_fails_rejects_the_sample_with_its_words_and_place(
     ]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_too_little_memory_in_a_map_ends_packing_and_rejects_no_sample(
+    xrays: Path, tmp_path: Path, write_map: WriteMap, workers: int
+) -> None:
+    name = write_map("""
+        import numpy as np
+
+        def change(sample):
+            return {"mean": np.zeros(2**50)} if sample["key"].endswith("3") else {}
+    """)
+    with pytest.raises(MemoryError, match=f"^out of memory in {name}, for the sample 'ill/3'$"):
+        pack(xrays, tmp_path / "p", PackOptions(workers=workers), map=name)
+    assert not (tmp_path / "p" / "pack.json").exists()
+
+
 def test_a_map_that_fails_for_all_stops_before_anything_is_packed(
     xrays: Path, tmp_path: Path, write_map: WriteMap
 ) -> None:
@@ -381,6 +396,15 @@ def test_the_digest_covers_modules_of_ones_own_that_the_map_imports_and_no_insta
     pack(xrays, tmp_path / "p", ONE, map=write_helpers(write_map, tmp_path))
     modules = read_manifest(tmp_path / "p").settings["map"]["modules"]
     assert list(modules) == ["helping_package", "helping_package.values", "helping_size"]
+
+
+def test_the_digest_covers_a_helper_that_is_called_like_a_module_of_python(
+    write_map: WriteMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "sched", raising=False)
+    write_map("SIZE = 4", "sched")
+    name = write_map("import abc, math, sys, wave\nfrom sched import SIZE\ndef change(sample): return {}")
+    assert [module for module, _ in find_map(name).modules or ()] == ["sched"]
 
 
 def test_a_pack_is_not_gone_on_with_when_a_helper_of_the_map_has_changed(

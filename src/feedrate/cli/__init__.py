@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from feedrate.errors import FeedrateError
+from feedrate.errors import FeedrateError, clean
 
 COMMANDS = (
     "doctor", "demo", "pack", "index", "unpack", "verify", "ls", "warm", "quality", "append", "split",
@@ -66,9 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def say_error(message: str, hint: str | None = None) -> None:
+    """Say what happened and what to type, on a line each: what strangers named begins none of its own."""
     from feedrate.cli.output import show
 
-    show(f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else ""), sys.stderr)
+    show(f"error: {clean(message)}\n" + (f"\nhint: {clean(hint)}\n" if hint else ""), sys.stderr)
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -168,6 +168,8 @@ class _Look:
         try:
             file = self.subject.samples.read(number)
             return self._decode(file, (left, top, right, bottom), flip)
+        except MemoryError:  # no fault of the image
+            raise
         except Exception as error:  # Pillow's readers raise whatever damage leads them into
             return _words(error)
 
@@ -198,6 +200,8 @@ class _Look:
                 theirs = self._decode_original(number, file.read())
         except FileNotFoundError:
             self.missing.append(self._reject(number, "is not there"))
+        except MemoryError:
+            raise
         except Exception as error:  # as above, and the disk's
             self.missing.append(self._reject(number, _words(error)))
         else:

@@ -54,11 +54,14 @@ class Mapper:
         Raises:
             LeftOut: it returned None.
             UnusableValue: it failed, in its own words.
+            MemoryError: there was too little for it.
         """
         begin = time.perf_counter()
         given = {f.name: _give(f, value) for f, value in zip(self.fields, values, strict=True)}
         try:
             returned = self._function({"key": key, **given})
+        except MemoryError as error:  # no fault of the sample
+            raise MemoryError(f"out of memory in {self.name}, for the sample '{key}'") from error
         except (Exception, SystemExit) as error:  # a function that calls sys.exit does not end packing
             raise UnusableValue(f"{self.name} failed: {_words(error)}") from error
         finally:

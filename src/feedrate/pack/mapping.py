@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -267,15 +268,19 @@ def _find_own(name: str, specs: dict[str, ModuleSpec | None]) -> ModuleSpec | No
         spec = None
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             if not parent:
-                is_ours = name not in sys.stdlib_module_names and name != "feedrate"
-                spec = importlib.util.find_spec(name) if is_ours else None
+                spec = importlib.util.find_spec(name) if name != "feedrate" else None
             elif (above := _find_own(parent, specs)) is not None:
                 places = above.submodule_search_locations
                 spec = None if places is None else PathFinder.find_spec(name, list(places))
         places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
-        is_installed = any(folder in Path(place).parts for place in places for folder in _INSTALLED)
-        specs[name] = None if is_installed else spec
+        specs[name] = None if any(map(_is_installed, places)) else spec
     return specs[name]
+
+
+def _is_installed(place: str) -> bool:
+    """Say whether a module's file, or a package's folder, belongs to Python or to an installed package."""
+    is_pythons = place in ("built-in", "frozen") or Path(place).is_relative_to(sysconfig.get_path("stdlib"))
+    return is_pythons or any(folder in Path(place).parts for folder in _INSTALLED)
 
 
 def _digest_function(function: Function) -> str:

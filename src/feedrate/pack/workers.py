@@ -10,9 +10,11 @@ stay when everybody is killed. Workers watch their parent and end when it is gon
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +40,9 @@ _WORTH_A_WORKER_BYTES = 100_000_000
 # Where tasks have threads of their own, one process keeps so many cores busy: what it does by itself, mostly
 # writing, takes a sixth of the time of looking at a photograph.
 _CORES_PER_PROCESS = 4
+# Pillow's own: a script that sets them decides what is packed, and a new process would not know.
+_SWITCHES = (("PIL.Image", "MAX_IMAGE_PIXELS"), ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"))
+_Switches = list[tuple[str, str, object]]
 
 
 class Stopped(Exception):
@@ -154,7 +159,7 @@ def _run_pool(
         for number in range(workers):
             ours, theirs = context.Pipe()
             busy.add(ours)
-            words = (theirs, function, shared, 1 + 2 * number, threads_each)
+            words = (theirs, function, shared, 1 + 2 * number, threads_each, _read_switches())
             with _interrupts_later():
                 processes.append(context.Process(target=_work, args=words))
                 processes[-1].start()
@@ -221,11 +226,24 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(pipe: Connection, function: Callable[[Task], Done], shared: Any, slot: int, threads: int) -> None:
+def _read_switches() -> _Switches:
+    return [(m, name, getattr(sys.modules[m], name)) for m, name in _SWITCHES if m in sys.modules]
+
+
+def _work(
+    pipe: Connection,
+    function: Callable[[Task], Done],
+    shared: Any,
+    slot: int,
+    threads: int,
+    switches: _Switches,
+) -> None:
     """Do what comes through the pipe, until its other end is closed."""
     from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 
     _become_worker(shared, slot, threads)
+    for module, name, value in switches:
+        setattr(importlib.import_module(module), name, value)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             task = pipe.recv()
