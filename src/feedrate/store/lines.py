@@ -114,6 +114,10 @@ class AsyncLine:
         return asyncio.run_coroutine_threadsafe(self._read(file, offset, received), self._fs.loop)
 
     async def _read(self, file: bytes, offset: int, received: Received) -> bytes:
+        task = asyncio.current_task()
+        assert task is not None
+        # Whoever has asked may be gone when this fails; asyncio logs an error that nobody has looked at.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         attempts = Attempts(self._trouble, self._place.address(file))
         fs, path = self._place.connect(file)
         stall_s = self._trouble.patience.stall_s
