@@ -302,6 +302,18 @@ def test_pack_whose_parts_were_not_yet_removed_ends_well(
     assert read_tree(tmp_path / "p") == read_tree(tmp_path / "undisturbed")
 
 
+def test_a_file_that_several_shards_share_is_counted_once(jpeg_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    packed = pack(jpeg_folder, tmp_path / "p", PackOptions(workers=1, container="hdf5", shard_bytes=1))
+    assert packed.shards > 1
+    data_bytes = (tmp_path / "p" / "data.h5").stat().st_size
+    index_bytes = sum(path.stat().st_size for path in (tmp_path / "p").glob("*.arrow"))
+    described = describe(tmp_path / "p")
+    assert (described.shard_bytes, described.index_bytes) == (data_bytes, index_bytes)
+    for result in (packed, verify(tmp_path / "p", workers=1)):
+        assert result.size_bytes == data_bytes + index_bytes
+
+
 def test_hdf5_pack_is_read_by_plain_h5py(everything: tuple[Path, PackOptions], tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     source, options = everything

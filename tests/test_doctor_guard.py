@@ -263,6 +263,20 @@ def test_a_writer_that_does_not_come_to_its_end_is_left_alone_and_there_are_no_e
     assert run.of("end")[-1]["how"] == "script"
 
 
+def test_an_idle_thread_that_was_there_before_the_loop_is_not_waited_for(tmp_path: Path) -> None:
+    run = run_script(
+        tmp_path,
+        """
+        import threading
+        threading.Thread(target=os.read, args=(os.pipe()[0], 1)).start()  # nothing comes
+        for x, y in make():
+            train(x, y)
+        """,
+        settings={"writers_seconds": 0.2},
+    )
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, HALF_BATCH]
+
+
 def test_a_thread_that_reports_to_standard_output_is_not_waited_for_where_that_is_a_file(
     tmp_path: Path,
 ) -> None:

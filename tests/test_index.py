@@ -350,6 +350,24 @@ class TestChanges:
             with pytest.raises(StorageError, match=r"the folder .*/s is empty: is something mounted there\?"):
                 list(loader)
 
+    def test_folder_of_one_class_that_is_empty_is_not_skipped(self, tmp_path: Path) -> None:
+        for n in range(60):
+            save_image(tmp_path / "s" / ("cat" if n < 3 else "dog") / f"{n}.jpg", n)
+        index(tmp_path / "s", tmp_path / "index")
+        with Loader(tmp_path / "index", 4, image=Resize(16), on_bad_sample="skip") as loader:
+            for path in (tmp_path / "s" / "cat").iterdir():
+                path.unlink()
+            with pytest.raises(StorageError, match=r"the folder .*/s/cat is empty: is something mounted"):
+                list(loader)
+
+    def test_folder_whose_only_file_is_gone_is_one_sample(self, tmp_path: Path) -> None:
+        for n in range(20):
+            save_image(tmp_path / "s" / f"patient{n}" / "scan.jpg", n)
+        index(tmp_path / "s", tmp_path / "index")
+        (tmp_path / "s" / "patient7" / "scan.jpg").unlink()
+        keys = {key for _, _, keys in load(tmp_path / "index", on_bad_sample="skip") for key in keys}
+        assert len(keys) == 19
+
     def test_touched_shard_is_loaded_since_its_bytes_are_the_same(self, tmp_path: Path) -> None:
         index(write_webdataset(tmp_path / "s"))
         os.utime(tmp_path / "s" / "train-0001.tar", (1, 1))

@@ -138,6 +138,25 @@ def test_one_bad_sample_is_skipped_however_few_samples_a_rank_has(tmp_path: Path
         list(loader)
 
 
+def test_a_resumed_epoch_counts_what_was_skipped_before(tmp_path: Path):
+    pack = write_images(tmp_path / "pack", count=40)
+    for position in (0, 1, 20, 21, 22):
+        spoil_sample(pack, position)
+    options = {"shuffle": False, "on_bad_sample": "skip", "output": "numpy"}
+    with Loader(pack, 4, **options) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with Loader(pack, 4, **options) as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        with pytest.raises(PackError, match=r"5 of 40 samples of epoch 0 are bad and were skipped"):
+            list(loader)
+        loader.load_state_dict({name: value for name, value in state.items() if name != "skipped"})
+        assert sum(len(labels) for _, labels in loader) == 33, (
+            "a state that was saved before skips were counted"
+        )
+
+
 def policy_of(kind: str, told: list[BadSample]) -> Any:
     return "skip" if kind == "skip" else told.append
 

@@ -7,7 +7,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import fsspec
@@ -301,3 +301,36 @@ def test_a_closed_reader_leaves_nobody_waiting(server: RangeServer) -> None:
     reader.close()
     assert all(future.cancelled() for future in waiting)
     assert reader.read(WANTED[0]).cancelled()
+
+
+def test_a_remote_file_that_is_gone_is_said_to_be(server: RangeServer) -> None:
+    reader = RangeReader(Place(server.url), patience=QUICK)
+    with pytest.raises(StorageError, match=r"^cannot read http://[\d.:]+/gone\.bin: No such file"):
+        reader.read(Piece(b"gone.bin", 0, 1)).result()
+    reader.close()
+
+
+def test_an_error_that_nobody_waits_for_any_more_is_not_logged(
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[Future[bytes]] = []
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    async def fail(*_: object) -> None:
+        while not is_asked.is_set():
+            await asyncio.sleep(0.001)
+        asked[0].cancel()
+        asyncio.get_running_loop().call_later(0, is_over.set)
+        raise FileNotFoundError("gone.bin")
+
+    monkeypatch.setattr("feedrate.store.lines.read_async", fail)
+    reader = RangeReader(Place(server.url), patience=QUICK)
+    asked.append(reader.read(WANTED[0]))
+    is_asked.set()
+    assert is_over.wait(60)
+    reader.close()
+    asked.clear()
+    for _ in range(3):  # the loop of fsspec ends the task, then its garbage is collected
+        fsspec.asyn.sync(fsspec.asyn.get_loop(), asyncio.sleep, 0)
+        gc.collect()
+    assert caplog.text == ""

@@ -308,6 +308,32 @@ def test_a_daemon_thread_that_saves_is_waited_for(tmp_path: Path) -> None:
     assert layout.REPLAY_HALF_BATCH in run.phases()
 
 
+@pytest.mark.parametrize(
+    "start",
+    ["threading.Thread(target=save).start()", "concurrent.futures.ThreadPoolExecutor(1).submit(save)"],
+    ids=["thread", "pool"],
+)
+def test_a_thread_that_does_nothing_before_it_opens_its_file_is_waited_for(
+    tmp_path: Path, start: str
+) -> None:
+    run = run_script(
+        tmp_path,
+        f"""
+        import concurrent.futures, threading, time
+        def save():
+            time.sleep(3)  # for the answer of a server, say
+            with open("out/last.pt", "wb") as file:
+                file.write(bytes(200_000))
+        for step, (x, y) in enumerate(make()):
+            train(x, y)
+            if step == STEPS - 1:
+                {start}
+        """,
+    )
+    assert run.tree("out") == {"last.pt": bytes(200_000)}
+    assert layout.REPLAY_HALF_BATCH in run.phases()
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_large_file_that_is_open_for_writing_is_read_as_it_is(tmp_path: Path, workers: int) -> None:
     run = run_script(

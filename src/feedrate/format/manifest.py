@@ -151,6 +151,15 @@ class Manifest:
         return sum(shard.samples for shard in self.shards)
 
     @property
+    def shard_bytes(self) -> int:
+        """The size of the files that the shards lie in: shards of HDF5, or of an index, may share one."""
+        return sum({(shard.folder, shard.name): shard.size_bytes for shard in self.shards}.values())
+
+    @property
+    def index_bytes(self) -> int:
+        return sum(shard.index.size_bytes for shard in self.shards)
+
+    @property
     def version(self) -> int:
         if any(shard.is_elsewhere for shard in self.shards):
             return 3

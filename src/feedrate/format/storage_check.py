@@ -81,10 +81,28 @@ def check_values(pack: Pack, field: str, rows: Rows, positions: I64, statuses: I
         if not all(span.is_inside for span in spans):
             continue
         fault = next((fault for span in spans if (fault := _find_fault(span)) is not None), None)
+        if fault is None and spans[-1].folder:
+            fault = _find_emptied(pack, field, int(positions[i]), os.path.dirname(spans[-1].path))
         if fault is None and not spans[-1].folder:
             fault = f"{spans[-1].path} could not be read"  # a moment ago
         if fault is not None:
             raise _make_error(pack, fault)
+
+
+def _find_emptied(pack: Pack, field: str, position: int, folder: str) -> str | None:
+    """Say, in words, that the folder of a file has lost all its files; None: only that one may be gone."""
+    try:
+        with os.scandir(folder) as inside:
+            if any(inside):
+                return None
+    except OSError:
+        return None
+    near = np.array([at for at in (position - 1, position + 1) if 0 <= at < len(pack)], np.int64)
+    rows, statuses = pack.rows(near, [field])
+    files, values, _ = pack.find_values(field, rows[statuses == 0], near[statuses == 0])
+    # A folder of one sample may be empty because that one was deleted.
+    has_others = any(os.path.dirname(files.paths[number]) == folder for number in values.file)
+    return f"the folder {folder} is empty: is something mounted there?" if has_others else None
 
 
 def _make_error(pack: Pack, fault: str) -> StorageError:

@@ -252,6 +252,6 @@ def _count_bytes_to_keep(pack: Pack) -> int:
 
     A pack that does not fit in memory is read from its disk anyway.
     """
-    size_bytes = sum(shard.size_bytes for shard in pack.manifest.shards)
+    size_bytes = pack.manifest.shard_bytes
     room = MemoryGauge().measure()
     return size_bytes if size_bytes <= room.free_bytes - margin_of(room.limit_bytes) else 0

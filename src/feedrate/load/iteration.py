@@ -30,11 +30,13 @@ MOST_SKIPPED = 0.1
 class Cursor:
     """Where an epoch stands. `is_used`: a batch was given, so the next `iter()` goes to another epoch.
 
-    A cursor with samples that is not used yet came from `load_state_dict`.
+    A cursor with samples that is not used yet came from `load_state_dict`. `skipped`: bad samples on all
+    ranks together, where each takes the others for as bad as itself.
     """
 
     epoch: int = 0
     samples: int = 0
+    skipped: int = 0
     is_used: bool = False
 
 
@@ -69,7 +71,7 @@ class LoaderIterator(Iterator[Any]):
         self._shares = shares
         self._cursor = cursor
         self._step = 0
-        self._skipped = 0
+        self._skipped = 0  # here, and not before a resume
         self._ended: str | None = None
         self._finalizer = weakref.finalize(self, feed.stop)
 
@@ -82,6 +84,7 @@ class LoaderIterator(Iterator[Any]):
         while self._step < len(self._shares):
             batch = self._take()
             self._cursor.samples = self._shares.after(self._step)
+            self._cursor.skipped += len(batch.bad) * self._shares.world
             self._cursor.is_used = True
             self._step += 1
             if batch.samples:
@@ -133,13 +136,14 @@ class LoaderIterator(Iterator[Any]):
                 hint=hint,
             )
         self._skipped += len(batch.bad)
+        skipped = self._cursor.skipped // shares.world + len(batch.bad)
         share = -(-shares.length // shares.world)
         # Of the other ranks nothing is known, and where each has a few samples, one is more than a tenth.
         is_few = self._skipped == 1 and shares.world > 1
-        if self._skipped > MOST_SKIPPED * shares.length / shares.world and not is_few:
+        if skipped > MOST_SKIPPED * shares.length / shares.world and not is_few:
             whose = f"on rank {shares.rank} " if shares.world > 1 else ""
             raise PackError(
-                f"{self._skipped:,} of {share:,} samples of epoch {self._cursor.epoch} {whose}are bad and "
+                f"{skipped:,} of {share:,} samples of epoch {self._cursor.epoch} {whose}are bad and "
                 f"were skipped, and at most {MOST_SKIPPED:.0%} may be; the last: {batch.bad[-1]}",
                 hint=f"{hint}, or give the positions of good samples as order=",
             )

@@ -319,7 +319,7 @@ class Loader:
         """
         check_whole("epoch", epoch, least=0)
         is_kept = self._cursor.epoch == epoch and not self._cursor.is_used
-        self._cursor = Cursor(int(epoch), self._cursor.samples if is_kept else 0)
+        self._cursor = replace(self._cursor) if is_kept else Cursor(int(epoch))
 
     @property
     def output(self) -> str:
@@ -352,9 +352,9 @@ class Loader:
         Counts samples given on all ranks together, so it may be loaded with another number of ranks or batch
         size.
         """
-        return self._dump_state((self._cursor.epoch, self._cursor.samples))
+        return self._dump_state((self._cursor.epoch, self._cursor.samples, self._cursor.skipped))
 
-    def _dump_state(self, place: tuple[int, int]) -> dict[str, Any]:
+    def _dump_state(self, place: tuple[int, int, int]) -> dict[str, Any]:
         return dump_state(self._fingerprint, self._options, self._subset, self._order, place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -363,11 +363,11 @@ class Loader:
         Raises:
             UsageError: the state is of another pack, seed or order; the message names the difference.
         """
-        epoch, samples = check_state(state, self._dump_state((0, 0)))
+        epoch, samples, skipped = check_state(state, self._dump_state((0, 0, 0)))
         length = self._order.at(epoch).length
         if samples > length:
             raise UsageError(f"the state has given {samples} samples of an epoch that holds {length}")
-        self._cursor = Cursor(epoch, samples)
+        self._cursor = Cursor(epoch, samples, skipped)
 
     def stats(self) -> LoaderStats:
         """Return what each stage did since the loader was made, and which one is the slowest."""

@@ -33,10 +33,10 @@ def fingerprint(manifest: Manifest) -> str:
 
 
 def dump_state(
-    pack: str, options: Options, split: Split, order: Order, place: tuple[int, int]
+    pack: str, options: Options, split: Split, order: Order, place: tuple[int, int, int]
 ) -> dict[str, Any]:
-    """Return the state at `place`: epoch, and samples given in it on all ranks together."""
-    epoch, samples = place
+    """Return the state at `place`: epoch, samples given and samples skipped in it, on all ranks together."""
+    epoch, samples, skipped = place
     return {
         "version": VERSION,
         "pack": pack,
@@ -46,16 +46,18 @@ def dump_state(
         "split": split.identity(),
         "epoch": epoch,
         "samples": samples,
+        "skipped": skipped,
     }
 
 
-def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (epoch, samples) of a state that fits this loader.
+def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return (epoch, samples, skipped) of a state that fits this loader.
 
     Raises:
         UsageError: it does not fit.
     """
-    missing = [name for name in mine if name not in state] if isinstance(state, Mapping) else list(mine)
+    needed = [name for name in mine if name != "skipped"]  # states of earlier versions do not have it
+    missing = [name for name in needed if name not in state] if isinstance(state, Mapping) else needed
     if missing:
         raise UsageError(f"this is not the state of a feedrate Loader: it lacks {', '.join(missing)}")
     if state["version"] != VERSION:
@@ -63,7 +65,7 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int,
     for name, words in _WORDS.items():
         if state[name] != mine[name]:
             raise UsageError(f"the state {words}: {state[name]!r} there, {mine[name]!r} here")
-    epoch, samples = state["epoch"], state["samples"]
-    if not all(isinstance(value, int) and value >= 0 for value in (epoch, samples)):
-        raise UsageError(f"the state is damaged: epoch {epoch!r}, samples {samples!r}")
-    return epoch, samples
+    epoch, samples, skipped = state["epoch"], state["samples"], state.get("skipped", 0)
+    if not all(isinstance(value, int) and value >= 0 for value in (epoch, samples, skipped)):
+        raise UsageError(f"the state is damaged: epoch {epoch!r}, samples {samples!r}, skipped {skipped!r}")
+    return epoch, samples, skipped

@@ -107,7 +107,7 @@ def _summarise(
         fields={field.name: field.kind.value for field in manifest.fields},
         shards=len(done),
         resumed_shards=resumed,
-        size_bytes=sum(s.size_bytes + s.index.size_bytes for s in manifest.shards),
+        size_bytes=manifest.shard_bytes + manifest.index_bytes,
         source_bytes=sum(shard.source_bytes for shard in done),
         seconds=0.0,
         rejected=rejected,

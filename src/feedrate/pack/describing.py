@@ -43,9 +43,8 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
                 if field.classes is not None and field.kind is Kind.NUMBER and field.name != "label"
             },
             shards=len(shards),
-            shard_bytes=sum(s.size_bytes for s in shards),
-            index_bytes=sum(s.index.size_bytes for s in shards)
-            + sum(p.size_bytes for p in opened.manifest.parts),
+            shard_bytes=opened.manifest.shard_bytes,
+            index_bytes=opened.manifest.index_bytes + sum(p.size_bytes for p in opened.manifest.parts),
             rejected=rejected if isinstance(rejected, int) else 0,
             settings=dict(opened.manifest.settings),
             pixels=say_pixels(opened.manifest.settings),

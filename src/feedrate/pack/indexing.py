@@ -261,7 +261,7 @@ def summarise(
         files=len(files) if containers == {RANGES} else None,
         parts=len(done),
         resumed_parts=0,
-        index_bytes=sum(shard.index.size_bytes for shard in manifest.shards),
+        index_bytes=manifest.index_bytes,
         source_bytes=sum(one.source_bytes for one in done),
         seconds=0.0,
         rejected=rejected,

@@ -125,7 +125,7 @@ def _merge(folder: Path, packs: list[Pack], prefixes: list[str], options: MergeO
         samples=manifest.samples,
         classes=None if label is None or label.classes is None else len(label.classes),
         shards=len(manifest.shards),
-        size_bytes=sum(shard.size_bytes + shard.index.size_bytes for shard in manifest.shards),
+        size_bytes=manifest.shard_bytes + manifest.index_bytes,
         new_bytes=sum(part.size_bytes for part in written) + len(dump_manifest(manifest)),
         unassigned=unassigned,
     )

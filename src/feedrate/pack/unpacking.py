@@ -74,7 +74,7 @@ def unpack(
     if os.path.exists(inner) and not os.path.isdir(inner):
         raise AlreadyExists(f"{target} is a file", hint="name a folder to unpack into, new or there already")
     tasks = [ShardUnpack(outer, inner, shard, manifest.fields) for shard in manifest.shards]
-    total_bytes = sum(s.size_bytes for s in manifest.shards)
+    total_bytes = manifest.shard_bytes
 
     def report(samples: int, size_bytes: int) -> None:
         watch(Tick("unpacking", samples, manifest.samples, size_bytes, total_bytes))

@@ -81,7 +81,7 @@ def verify(
     folder = Path(pack)
     manifest = read_manifest(folder)
     check_addresses(os.fspath(pack), manifest, allow_addresses)
-    total_bytes = sum(s.size_bytes for s in manifest.shards)
+    total_bytes = manifest.shard_bytes
     checks = _list_checks(folder, manifest)
 
     def report(samples: int, size_bytes: int) -> None:
@@ -103,7 +103,7 @@ def verify(
         pack=str(pack),
         samples=manifest.samples,
         shards=len(manifest.shards),
-        size_bytes=sum(s.size_bytes + s.index.size_bytes for s in manifest.shards),
+        size_bytes=manifest.shard_bytes + manifest.index_bytes,
         seconds=time.monotonic() - begin,
         problems=tuple(problems),
         extra_files=_find_extra(folder, manifest),

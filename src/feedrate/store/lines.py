@@ -116,7 +116,8 @@ class AsyncLine:
     async def _read(self, file: bytes, offset: int, received: Received) -> bytes:
         task = asyncio.current_task()
         assert task is not None
-        task.add_done_callback(_take_error)
+        # Whoever has asked may be gone when this fails; asyncio logs an error that nobody has looked at.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         attempts = Attempts(self._trouble, self._place.address(file))
         fs, path = self._place.connect(file)
         stall_s = self._trouble.patience.stall_s
@@ -139,12 +140,6 @@ class AsyncLine:
     def close(self) -> None:
         # The session ends with the file system object: fsspec's finaliser closes it.
         self._is_closed = True
-
-
-def _take_error(task: asyncio.Task[bytes]) -> None:
-    """Keep asyncio from logging an error that nobody waits for: the request was cancelled as it failed."""
-    if not task.cancelled():
-        task.exception()
 
 
 class ThreadLine:

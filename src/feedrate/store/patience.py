@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import os
 import random
 import threading
 import time
@@ -128,8 +130,11 @@ class Trouble:
         if isinstance(error, FeedrateError) and (failures < 2 or not isinstance(error, StorageError)):
             return error
         tries = f", tried {failures} times" if failures > 1 else ""
+        words = say(error).removeprefix(f"cannot read {address}: ")
+        if isinstance(error, FileNotFoundError) and address.endswith(words):  # all that fsspec says
+            words = os.strerror(errno.ENOENT)
         return StorageError(
-            f"cannot read {address}: {say(error).removeprefix(f'cannot read {address}: ')}{tries}",
+            f"cannot read {address}: {words}{tries}",
             hint="is it there, and are you allowed to read it? When it answers, go on from the last state",
         )
 

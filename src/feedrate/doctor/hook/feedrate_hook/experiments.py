@@ -52,6 +52,7 @@ class Experiments:
         self._is_inside = False
         self._last_call_s = 0.0
         self._patience_s = LEFT_S
+        self._older = frozenset(threading.enumerate())
         self._writers_s = float(self._book.settings.get("writers_seconds", writers.WAIT_S))
         # Called when the main module is over, before multiprocessing and torch put their things away.
         register = getattr(threading, "_register_atexit", None)
@@ -133,7 +134,7 @@ class Experiments:
         if self._ranks.size > 1 and self._ranks.plan() is not None:
             self._prepare()
             with self._scope.own():
-                writers.wait(self._scope, self._writers_s)
+                writers.wait(self._scope, self._writers_s, self._older)
             self._ending.end(error)  # the others will stop, and this one would wait for them
 
     # -- inside one next(): DRAIN, AGAIN -------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Experiments:
 
     def _reason_not_to_begin(self) -> str:
         """Wait for what the real run still writes. A sentence: the experiments would cut something off."""
-        reason = writers.wait(self._scope, self._writers_s) or self._guard.reason_not_to() or ""
+        reason = writers.wait(self._scope, self._writers_s, self._older) or self._guard.reason_not_to() or ""
         reason = self._agree("may-begin", reason)
         if reason == NOT_COME:  # it may begin all the same, later
             raise RuntimeError(reason)

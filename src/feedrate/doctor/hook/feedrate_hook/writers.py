@@ -3,7 +3,7 @@
 
 The loop's thread stands still meanwhile, so that whatever moves is somebody else's: a thread that saves a
 checkpoint, a program that uploads it, a native thread that fills a file. Those that serve others for the
-whole run (queues of loggers, monitors) are idle when nothing comes.
+whole run (queues of loggers, monitors) are idle when nothing comes; they were there before the loop.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 from . import ending, guard, savers
@@ -37,14 +38,17 @@ SAVING = frozenset(
 )
 
 
-def wait(scope: Any, most_s: float) -> str | None:
-    """Wait until nobody writes. A sentence about one who still does after `most_s`, or None."""
+def wait(scope: Any, most_s: float, older: Collection[threading.Thread]) -> str | None:
+    """Wait until nobody writes. A sentence about one who still does after `most_s`, or None.
+
+    `older`: threads that were there before the loop.
+    """
     deadline = time.monotonic() + most_s
-    before = look(scope)
+    before = look(scope, older)
     since = time.monotonic()
     while before:
         time.sleep(LOOK_EVERY_S)
-        now = look(scope)
+        now = look(scope, older)
         moved = [who for who, progress in now.items() if progress is None or before.get(who) != progress]
         if moved:
             since = time.monotonic()
@@ -56,7 +60,7 @@ def wait(scope: Any, most_s: float) -> str | None:
     return None
 
 
-def look(scope: Any) -> dict[str, Any]:
+def look(scope: Any, older: Collection[threading.Thread]) -> dict[str, Any]:
     """Whoever may be writing, and how far each has come; None: it is writing, whether it moves or not."""
     found: dict[str, Any] = {}
     for path, size, time_ns, position in open_files(scope):
@@ -68,10 +72,11 @@ def look(scope: Any) -> dict[str, Any]:
         if own or frame is None or is_parked(frame):
             continue
         who = f"the thread {thread.name}"
-        if is_saving(frame):
+        # What the loop has started may sleep, or wait for a server, before it opens its file: any exit of
+        # Python's would wait for it to end. A daemon agrees to be cut off, unless it has its file open.
+        if is_saving(frame) or not (thread.daemon or thread in older):
             found[who] = None
         elif who not in found:
-            # A daemon thread agrees to be cut off, at any exit; but one may be about to open its file.
             found[who] = 0 if thread.daemon else spent(f"/proc/self/task/{thread.native_id}/stat")
     for pid in other_processes():
         name, progress = describe(pid)
