@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import feedrate
-from feedrate import CenterCrop, Dataset, Loader, RandomResizedCrop, Resize
+from feedrate import CenterCrop, Dataset, Loader, RandomResizedCrop, Resize, kernel
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.pack import PackOptions, Recode, pack
 from images import save_image
@@ -136,3 +136,29 @@ def test_normalising_takes_no_memory_for_what_a_small_file_only_claims(tmp_path:
     command = [sys.executable, "-c", program, tmp_path / "claims.jpg"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_a_damaged_jpeg_that_is_too_short_for_its_size_has_one_outcome_in_every_way(tmp_path: Path) -> None:
+    """Pillow takes a file whose scan ends early; of a huge one nobody takes memory for what is not there."""
+    data = bytearray(encode_image(make_image(0, 16, 16)))
+    frame = data.index(b"\xff\xc0")
+    for height, is_taken in ((2000, True), (65_000, False)):
+        data[frame + 5 : frame + 9] = height.to_bytes(2, "big") + (1000).to_bytes(2, "big")
+        path = tmp_path / "short.jpg"
+        path.write_bytes(data)
+        part = (0, 0, 8, 8)
+        if is_taken:
+            assert feedrate.decode(bytes(data), crop=part).shape == (8, 8, 3)
+        else:
+            with pytest.raises(FeedrateError, match=r"short|early"):
+                feedrate.decode(bytes(data), crop=part)
+        files = kernel.Files([path])
+        ranges = kernel.Ranges(*(np.array([value], kind) for value, kind in (
+            (0, np.int32), (0, np.int64), (len(data), np.int64), (kernel.crc32c(bytes(data)), np.uint32)
+        )))  # fmt: skip
+        report = kernel.decode_batch(
+            files, ranges, np.zeros((1, 8, 8, 3), np.uint8),
+            boxes=np.array([part], np.int32), flips=np.zeros(1, np.bool_),
+        )  # fmt: skip
+        assert (report.statuses[0] == kernel.Status.OK) == is_taken
+        files.close()

@@ -121,7 +121,7 @@ def decode_batch(
         damaged = statuses[i] == Status.CORRUPT
         box: Box = tuple(boxes[i].tolist())
         statuses[i], words = _fill_by_pillow(
-            data, out[i], box, bool(flips[i]), None if nearest else int(filters[i])
+            data, out[i], box, bool(flips[i]), None if nearest else int(filters[i]), is_damaged=bool(damaged)
         )
         if statuses[i] == Status.OK:
             decoded.append(DAMAGED_BUT_DECODED if damaged else counted)
@@ -240,8 +240,7 @@ def _measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str, i
         ValueError: nobody knows its size, or the file is too short for that many pixels; in words.
     """
     status, words, width, height = native.probe(as_bytes(data))
-    # A block of 8 x 8 takes two bits or more: Pillow would take memory for all of them, and fail.
-    if status == Status.CORRUPT and width * height > 256 * len(data):
+    if status == Status.CORRUPT and _claims_too_much(width, height, data):
         raise ValueError(words)
     if not ask_pillow and width and status != Status.CORRUPT:
         return width, height, "", status, words
@@ -249,6 +248,14 @@ def _measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str, i
         return (*pillow.measure(data), status, words)
     except pillow.Undecodable as error:
         raise ValueError(words if status == Status.CORRUPT else str(error)) from error
+
+
+def _claims_too_much(width: int, height: int, data: bytes) -> bool:
+    """Say whether a damaged JPEG would take much memory that its bytes cannot fill.
+
+    A block of 8 x 8 takes two bits or more. Of smaller images Pillow is asked: it takes some that end early.
+    """
+    return width * height > max(TRUSTED_PIXELS, 256 * len(data))
 
 
 def _is_pillow_older(filters: npt.NDArray[Any]) -> bool:
@@ -275,11 +282,15 @@ def _check_box(box: Box, width: int, height: int) -> None:
         raise ValueError(f"the crop box {box} has more than {MAX_CROP_PIXELS} pixels")
 
 
-def _fill_by_pillow(data: bytes, out: U8, box: Box, flip: bool, filter_: int | None) -> tuple[Status, str]:
+def _fill_by_pillow(
+    data: bytes, out: U8, box: Box, flip: bool, filter_: int | None, *, is_damaged: bool = False
+) -> tuple[Status, str]:
     """Decode with Pillow into `out` (H x W x C); zeroes it when that fails. No filter: it is a mask."""
     out[:] = 0
     try:
         width, height, _ = pillow.measure(data)
+        if is_damaged and _claims_too_much(width, height, data):
+            return Status.CORRUPT, "too short for its size"
         try:
             _check_box(box, width, height)
         except ValueError as error:
