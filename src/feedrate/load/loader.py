@@ -53,6 +53,7 @@ from feedrate.load.sampling import choose_order
 from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
+from feedrate.load.threads import ThreadController
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.results.load import LoaderStats
 from feedrate.store.ahead import Ahead
@@ -88,7 +89,8 @@ class Loader:
         scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
             it is read, once for all processes of the machine.
         cache: a `Cache` that keeps decoded samples near, so that further epochs decode less.
-        threads: for reading and decoding; None: the cores that this process may use.
+        threads: for reading and decoding; None: as many as the loop gains from, at most the cores that this
+            process may use; `stats().threads` tells.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
             Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
@@ -187,7 +189,8 @@ class Loader:
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
-        self._resources = Resources(pack, owns_pack, self._open_cache(pack))
+        controller = None if self._options.threads else ThreadController(self._threads)
+        self._resources = Resources(pack, owns_pack, self._open_cache(pack), controller)
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._live: weakref.ref[LoaderIterator] | None = None
         self._meter = Meter()
@@ -242,7 +245,8 @@ class Loader:
 
     def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
         options, subset, repeats = self._options, self._subset, self._order.repeats
-        pool, meter, stopping = kernel.Pool(self._threads), self._meter, threading.Event()
+        meter, stopping, controller = self._meter, threading.Event(), self._resources.controller
+        pool = kernel.Pool(self._threads if controller is None else count_usable_cores())
         placement = choose_placement(
             self._device, self._output, prefetch=self._prefetch, is_plain=not self.has_functions
         )
@@ -273,8 +277,18 @@ class Loader:
                         held.enter_context(ahead.batch(step))
                 held.enter_context(placement.guard())
                 batch = assembler.make(epoch, positions, slots if repeats else None)
+                if not batch.samples:
+                    return batch
+                with meter.wait("makers"):
+                    placement.wait(step)
                 with meter.stage("transfer"):
-                    return placement.finish(batch, step) if batch.samples else batch
+                    return placement.finish(batch, step)
+
+        def adapt() -> None:
+            assert controller is not None
+            controller.note_batch()
+            if controller.threads != pool.limit:
+                pool.set_limit(controller.threads)
 
         ahead = None
         if isinstance(self._resources.pack, ThroughPack):
@@ -289,15 +303,14 @@ class Loader:
 
         # Two makers: while one is in the kernel, the other prepares its batch and queues it there.
         makers = self._threads if options.transform or options.collate else 2
-        return Feed(
-            make,
-            len(shares),
-            prefetch=self._prefetch,
-            makers=max(2, makers),
-            meter=meter,
-            on_stop=pool.close,
-            interrupt=interrupt,
-        )
+        feed = Feed(
+            make, len(shares), prefetch=self._prefetch, makers=max(2, makers), meter=meter,
+            on_stop=pool.close, interrupt=interrupt, on_take=None if controller is None else adapt,
+        )  # fmt: skip
+        if controller is not None:
+            controller.begin(pool.threads, feed.makers, self._prefetch, meter.waits)
+            pool.set_limit(controller.threads)
+        return feed
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next `iter()` give epoch `epoch` from its beginning.
@@ -360,6 +373,12 @@ class Loader:
         """Return what each stage did since the loader was made, and which one is the slowest."""
         self._adopt()
         stats, pack, cached = self._meter.read(), self._resources.pack, self._resources.cached
+        controller = self._resources.controller
+        stats = replace(
+            stats,
+            threads=self._threads if controller is None else controller.threads,
+            thread_changes=0 if controller is None else controller.changes,
+        )
         if isinstance(pack, ThroughPack):
             stats = replace(stats, fetch=pack.fetch_stats())
         if cached is not None:

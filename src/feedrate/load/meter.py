@@ -42,6 +42,20 @@ class Meter:
         with self._lock:
             self._waited_s[who] += seconds
 
+    @contextmanager
+    def wait(self, who: str) -> Iterator[None]:
+        """Count the time of the body as waiting of the "consumer" or the "makers"."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_wait(who, time.perf_counter() - began)
+
+    def waits(self) -> tuple[float, float]:
+        """Return how many seconds the consumer has waited until now, and the makers, all together."""
+        with self._lock:
+            return self._waited_s["consumer"], self._waited_s["makers"]
+
     def count(self, **counts: int) -> None:
         """Add to `batches`, `samples`, `bad_samples`, `empty_batches`, `left_out`, `bytes_read`."""
         with self._lock:
