@@ -2,6 +2,7 @@
 #include "pool.h"
 
 #include <csignal>
+#include <ctime>
 #include <initializer_list>
 #include <system_error>
 
@@ -25,14 +26,24 @@ private:
     sigset_t before_;
 };
 
+double thread_cpu_seconds() {
+    timespec used{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
 }  // namespace
 
 void Pool::serve(State& state, int number) {
+    double counted = 0;
     std::unique_lock<std::mutex> lock(state.mutex);
     for (;;) {
         const bool is_parked = number >= limit_;
         if (state.closing && (is_parked || state.queue.empty())) return;  // thread 0 is never parked, and empties the queue
         if (is_parked || state.queue.empty()) {
+            const double used = thread_cpu_seconds();
+            state.cpu_seconds += used - counted;
+            counted = used;
             (is_parked ? state.unparked : state.changed).wait(lock);
             continue;
         }
@@ -84,6 +95,12 @@ void Pool::set_limit(int limit) {
         limit_ = limit;
     }
     state.unparked.notify_all();  // those that wait for work and are now to be parked find out when work next wakes them
+}
+
+double Pool::cpu_seconds() {
+    State& state = state_.get();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    return state.cpu_seconds;
 }
 
 void Pool::cancel() {

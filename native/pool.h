@@ -36,6 +36,8 @@ public:
     bool run(int64_t count, const std::function<void(int64_t)>& work);
     // From now on at most `limit` threads, at least one, take samples.
     void set_limit(int limit);
+    // The CPU time that the threads took, each until it last had nothing to do.
+    double cpu_seconds();
     void cancel();
     void close();
 
@@ -51,6 +53,7 @@ private:
         std::condition_variable changed, unparked;  // for threads below the limit, and for the others
         std::deque<Batch*> queue;
         std::vector<std::thread> threads;
+        double cpu_seconds = 0;
         bool closing = false, cancelled = false;
     };
     void serve(State& state, int number);

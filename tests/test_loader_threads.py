@@ -28,13 +28,13 @@ class Loop:
 
     def __init__(self, cores: int, supply: Curve, demand: Curve, *, runs_ahead: bool = False) -> None:
         self.supply, self.demand, self.runs_ahead = supply, demand, runs_ahead
-        self.now = self.loop_waited = self.makers_waited = 0.0
+        self.now = self.loop_waited = self.held_back = self.cpu = 0.0
         self.batches, self.moves = 0, list[tuple[float, int]]()
         self.controller = ThreadController(cores, lambda: self.now)
         self.begin(cores)
 
     def begin(self, cores: int) -> None:
-        self.controller.begin(cores, 2, 2, lambda: (self.loop_waited, self.makers_waited))
+        self.controller.begin(cores, 2, 2, lambda: (self.loop_waited, self.held_back, self.cpu))
 
     @property
     def threads(self) -> int:
@@ -52,12 +52,13 @@ class Loop:
             busy = step * self.rate(threads) / self.supply(threads)
             self.now += step
             self.batches += 1
-            if busy < step:
-                self.makers_waited += 2 * step - busy
-                # A loop that runs ahead of its GPU waits for the batch that the makers hold back.
-                self.loop_waited += step / 2 if self.runs_ahead else 0
-            else:
-                self.loop_waited += step * (1 - self.rate(threads) / self.demand(threads))
+            # Threads that share a core take up to 1.3 times the CPU time; else they wait for a core.
+            self.cpu += min(threads / self.supply(threads), 1.3 / self.supply(1))
+            self.loop_waited += step * (1 - self.rate(threads) / self.demand(threads))
+            if self.runs_ahead and busy < step:
+                # The loop waits for a batch that a maker holds back, until the GPU has caught up.
+                self.held_back += 2 * step - busy
+                self.loop_waited += step / 2
             self.controller.note_batch()
             if self.threads != threads:
                 self.moves.append((self.now, self.threads))

@@ -71,6 +71,10 @@ class Pool:
         self.limit = limit
         self._native.set_limit(limit)
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that the native threads took, each until it last had nothing to do."""
+        return self._native.cpu_seconds()
+
     def cancel(self) -> None:
         """Let samples be that nobody has begun yet: calls that wait for them end with a ValueError."""
         self._closed = True

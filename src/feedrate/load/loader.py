@@ -279,7 +279,7 @@ class Loader:
                 batch = assembler.make(epoch, positions, slots if repeats else None)
                 if not batch.samples:
                     return batch
-                with meter.wait("makers"):
+                with meter.wait("makers for the device"):
                     placement.wait(step)
                 with meter.stage("transfer"):
                     return placement.finish(batch, step)
@@ -308,7 +308,9 @@ class Loader:
             on_stop=pool.close, interrupt=interrupt, on_take=None if controller is None else adapt,
         )  # fmt: skip
         if controller is not None:
-            controller.begin(pool.threads, feed.makers, self._prefetch, meter.waits)
+            controller.begin(
+                pool.threads, feed.makers, self._prefetch, lambda: (*meter.waits(), pool.cpu_seconds())
+            )
             pool.set_limit(controller.threads)
         return feed
 

@@ -22,7 +22,7 @@ class Meter:
         self._lock = threading.Lock()
         self._busy_s = dict.fromkeys(STAGES, 0.0)
         self._batches = dict.fromkeys(STAGES, 0)
-        self._waited_s = {"consumer": 0.0, "makers": 0.0}
+        self._waited_s = {"consumer": 0.0, "makers": 0.0, "makers for the device": 0.0}
         self._counts: Counter[str] = Counter()
         self._pillow_reasons: Counter[str] = Counter()
 
@@ -44,7 +44,7 @@ class Meter:
 
     @contextmanager
     def wait(self, who: str) -> Iterator[None]:
-        """Count the time of the body as waiting of the "consumer" or the "makers"."""
+        """Count the time of the body as waiting."""
         began = time.perf_counter()
         try:
             yield
@@ -52,9 +52,9 @@ class Meter:
             self.add_wait(who, time.perf_counter() - began)
 
     def waits(self) -> tuple[float, float]:
-        """Return how many seconds the consumer has waited until now, and the makers, all together."""
+        """Return how many seconds the consumer has waited, and all makers together for the device."""
         with self._lock:
-            return self._waited_s["consumer"], self._waited_s["makers"]
+            return self._waited_s["consumer"], self._waited_s["makers for the device"]
 
     def count(self, **counts: int) -> None:
         """Add to `batches`, `samples`, `bad_samples`, `empty_batches`, `left_out`, `bytes_read`."""
@@ -79,6 +79,6 @@ class Meter:
                 by_pillow=self._counts["by_pillow"],
                 pillow_reasons=dict(self._pillow_reasons),
                 consumer_waited_s=self._waited_s["consumer"],
-                makers_waited_s=self._waited_s["makers"],
+                makers_waited_s=self._waited_s["makers"] + self._waited_s["makers for the device"],
                 empty_batches=self._counts["empty_batches"],
             )

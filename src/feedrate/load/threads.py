@@ -4,10 +4,10 @@
 It looks at windows of some seconds, at who waited in them:
 
 ```
-only the loop       supply-bound   more threads, at once
-only the makers     loop-bound     fewer, on trial: threads that are not needed take cores from the loop
-both                device-bound   as many as now: the loop runs ahead of a GPU, which is busy
-neither             balanced       as many as now
+the loop, for a batch              supply-bound   more threads, at once
+the loop; makers for the device    device-bound   as many as now: the loop runs ahead of a GPU, which is busy
+not the loop                       loop-bound     fewer, on trial, if their CPU time says that they could do:
+                                                  threads that are not needed take cores from the loop
 ```
 
 The share of time that the loop waits is what is lost for want of threads; it needs no comparison. What is
@@ -30,8 +30,7 @@ WINDOW_BATCHES = 8
 FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 16.0, 256.0  # before a number that would not do is tried again
 SAME = 0.01  # rates, and shares of time, that differ by less are the same
 CLEAR = 0.1  # one window is enough to tell rates that differ by more
-# Threads that share their cores with the loop look busier than they are: so much, at the most.
-INFLATED = 1.3
+SHARING = 1.3
 NEVER = 2**30  # threads
 
 
@@ -41,23 +40,22 @@ class Window(NamedTuple):
     Attributes:
         rate: batches per second.
         waited: the share of time that the loop waited for a batch.
-        slack: the share of time that the makers waited: for the loop, or for the device.
-        busy: the share of time that batches were being made.
+        held_back: the share of time that the makers waited for the device.
+        needed: cores that decoding took.
     """
 
     rate: float
     waited: float
-    slack: float
-    busy: float
-
-    @property
-    def is_supply_bound(self) -> bool:
-        return self.waited > 1.5 * SAME and self.slack < 0.25
+    held_back: float
+    needed: float
 
     @property
     def is_loop_bound(self) -> bool:
-        # Makers wait half of the time as soon as one of the usual two is enough.
-        return self.waited < 0.05 and self.slack > 0.4
+        return self.waited <= 1.5 * SAME
+
+    @property
+    def is_supply_bound(self) -> bool:
+        return not self.is_loop_bound and self.held_back < 0.1
 
 
 class Trial(NamedTuple):
@@ -84,19 +82,22 @@ class ThreadController:
         self._unusual = 0  # windows in a row that had another
         self._last: tuple[float, ...] | None = None
         self._settling = 0
-        self._sums, self._batches = [0.0, 0.0, 0.0], 0  # of a window: seconds, those of loop and makers
+        self._sums, self._batches = [0.0] * 4, 0  # of a window: seconds, and what `waits` tells
         # Numbers that would not do, until then.
         self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
         self._patience_s = FIRST_PATIENCE_S
 
-    def begin(self, cores: int, makers: int, prefetch: int, waits: Callable[[], tuple[float, float]]) -> None:
+    def begin(
+        self, cores: int, makers: int, prefetch: int, waits: Callable[[], tuple[float, float, float]]
+    ) -> None:
         """An iteration begins.
 
         Args:
             cores: how many threads there may be.
             makers: how many threads make batches.
             prefetch: how many batches may be ready: so many say little about a new number of threads.
-            waits: tells how many seconds the loop has waited until now, and the makers, all together.
+            waits: tells three sums of this iteration, in seconds: how long the loop waited, how long all
+                makers together for the device, and the CPU time of the threads.
         """
         self._cores, self._makers, self._prefetch, self._waits = cores, makers, prefetch, waits
         self._last = None  # the time between iterations is nobody's
@@ -116,15 +117,11 @@ class ThreadController:
             so_far + now - then for so_far, now, then in zip(self._sums, self._last, last, strict=True)
         ]
         self._batches += 1
-        seconds, loop_waited_s, makers_waited_s = self._sums
+        seconds, waited_s, held_back_s, cpu_s = self._sums
         if seconds < WINDOW_S or self._batches < WINDOW_BATCHES:
             return
-        slack = min(1.0, makers_waited_s / (self._makers * seconds))
-        busy = min(1.0, self._makers * (1 - slack))
-        self._windows = [
-            *self._windows[-1:],
-            Window(self._batches / seconds, loop_waited_s / seconds, slack, busy),
-        ]
+        shares = (waited_s / seconds, held_back_s / (self._makers * seconds), cpu_s / seconds)
+        self._windows = [*self._windows[-1:], Window(self._batches / seconds, *shares)]
         self._begin_window()
         if self._trial is None:
             self._look()
@@ -132,7 +129,7 @@ class ThreadController:
             self._judge(self._trial)
 
     def _begin_window(self) -> None:
-        self._sums, self._batches = [0.0, 0.0, 0.0], 0
+        self._sums, self._batches = [0.0] * 4, 0
 
     def _look(self) -> None:
         window = self._windows[-1]
@@ -156,9 +153,10 @@ class ThreadController:
         return (self.threads + self._too_many) // 2
 
     def _choose_fewer(self, window: Window) -> int:
-        needed = self.threads * window.busy
-        number = min(self.threads - max(1, self.threads // 8), math.ceil(INFLATED * needed))
-        least = max(1, self.threads // 2, math.ceil(needed / INFLATED), (self._too_few + self.threads) // 2)
+        # The threads of one core take more CPU time for the same work, by about so much.
+        needed = math.ceil(window.needed / SHARING)
+        number = min(self.threads - max(1, self.threads // 8), math.ceil(window.needed * SHARING))
+        least = max(1, self.threads // 2, needed, (self._too_few + self.threads) // 2)
         number = max(number, least)
         return number if number > self._too_few else self.threads
 
