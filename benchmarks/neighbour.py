@@ -24,13 +24,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 import feedrate
 from feedrate.demo.dataset import write_photographs
+from feedrate.format.pack import Pack
 from feedrate.pack import PackOptions, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
 
 AUTO = "auto"
+EPOCH = 2_000_000
 CASES = ("alone", "loop", "second job")
 Step = Callable[[Any], None]
 
@@ -59,9 +63,13 @@ def main() -> int:
 
 
 def measure(target: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    with contextlib.closing(Pack(target)) as opened:
+        # Few photographs, many times: an epoch that lasts longer than a run.
+        order = np.random.default_rng(0).integers(0, len(opened), EPOCH)
+
     def make_loader(threads: int | None) -> feedrate.Loader:
         return feedrate.Loader(
-            target, arguments.batch_size, image=feedrate.RandomResizedCrop(224), flip=True, drop_last=True,
+            target, arguments.batch_size, image=feedrate.RandomResizedCrop(224), flip=True, order=order,
             threads=threads, device=arguments.device, output=None if arguments.device else "numpy",
         )  # fmt: skip
 
@@ -212,7 +220,7 @@ def parse() -> argparse.Namespace:
         else sorted({cores, cores - 1, cores - 2, cores * 3 // 4, cores // 2})
     )
     parser.add_argument("source", nargs="?", help="a folder of photographs (default: some are made)")
-    parser.add_argument("--images", type=int, default=max(500, 150 * cores), help="how many are made")
+    parser.add_argument("--images", type=int, default=1000, help="how many are made (default: 1000)")
     parser.add_argument("--threads", type=int, nargs="+", default=few, help=f"fixed numbers (default: {few})")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--batch-size", type=int, default=64 if cores <= 4 else 256)

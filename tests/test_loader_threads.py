@@ -159,6 +159,15 @@ def test_a_pause_between_iterations_is_no_window() -> None:
     assert (loop.threads, loop.controller.changes) == (4, 0)
 
 
+def test_a_trial_does_not_end_on_more_threads_than_there_are_cores_by_then() -> None:
+    loop = Loop(4, supply=lambda n: 3 * n, demand=lambda _: 7)
+    while loop.threads != 2:
+        loop.run(0.1)
+    loop.begin(2)
+    loop.run(60)
+    assert loop.threads == 2
+
+
 @st.composite
 def loops(draw: st.DrawFn) -> tuple[int, list[float], list[float]]:
     """More threads never make fewer batches, and never leave the loop more."""

@@ -82,13 +82,13 @@ class ThreadController:
         self._unusual = 0  # windows in a row that had another
         self._last: tuple[float, ...] | None = None
         self._settling = 0
-        self._sums, self._batches = [0.0] * 4, 0  # of a window: seconds, and what `waits` tells
+        self._sums, self._batches = [0.0] * 4, 0  # of a window: seconds, and what `measure` returns
         # Numbers that would not do, until then.
         self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
         self._patience_s = FIRST_PATIENCE_S
 
     def begin(
-        self, cores: int, makers: int, prefetch: int, waits: Callable[[], tuple[float, float, float]]
+        self, cores: int, makers: int, prefetch: int, measure: Callable[[], tuple[float, float, float]]
     ) -> None:
         """An iteration begins.
 
@@ -96,18 +96,20 @@ class ThreadController:
             cores: how many threads there may be.
             makers: how many threads make batches.
             prefetch: how many batches may be ready: so many say little about a new number of threads.
-            waits: tells three sums of this iteration, in seconds: how long the loop waited, how long all
+            measure: returns three sums of this iteration, in seconds: how long the loop waited, how long all
                 makers together for the device, and the CPU time of the threads.
         """
-        self._cores, self._makers, self._prefetch, self._waits = cores, makers, prefetch, waits
+        if cores != self._cores:
+            self._trial = None
+            self._forget()
+        self._cores, self._makers, self._prefetch, self._measure = cores, makers, prefetch, measure
         self._last = None  # the time between iterations is nobody's
         if self.threads > cores:
             self._move(cores)
-            self._trial = None
 
     def note_batch(self) -> None:
         """The loop has taken a batch: look whether the number should change."""
-        last, self._last = self._last, (self._clock(), *self._waits())
+        last, self._last = self._last, (self._clock(), *self._measure())
         if last is None:
             return
         if self._settling:
@@ -123,10 +125,11 @@ class ThreadController:
         shares = (waited_s / seconds, held_back_s / (self._makers * seconds), cpu_s / seconds)
         self._windows = [*self._windows[-1:], Window(self._batches / seconds, *shares)]
         self._begin_window()
-        if self._trial is None:
+        trial = self._trial
+        if trial is None:
             self._look()
         else:
-            self._judge(self._trial)
+            self._judge(trial)
 
     def _begin_window(self) -> None:
         self._sums, self._batches = [0.0] * 4, 0
