@@ -2,6 +2,7 @@
 #include "pool.h"
 
 #include <csignal>
+#include <ctime>
 #include <initializer_list>
 #include <system_error>
 
@@ -25,13 +26,27 @@ private:
     sigset_t before_;
 };
 
+double thread_cpu_seconds() {
+    timespec used{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
 }  // namespace
 
-void Pool::serve(State& state) {
+void Pool::serve(State& state, int number) {
+    double counted = 0;
     std::unique_lock<std::mutex> lock(state.mutex);
     for (;;) {
-        state.changed.wait(lock, [&] { return state.closing || !state.queue.empty(); });
-        if (state.queue.empty()) return;
+        const bool is_parked = number >= limit_;
+        if (state.closing && (is_parked || state.queue.empty())) return;  // thread 0 is never parked, and empties the queue
+        if (is_parked || state.queue.empty()) {
+            const double used = thread_cpu_seconds();
+            state.cpu_seconds += used - counted;
+            counted = used;
+            (is_parked ? state.unparked : state.changed).wait(lock);
+            continue;
+        }
         Batch& batch = *state.queue.front();
         const int64_t first = batch.next++;
         if (first + 1 >= batch.count) state.queue.pop_front();
@@ -44,10 +59,13 @@ void Pool::serve(State& state) {
 }
 
 void Pool::start_threads(State& state) {
+    const int limit = limit_;
+    int number = static_cast<int>(state.threads.size());
+    if (number >= limit) return;
     const SignalsBlocked blocked;
-    state.threads.reserve(static_cast<size_t>(threads_));
+    state.threads.reserve(static_cast<size_t>(limit));
     try {
-        for (int i = 0; i < threads_; ++i) state.threads.emplace_back(serve, std::ref(state));
+        for (; number < limit; ++number) state.threads.emplace_back(&Pool::serve, this, std::ref(state), number);
     } catch (const std::system_error&) {
         // The process may have no more threads; one is enough to go on.
         if (state.threads.empty()) throw;
@@ -63,11 +81,26 @@ bool Pool::run(int64_t count, const std::function<void(int64_t)>& work) {
     batch.work = &work;
     std::unique_lock<std::mutex> lock(state.mutex);
     if (state.closing || state.cancelled) return false;
-    if (state.threads.empty()) start_threads(state);
+    start_threads(state);  // not in set_limit(): they would get the cores that its caller's thread is bound to
     state.queue.push_back(&batch);
     state.changed.notify_all();
     batch.finished.wait(lock, [&] { return batch.done == batch.count; });
     return !state.cancelled;
+}
+
+void Pool::set_limit(int limit) {
+    State& state = state_.get();
+    {
+        const std::lock_guard<std::mutex> lock(state.mutex);
+        limit_ = limit;
+    }
+    state.unparked.notify_all();  // those that wait for work and are now to be parked find out when work next wakes them
+}
+
+double Pool::cpu_seconds() {
+    State& state = state_.get();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    return state.cpu_seconds;
 }
 
 void Pool::cancel() {
@@ -86,6 +119,7 @@ void Pool::close() {
         threads.swap(state.threads);
     }
     state.changed.notify_all();
+    state.unparked.notify_all();
     for (auto& thread : threads) thread.join();
 }
 

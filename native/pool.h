@@ -6,6 +6,10 @@
 // Whoever finishes a batch's last sample wakes its caller. close() lets the queue run empty, then joins. cancel() lets the samples be that
 // nobody has taken yet.
 //
+// A limit says how many of the threads work: those numbered below it. The others are parked on a condition variable of their own,
+// so that no batch wakes them, and start with the first batch that finds them below it. A thread that is no longer below it parks after
+// its sample.
+//
 //   open --close()--> closing --queue empty, threads joined--> closed        (a child after fork() begins at open, without threads)
 #pragma once
 
@@ -24,12 +28,16 @@ namespace feedrate {
 
 class Pool {
 public:
-    explicit Pool(int threads) : threads_(threads) {}
+    explicit Pool(int threads) : limit_(threads) {}
     ~Pool() { close(); }
 
     // Calls work(0) to work(count - 1), which must not throw, from the pool's threads; returns when all are done. False when the
     // pool is closed: nothing was called; or cancelled: not all were. Any number of callers at a time.
     bool run(int64_t count, const std::function<void(int64_t)>& work);
+    // From now on at most `limit` threads, at least one, take samples.
+    void set_limit(int limit);
+    // The CPU time that the threads took, each until it last had nothing to do.
+    double cpu_seconds();
     void cancel();
     void close();
 
@@ -42,16 +50,18 @@ private:
     };
     struct State {
         std::mutex mutex;
-        std::condition_variable changed;
+        std::condition_variable changed, unparked;  // for threads below the limit, and for the others
         std::deque<Batch*> queue;
         std::vector<std::thread> threads;
+        double cpu_seconds = 0;
         bool closing = false, cancelled = false;
     };
-    static void serve(State& state);
+    void serve(State& state, int number);
     void start_threads(State& state);
 
-    int threads_;
-    std::atomic<bool> closed_{false};  // outside of the state, so that a child knows it too
+    // Outside of the state, so that a child knows them too.
+    std::atomic<int> limit_;  // changed under the mutex
+    std::atomic<bool> closed_{false};
     PerProcess<State> state_;
 };
 

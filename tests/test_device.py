@@ -140,6 +140,7 @@ def test_a_batch_is_sent_only_when_the_gpu_is_through_with_one_some_steps_before
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(log, next(names)))
     there = transfer.Transfer(torch.device("meta"), prefetch=2, is_plain=True)
     for step in range(6):
+        there.wait(step)
         there.finish(Batch((torch.zeros(1),), 1), step).data.receive()
     assert [line for line in log if line.startswith("waited")] == [
         "waited for what stood at batch 0",

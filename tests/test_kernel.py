@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,37 @@ assert not kernel.read_ranges(files, ranges, pool)[2].any()
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux does")
+def test_a_pool_starts_the_threads_that_its_limit_lets_work_and_no_more() -> None:
+    files = Files([sys.executable])
+    ranges = Ranges(np.zeros(40, np.int32), np.zeros(40, np.int64), np.full(40, 9, np.int64))
+    pool, others = Pool(6), set(os.listdir("/proc/self/task"))
+    started = []
+    for limit in (1, 4, 2):
+        pool.set_limit(limit)
+        assert not kernel.read_ranges(files, ranges, pool)[2].any()
+        started.append(len(set(os.listdir("/proc/self/task")) - others))
+    pool.close()
+    assert started == [1, 4, 4]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 4])
+def test_a_limit_of_a_pool_lies_between_one_and_its_threads(limit: int) -> None:
+    with pytest.raises(ValueError, match=f"limit must be from 1 to 3, the pool's threads, got {limit}"):
+        Pool(3).set_limit(limit)
+
+
+def test_what_goes_through_pillow_keeps_the_limit_of_its_pool() -> None:
+    pool, seen = Pool(3), set()
+    pool.set_limit(1)
+    pool.map(lambda _: seen.add(threading.get_ident()), range(20))
+    assert len(seen) == 1
+    pool.set_limit(3)
+    together = threading.Barrier(3)
+    pool.map(lambda _: together.wait(), range(3))
+    pool.close()
 
 
 def decode(out=None, boxes=None, flips=None, images=None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel under the address and undefined-behaviour sanitizers, without Python inside."""
+"""The kernel under the address, undefined-behaviour and thread sanitizers, without Python inside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fuzz_corpus import build, write_corpus
+from fuzz_corpus import NATIVE, build, write_corpus
 
 from feedrate import kernel
 
@@ -54,3 +54,15 @@ def test_the_sanitizers_find_nothing_in_good_cut_and_changed_files(said: dict[st
 
 def test_every_level_of_vector_code_gives_the_same_pixels(said: dict[str, str]) -> None:
     assert len({words.partition(": ")[2] for words in said.values()}) == 1
+
+
+def test_the_thread_sanitizer_finds_nothing_in_a_pool_whose_limit_changes(tmp_path: Path) -> None:
+    if COMPILER is None:
+        pytest.skip("needs g++ or clang++")
+    program = tmp_path / "run_pool"
+    sources = [NATIVE / "pool.cpp", NATIVE / "fuzz" / "run_pool.cpp"]
+    options = ["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
+    subprocess.run([COMPILER, *options, *sources, "-o", program], check=True)
+    # The limit is for a wake-up that was lost: it would hang.
+    ran = subprocess.run([program], capture_output=True, text=True, timeout=300)
+    assert (ran.returncode, ran.stdout) == (0, "fine\n"), ran.stderr[-4000:]

@@ -50,15 +50,30 @@ class Pool:
     """Native threads that take samples one by one; shared by any number of concurrent calls.
 
     Threads start with the first call. A child process made by fork starts its own.
+
+    Attributes:
+        threads: how many there are at the most.
+        limit: how many of them work.
     """
 
     def __init__(self, threads: int) -> None:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
-        self.threads = threads
+        self.threads = self.limit = threads
         self._native = native.Pool(threads)
         self._closed = False
-        self._executor: tuple[int, ThreadPoolExecutor] | None = None
+        self._executor: tuple[int, int, ThreadPoolExecutor] | None = None
+
+    def set_limit(self, limit: int) -> None:
+        """Let so many threads work from now on; one that is in the middle of a sample finishes it."""
+        if not 1 <= limit <= self.threads:
+            raise ValueError(f"limit must be from 1 to {self.threads}, the pool's threads, got {limit}")
+        self.limit = limit
+        self._native.set_limit(limit)
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that the native threads took, each until it last had nothing to do."""
+        return self._native.cpu_seconds()
 
     def cancel(self) -> None:
         """Let samples be that nobody has begun yet: calls that wait for them end with a ValueError."""
@@ -71,18 +86,18 @@ class Pool:
         self._native.close()
         executor, self._executor = self._executor, None
         if executor and executor[0] == os.getpid():
-            executor[1].shutdown()
+            executor[2].shutdown()
 
     def map(self, work: Callable[[int], None], samples: Sequence[int]) -> None:
         """Call `work` for every sample in Python threads: for what goes through Pillow, for whole images."""
         from concurrent.futures import ThreadPoolExecutor
 
         # The executor's threads do not survive a fork; the process number tells. Two callers at once may make
-        # two executors: the one that is not kept ends with its work.
-        executor = self._executor
-        if executor is None or executor[0] != os.getpid():
-            executor = self._executor = (os.getpid(), ThreadPoolExecutor(self.threads, "feedrate-pillow"))
-        list(executor[1].map(lambda i: None if self._closed else work(i), samples))
+        # two executors: the one that is not kept ends with its work. So does one of another size.
+        executor, wanted = self._executor, (os.getpid(), self.limit)
+        if executor is None or executor[:2] != wanted:
+            executor = self._executor = (*wanted, ThreadPoolExecutor(self.limit, "feedrate-pillow"))
+        list(executor[2].map(lambda i: None if self._closed else work(i), samples))
         if self._closed:
             raise ValueError("the pool is closed")
 

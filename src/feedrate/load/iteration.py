@@ -16,6 +16,7 @@ from feedrate.load.assemble import Batch
 from feedrate.load.device.transfer import Sent
 from feedrate.load.pipeline import Feed, FeedStopped
 from feedrate.load.ranks import Shares
+from feedrate.load.threads import ThreadController
 from feedrate.units import format_count, typed
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Resources:
     pack: Pack
     owns_pack: bool
     cached: CachedPixels | None = None
+    controller: ThreadController | None = None  # None: the number of threads was given
     process: int = field(default_factory=os.getpid)
     feed: Feed[Batch] | None = None
 

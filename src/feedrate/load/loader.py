@@ -54,6 +54,7 @@ from feedrate.load.sampling import choose_order
 from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
+from feedrate.load.threads import ThreadController
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.results.load import LoaderStats
 from feedrate.store.ahead import Ahead
@@ -89,7 +90,8 @@ class Loader:
         scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
             it is read, once for all processes of the machine.
         cache: a `Cache` that keeps decoded samples near, so that further epochs decode less.
-        threads: for reading and decoding; None: the cores that this process may use.
+        threads: for reading and decoding; None: as many as the loop gains from, at most the cores that this
+            process may use; `stats().threads` tells.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
             Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
@@ -189,9 +191,12 @@ class Loader:
         self._finish = check_finish(options, self._wanted, opened, self._output)
         self._threads = options.threads or count_usable_cores()
         pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
-        # A transform runs in the makers, so there should be as many as threads.
-        makers = self._threads if options.transform else 1
-        self._prefetch = options.prefetch or choose_prefetch(pixels * options.batch_size, makers)
+        wide = self._finish.dtype.itemsize if self._finish is not None and self._finish.dtype else 1
+        self._is_sent = self._device is not None and self._device.type == "cuda"
+        # A transform runs in the makers, so there should be as many as threads. A loop that launches work for
+        # a GPU takes batches unevenly, and the GPU should not feel it when decoding is late once.
+        makers = self._threads if options.transform else 4 if self._is_sent else 1
+        self._prefetch = options.prefetch or choose_prefetch(pixels * wide * options.batch_size, makers)
         self._cursor = Cursor()
         self._closed = False
         self.ranks = Ranks(options.given_rank)
@@ -199,7 +204,8 @@ class Loader:
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
-        self._resources = Resources(pack, owns_pack, self._open_cache(pack))
+        controller = None if self._options.threads else ThreadController(self._threads)
+        self._resources = Resources(pack, owns_pack, self._open_cache(pack), controller)
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._live: weakref.ref[LoaderIterator] | None = None
         self._meter = Meter()
@@ -254,7 +260,8 @@ class Loader:
 
     def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
         options, subset, repeats = self._options, self._subset, self._order.repeats
-        pool, meter, stopping = kernel.Pool(self._threads), self._meter, threading.Event()
+        meter, stopping, controller = self._meter, threading.Event(), self._resources.controller
+        pool = kernel.Pool(self._threads if controller is None else count_usable_cores())
         placement = choose_placement(
             self._device, self._output, self._finish, prefetch=self._prefetch,
             is_plain=not self.has_functions,
@@ -286,8 +293,18 @@ class Loader:
                         held.enter_context(ahead.batch(step))
                 held.enter_context(placement.guard())
                 batch = assembler.make(epoch, positions, slots if repeats else None)
+                if not batch.samples:
+                    return batch
+                with meter.wait("makers for the device"):
+                    placement.wait(step)
                 with meter.stage(placement.stage):
-                    return placement.finish(batch, step) if batch.samples else batch
+                    return placement.finish(batch, step)
+
+        def adapt() -> None:
+            assert controller is not None
+            controller.note_batch()
+            if controller.threads != pool.limit:
+                pool.set_limit(controller.threads)
 
         ahead = None
         if isinstance(self._resources.pack, ThroughPack):
@@ -300,17 +317,19 @@ class Loader:
             )  # fmt: skip
             ahead.start()
 
-        # Two makers: while one is in the kernel, the other prepares its batch and queues it there.
-        makers = self._threads if options.transform or options.collate else 2
-        return Feed(
-            make,
-            len(shares),
-            prefetch=self._prefetch,
-            makers=max(2, makers),
-            meter=meter,
-            on_stop=pool.close,
-            interrupt=interrupt,
-        )
+        # While one maker is in the kernel, another prepares its batch and queues it there; a third may wait
+        # for the GPU.
+        makers = self._threads if options.transform or options.collate else 3 if self._is_sent else 2
+        feed = Feed(
+            make, len(shares), prefetch=self._prefetch, makers=max(2, makers), meter=meter,
+            on_stop=pool.close, interrupt=interrupt, on_take=None if controller is None else adapt,
+        )  # fmt: skip
+        if controller is not None:
+            controller.begin(
+                pool.threads, feed.makers, self._prefetch, lambda: (*meter.waits(), pool.cpu_seconds())
+            )
+            pool.set_limit(controller.threads)
+        return feed
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next `iter()` give epoch `epoch` from its beginning.
@@ -373,6 +392,12 @@ class Loader:
         """Return what each stage did since the loader was made, and which one is the slowest."""
         self._adopt()
         stats, pack, cached = self._meter.read(), self._resources.pack, self._resources.cached
+        controller = self._resources.controller
+        stats = replace(
+            stats,
+            threads=self._threads if controller is None else controller.threads,
+            thread_changes=0 if controller is None else controller.changes,
+        )
         if isinstance(pack, ThroughPack):
             stats = replace(stats, fetch=pack.fetch_stats())
         if cached is not None:

@@ -32,7 +32,7 @@ class Meter:
         self._lock = threading.Lock()
         self._busy_s = dict.fromkeys(STAGES, 0.0)
         self._batches = dict.fromkeys(STAGES, 0)
-        self._waited_s = {"consumer": 0.0, "makers": 0.0}
+        self._waited_s = {"consumer": 0.0, "makers": 0.0, "makers for the device": 0.0}
         self._counts: Counter[str] = Counter()
         self._pillow_reasons: Counter[str] = Counter()
 
@@ -51,6 +51,20 @@ class Meter:
     def add_wait(self, who: str, seconds: float) -> None:
         with self._lock:
             self._waited_s[who] += seconds
+
+    @contextmanager
+    def wait(self, who: str) -> Iterator[None]:
+        """Count the time of the body as waiting."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_wait(who, time.perf_counter() - began)
+
+    def waits(self) -> tuple[float, float]:
+        """Return how many seconds the consumer has waited, and all makers together for the device."""
+        with self._lock:
+            return self._waited_s["consumer"], self._waited_s["makers for the device"]
 
     def count(self, **counts: int) -> None:
         """Add to `batches`, `samples`, `bad_samples`, `empty_batches`, `left_out`, `bytes_read`."""
@@ -75,6 +89,6 @@ class Meter:
                 by_pillow=self._counts["by_pillow"],
                 pillow_reasons=dict(self._pillow_reasons),
                 consumer_waited_s=self._waited_s["consumer"],
-                makers_waited_s=self._waited_s["makers"],
+                makers_waited_s=self._waited_s["makers"] + self._waited_s["makers for the device"],
                 empty_batches=self._counts["empty_batches"],
             )

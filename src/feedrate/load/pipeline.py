@@ -55,6 +55,7 @@ class Feed(Generic[T]):
     def __init__(
         self, make: Callable[[int], T], steps: int, *, prefetch: int, makers: int, meter: Meter,
         on_stop: Callable[[], None] | None = None, interrupt: Callable[[], None] | None = None,
+        on_take: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.process = os.getpid()
         self.steps = steps
@@ -62,6 +63,7 @@ class Feed(Generic[T]):
         self._prefetch = prefetch
         self._meter = meter
         self._on_stop = on_stop
+        self._on_take = on_take  # called by the consumer, before it has its batch
         self._interrupt = interrupt  # wakes makers that wait for something else than this feed
         self._changed = threading.Condition()
         self._next = 0
@@ -77,6 +79,11 @@ class Feed(Generic[T]):
             threading.Thread(target=self._run, name=f"feedrate-maker-{i}", daemon=True)
             for i in range(min(makers, prefetch, steps))
         ]
+
+    @property
+    def makers(self) -> int:
+        """How many threads make batches."""
+        return len(self._makers)
 
     def start(self) -> None:
         for maker in self._makers:
@@ -98,6 +105,8 @@ class Feed(Generic[T]):
             self._taken += 1
             self._changed.notify_all()
         self._meter.add_wait("consumer", time.perf_counter() - began)
+        if self._on_take is not None:
+            self._on_take()
         if error is not None:
             self.stop()
             raise error

@@ -46,11 +46,14 @@ class LoaderStats:
         left_out: samples that no rank got, because fewer remained than ranks after a resume on more of them;
             counted on every rank.
         consumer_waited_s: how long the training loop waited for batches.
-        makers_waited_s: how long the loader's threads waited because enough batches lay ready.
+        makers_waited_s: how long the loader's threads waited because enough batches lay ready, or because the
+            device was not yet through with those before.
         fetch: of a pack that lies elsewhere; None: it is read where it lies.
         by_pillow: images that the kernel left to Pillow; `pillow_reasons` says why, and how many each.
         cache: what the cache did; None: there is none.
         empty_batches: batches that were left out, since no sample of theirs was good; part of `batches`.
+        threads: how many threads decode now.
+        thread_changes: how often that number was changed; 0 where `threads=` was given.
     """
 
     stages: tuple[StageStats, ...]
@@ -66,6 +69,8 @@ class LoaderStats:
     fetch: FetchStats | None = None
     cache: CacheStats | None = None
     empty_batches: int = 0
+    threads: int = 0
+    thread_changes: int = 0
 
     @property
     def slowest(self) -> str:

@@ -108,8 +108,12 @@ class Placement:
         del shape
         return None
 
+    def wait(self, step: int) -> None:
+        """Wait until the device has got so far that a batch may be sent; `step` is its number."""
+        del step
+
     def finish(self, batch: Batch, step: int) -> Batch:
-        """Return a batch on its way; `step` is its number in the iteration."""
+        """Return a batch on its way, when `wait` is over."""
         del step
         if self._finish is None:
             return batch
@@ -209,13 +213,15 @@ class Transfer(Pinned):
     def lend(self, shape: tuple[int, ...]) -> U8 | None:
         return _lend_pinned(shape)
 
-    def finish(self, batch: Batch, step: int) -> Batch:
-        import torch
-
+    def wait(self, step: int) -> None:
         # Makers are `prefetch` steps ahead at the most, so the loop has taken that batch.
         queued = self._queued.pop(step - self._prefetch - 2, None)
         if queued is not None:
             queued.synchronize()
+
+    def finish(self, batch: Batch, step: int) -> Batch:
+        import torch
+
         tensors: list[Any] = []
 
         def send(tensor: Any) -> Any:
