@@ -79,7 +79,7 @@ def test_it_starts_with_all_cores_and_stays_there_while_the_loop_waits() -> None
 def test_pauses_of_the_loop_are_not_taken_for_a_slow_loop() -> None:
     loop = Loop(16, supply=lambda n: n, demand=lambda _: 16.5)
     for _ in range(60):
-        loop.run(3)
+        loop.run(1)
         loop.now += 4  # as a validation
     assert (loop.threads, loop.controller.changes) == (16, 0)
 
