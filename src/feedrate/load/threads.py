@@ -31,10 +31,8 @@ FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 16.0, 256.0  # before a number that would
 SAME = 0.01  # rates, and shares of time, that differ by less are the same
 CLEAR = 0.1  # one window is enough to tell rates that differ by more
 SHARING = 1.3
-PAUSE_S, PAUSE_STEPS = (
-    0.5,
-    8,
-)  # a loop that does something else for longer than both, as validating, is not slow
+# A loop that does something else for longer than both, as validating, is not slow.
+PAUSE_S, PAUSE_STEPS = 0.5, 8
 NEVER = 2**30  # threads
 
 
