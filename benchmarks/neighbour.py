@@ -187,7 +187,7 @@ def make_network() -> Step:
 
     def step(images: Any) -> None:
         with torch.autocast("cuda", torch.bfloat16):
-            loss = model(images.permute(0, 3, 1, 2).float() / 255 - 0.5).square().mean()
+            loss = model(images.float() / 255 - 0.5).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
