@@ -141,7 +141,8 @@ def measure(
     for kind, take in kinds.items():
         for _ in range(2 * arguments.workers):  # so many batches the workers have made ahead
             take()
-        rates[kind] = [drain(take, arguments.seconds) for _ in range(2)]
+        # Workers end their batches together: a few of these would say little.
+        rates[kind] = [drain(take, arguments.seconds, steps=2 * arguments.workers) for _ in range(2)]
     show(f"{name} {mode}", rates)
     return {"threads": threads, "images_per_s": rates}
 
@@ -216,14 +217,11 @@ def trace(target: Path, copies: Path, name: str, mode: str) -> dict[str, Any]:
 
 
 def record(take: Callable[[], Any], steps: int = 30) -> dict[str, float]:
-    with (
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile,
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(steps):
             take()
         torch.cuda.synchronize()
-        profile.stop()
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
@@ -295,8 +293,8 @@ def endless(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def drain(step: Callable[[], Any], seconds: float) -> float:
-    """Return images per second over at least `seconds`, by the GPU's clock, once the loop runs evenly.
+def drain(step: Callable[[], Any], seconds: float, steps: int = 1) -> float:
+    """Return images per second over at least `seconds` and `steps`, by the GPU's clock, once the loop runs.
 
     The GPU is not waited for before the clock starts: batches would be made ahead meanwhile, and be counted.
     """
@@ -304,14 +302,14 @@ def drain(step: Callable[[], Any], seconds: float) -> float:
     for _ in range(10):
         step()
     start.record()
-    began, steps = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
+    began, done = time.perf_counter(), 0
+    while done < steps or time.perf_counter() - began < seconds:
         for _ in range(5):
             step()
-        steps += 5
+        done += 5
     end.record()
     torch.cuda.synchronize()
-    return steps * BATCH / (start.elapsed_time(end) / 1e3)
+    return done * BATCH / (start.elapsed_time(end) / 1e3)
 
 
 if __name__ == "__main__":
