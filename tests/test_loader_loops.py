@@ -66,11 +66,23 @@ def test_a_loader_says_its_batch_size(pack: Path):
         assert loader.batch_size == 10
 
 
-def test_the_epoch_may_be_told_to_the_sampler(pack: Path):
-    # Lightning does, and so does a loop that was written for a DistributedSampler.
+def test_the_epoch_may_be_told_to_the_sampler_of_the_batch_sampler(pack: Path):
+    # Lightning does, whatever the loader.
     with open_loader(pack) as loader:
-        loader.sampler.set_epoch(3)
+        loader.batch_sampler.sampler.set_epoch(3)
         assert numbers_of(loader) == epoch_of(pack, 3)
+
+
+def test_the_batch_sampler_says_the_batch_size(pack: Path):
+    # The DeepSpeed strategy of Lightning asks it for its logs.
+    with open_loader(pack) as loader:
+        assert loader.batch_sampler.batch_size == 10
+
+
+def test_a_loader_has_no_sampler(pack: Path):
+    # Lightning takes one that has for a DataLoader whose shuffling it may turn off (overfit_batches).
+    with open_loader(pack) as loader:
+        assert not hasattr(loader, "sampler")
 
 
 def test_an_iteration_that_has_given_nothing_goes_to_the_epoch_that_is_set(pack: Path):

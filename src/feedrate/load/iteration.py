@@ -39,10 +39,15 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochSetter:
-    """What a loader has in the place of a DataLoader's sampler; without indices or a length of its own."""
+class BatchSampler:
+    """What a loader has in the place of a DataLoader's batch sampler, and of the sampler in that."""
 
+    batch_size: int
     set_epoch: Callable[[int], None]
+
+    @property
+    def sampler(self) -> BatchSampler:
+        return self
 
 
 @dataclass(slots=True)

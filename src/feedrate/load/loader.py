@@ -28,7 +28,7 @@ from feedrate.load.device.options import check_finish
 from feedrate.load.device.transfer import check_device, choose_placement
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, View
-from feedrate.load.iteration import Cursor, EpochSetter, LoaderIterator, Resources
+from feedrate.load.iteration import BatchSampler, Cursor, LoaderIterator, Resources
 from feedrate.load.meter import Meter
 from feedrate.load.options import (
     BadSamplePolicy,
@@ -330,9 +330,9 @@ class Loader:
             self._cursor = Cursor(int(epoch))
 
     @property
-    def sampler(self) -> EpochSetter:
-        """Passes `loader.sampler.set_epoch(n)` on: Lightning and many DDP loops tell the epoch there."""
-        return EpochSetter(self.set_epoch)
+    def batch_sampler(self) -> BatchSampler:
+        """Where Lightning tells the epoch, and finds the batch size; it gives no indices."""
+        return BatchSampler(self._options.batch_size, self.set_epoch)
 
     @property
     def dataset(self) -> NoReturn:
