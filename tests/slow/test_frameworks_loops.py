@@ -137,6 +137,19 @@ def run_script(module: str, script: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
+# Keeps what the loader gave last, to compare it with what arrives in the training step.
+WATCH = """
+from feedrate.load.iteration import LoaderIterator
+take = LoaderIterator.__next__
+
+def watched(self):
+    global last
+    last = take(self)
+    return last
+
+LoaderIterator.__next__ = watched
+"""
+
 # Checkpoints of every step, of the last one of an epoch, of the end of an epoch, of after a validation.
 LIGHTNING = """
 import glob, re, sys
@@ -151,6 +164,7 @@ class Net(lightning.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
     def training_step(self, batch):
+        assert batch[0] is last[0]
         given.append(batch[0].tolist())
         return self.layer(torch.ones(1, 1)).sum()
     def validation_step(self, batch, number):
@@ -166,7 +180,7 @@ def run(folder, checkpoint=None, **when):
         accelerator="cpu", devices=1, max_epochs=3, val_check_interval=5, num_sanity_val_steps=0,
         callbacks=[saving], logger=False, enable_progress_bar=False, enable_model_summary=False,
     )
-    options = dict(fields=("number",), rank=0, world_size=1)
+    options = dict(fields=("number",), rank=0, world_size=1, device="cpu")
     validating = Loader(pack, 50, shuffle=False, **options)
     trainer.fit(Net(), Loader(pack, 10, **options), validating, ckpt_path=checkpoint)
     return given
@@ -185,8 +199,10 @@ print(resumed)
 """
 
 
-def test_lightning_goes_on_from_a_checkpoint_of_any_step(numbers: Path, tmp_path: Path) -> None:
-    assert int(run_script("lightning", LIGHTNING, numbers, tmp_path).splitlines()[-1]) >= 27
+def test_lightning_goes_on_from_a_checkpoint_of_any_step_and_moves_no_tensor_again(
+    numbers: Path, tmp_path: Path
+) -> None:
+    assert int(run_script("lightning", WATCH + LIGHTNING, numbers, tmp_path).splitlines()[-1]) >= 27
 
 
 TRAINER = """
@@ -201,8 +217,9 @@ spec.loader.exec_module(example)
 
 class Trainer(example.PackTrainer):
     def get_train_dataloader(self):
-        return Loader(self.pack, 10, fields=("number",), rank=0, world_size=1)
+        return Loader(self.pack, 10, fields=("number",), rank=0, world_size=1, device="cpu")
     def compute_loss(self, model, inputs, *args, **options):
+        assert inputs[0] is last[0]
         given.append(inputs[0].tolist())
         return model(torch.ones(1, 1)).sum()
 
@@ -229,10 +246,10 @@ except AttributeError as error:
 """
 
 
-def test_the_trainer_goes_on_from_a_checkpoint_of_any_step_and_cannot_skip_twice(
+def test_the_trainer_goes_on_from_a_checkpoint_of_any_step_and_can_neither_skip_nor_move_twice(
     numbers: Path, tmp_path: Path
 ) -> None:
-    shown = run_script("transformers", TRAINER, numbers, tmp_path, EXAMPLES / "trainer_train.py")
+    shown = run_script("transformers", WATCH + TRAINER, numbers, tmp_path, EXAMPLES / "trainer_train.py")
     assert "Trainer of transformers: ignore_data_skip=True" in shown.splitlines()[-1]
 
 
