@@ -94,8 +94,9 @@ def test_resuming_in_mid_epoch_gives_the_remaining_samples(pack: Path, batch, st
     for rank in range(world):
         with open_loader(pack, then, order=order, seed=4, rank=rank, world_size=world, pad=True) as loader:
             loader.load_state_dict(state)
-            expected = len(loader)
-            batches = list(loader)
+            iterator = iter(loader)
+            expected = len(iterator)
+            batches = list(iterator)
             assert len(batches) == expected
             assert loader.epoch == 1
             rest.append(batches)
@@ -118,8 +119,9 @@ def give_all(ranks: list[Loader]) -> list[list[list[int]]]:
     given_batches = []
     for loader in ranks:
         with loader:
-            expected = len(loader)
-            given_batches.append([numbers.tolist() for (numbers,) in loader])
+            iterator = iter(loader)
+            expected = len(iterator)
+            given_batches.append([numbers.tolist() for (numbers,) in iterator])
             assert len(given_batches[-1]) == expected
     return given_batches
 

@@ -7,8 +7,6 @@ FEEDRATE_LOOPS_PYTHON names; `.ci/run` makes one.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
 import os
 import re
@@ -24,11 +22,11 @@ from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measuring import measure
 from feedrate.doctor.surroundings import Surroundings
+from frameworks import find_loops_python
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-VARIABLE = "FEEDRATE_LOOPS_PYTHON"
 ALL = [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.TRIAL, layout.TRIAL, layout.REPLAY_HALF_BATCH]
 
 # A Python loop makes each sample, and no two are alike. MOST: steps after which the script ends by itself.
@@ -149,31 +147,13 @@ LOOPS = {
 }
 
 
-@functools.cache
-def find_python(module: str) -> str | None:
-    if importlib.util.find_spec(module) is not None:
-        return sys.executable
-    python = os.environ.get(VARIABLE)
-    probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    if not python or subprocess.run([python, "-c", probe], check=False).returncode:
-        return None
-    return python
-
-
-def python_of(module: str) -> str:
-    python = find_python(module)
-    if python is None:
-        pytest.skip(f"{module} is not installed; {VARIABLE} may name a Python that has it")
-    return python
-
-
 @pytest.fixture(scope="module", params=LOOPS)
 def examined(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Each of the loops, under the experiments."""
     module, body = LOOPS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     settings = {"try_workers": [1]}
-    return run_script(folder, SLOW + body, settings=settings, python=python_of(module))
+    return run_script(folder, SLOW + body, settings=settings, python=find_loops_python(module))
 
 
 def test_the_loop_is_examined_to_the_end_and_ended(examined: Run) -> None:
@@ -224,7 +204,7 @@ def test_the_python_loop_in_the_dataset_is_found(examined: Run) -> None:
 @pytest.mark.parametrize("name", ["lightning", "transformers", "torchdata"])
 def test_a_run_that_is_only_watched_gives_the_same_weights_and_files(name: str, tmp_path: Path) -> None:
     module, body = LOOPS[name]
-    python = python_of(module)
+    python = find_loops_python(module)
     watching = [sys.executable, "-m", "feedrate", "doctor", "--passive", "--json", "../report.json", "--"]
     started = {}
     for folder, words in ((tmp_path / "bare", []), (tmp_path / "watched", watching)):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,18 @@ class Cursor:
     is_used: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSampler:
+    """What a loader has in the place of a DataLoader's batch sampler, and of the sampler in that."""
+
+    batch_size: int
+    set_epoch: Callable[[int], None]
+
+    @property
+    def sampler(self) -> BatchSampler:
+        return self
+
+
 @dataclass(slots=True)
 class Resources:
     """What must be given back, in this order; shared with the finaliser, which must not know the loader."""
@@ -69,12 +81,14 @@ class LoaderIterator(Iterator[Any]):
 
     def __init__(self, loader: Loader, feed: Feed[Batch], shares: Shares, cursor: Cursor) -> None:
         self._loader = loader
-        self._feed = feed
-        self._shares = shares
-        self._cursor = cursor
         self._step = 0
         self._skipped = 0  # here, and not before a resume
+        self._has_begun = False
         self._ended: str | None = None
+        self._set_up(feed, shares, cursor)
+
+    def _set_up(self, feed: Feed[Batch], shares: Shares, cursor: Cursor) -> None:
+        self._feed, self._shares, self._cursor = feed, shares, cursor
         self._finalizer = weakref.finalize(self, feed.stop)
 
     def __len__(self) -> int:
@@ -83,6 +97,9 @@ class LoaderIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         self._check_usable()
+        if not self._has_begun:
+            self._has_begun = True
+            self._follow()
         while self._step < len(self._shares):
             batch = self._take()
             self._cursor.samples = self._shares.after(self._step)
@@ -93,6 +110,14 @@ class LoaderIterator(Iterator[Any]):
                 return batch.data.receive() if isinstance(batch.data, Sent) else batch.data
         self._finish_epoch()
         raise StopIteration
+
+    def _follow(self) -> None:
+        """Go to the epoch that was set since `iter()`: Lightning calls that first, then sets the epoch."""
+        loader = self._loader
+        is_live = loader._live is not None and loader._live() is self
+        if is_live and loader._cursor is not self._cursor:
+            self._finalizer()
+            self._set_up(*loader._begin())
 
     def _check_usable(self) -> None:
         if os.getpid() != self._feed.process:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
@@ -28,7 +28,7 @@ from feedrate.load.device.options import check_finish
 from feedrate.load.device.transfer import check_device, choose_placement
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, View
-from feedrate.load.iteration import Cursor, LoaderIterator, Resources
+from feedrate.load.iteration import BatchSampler, Cursor, LoaderIterator, Resources
 from feedrate.load.meter import Meter
 from feedrate.load.options import (
     BadSamplePolicy,
@@ -231,9 +231,12 @@ class Loader:
         return Shares(order.length, options.batch_size, *rank, options.drop_last, options.pad, start)
 
     def __len__(self) -> int:
-        """Return how many batches the next `iter()` gives; after `load_state_dict`: those that remain."""
-        cursor = self._upcoming()
-        return len(self._shares(self._order.at(cursor.epoch), cursor.samples, self.ranks.use()))
+        """Return how many batches the epoch has, also where `load_state_dict` leaves only a part of them.
+
+        Frameworks compare it with the batches they have counted, those of before a resume included. What is
+        still to come is `len(iter(loader))`.
+        """
+        return len(self._shares(self._order.at(self._upcoming().epoch), 0, self.ranks.use()))
 
     def _upcoming(self) -> Cursor:
         if self._cursor.is_used:
@@ -244,6 +247,12 @@ class Loader:
         """Begin an epoch. An iteration of this loader that still lives is over."""
         self._check_open()
         self._end_live()
+        iterator = LoaderIterator(self, *self._begin())
+        self._live = weakref.ref(iterator)
+        return iterator
+
+    def _begin(self) -> tuple[Feed[Batch], Shares, Cursor]:
+        """Start to make the batches of the upcoming epoch."""
         self._cursor = cursor = self._upcoming()
         order = self._order.at(cursor.epoch)
         shares = self._shares(order, cursor.samples, self.ranks.use())
@@ -253,10 +262,8 @@ class Loader:
             self._resources.cached.begin_epoch()
         feed = self._make_feed(order, shares, cursor.epoch)
         self._resources.feed = feed
-        iterator = LoaderIterator(self, feed, shares, cursor)
-        self._live = weakref.ref(iterator)
         feed.start()
-        return iterator
+        return feed, shares, cursor
 
     def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
         options, subset, repeats = self._options, self._subset, self._order.repeats
@@ -334,11 +341,31 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Let the next `iter()` give epoch `epoch` from its beginning.
 
-        A position in that epoch which came from `load_state_dict` is kept until a batch was given from it.
+        So does an iteration that has begun and not given a batch yet. A position in that epoch which came
+        from `load_state_dict` is kept until a batch was given from it.
         """
         check_whole("epoch", epoch, least=0)
-        is_kept = self._cursor.epoch == epoch and not self._cursor.is_used
-        self._cursor = replace(self._cursor) if is_kept else Cursor(int(epoch))
+        if self._cursor.epoch != epoch or self._cursor.is_used:
+            self._cursor = Cursor(int(epoch))
+
+    @property
+    def batch_sampler(self) -> BatchSampler:
+        """Where Lightning tells the epoch, and finds the batch size; it gives no indices."""
+        return BatchSampler(self._options.batch_size, self.set_epoch)
+
+    @property
+    def dataset(self) -> NoReturn:
+        """There is none: a framework that asks for it would sample it anew, or skip batches once more."""
+        raise AttributeError(
+            "a feedrate Loader has no dataset to be sampled, sharded or skipped anew: its batches are shared "
+            "out among the ranks already, and go on where load_state_dict says. Trainer of transformers: "
+            "ignore_data_skip=True; Accelerate: no skip_first_batches (docs/frameworks.md)"
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch and rank."""
+        return self._options.batch_size
 
     @property
     def output(self) -> str:
