@@ -112,6 +112,7 @@ def _run_facts(m: Measured, mode: str, exit_code: int | None, seconds: float) ->
         device=(m.around.gpu_name or str(m.module.get("device"))) if m.is_on_gpu else "cpu",
         ranks=len(m.loops),
         workers=m.workers,
+        threads=m.threads or None,
         usable_cores=m.around.cores,
         unseen=tuple(_unseen(m, mode)),
         experiments=tuple(_experiments(m)),

@@ -34,6 +34,8 @@ def install() -> None:
     add("torch.utils.data._utils.pin_memory", loader.patch_pinning)
     add("torch.utils.data.dataloader", loader.patch_dataloader)
     add("torchdata.stateful_dataloader.stateful_dataloader", loader.patch_stateful)
+    add("feedrate.load.iteration", loader.patch_pack_iterator)
+    add("feedrate.load.loader", loader.patch_pack_loader)
     add("torch._utils", tracebacks.patch_utils)
     add("torch.optim.optimizer", training.patch_optimizer)
     add("torch.autograd", training.patch_autograd)

@@ -49,7 +49,7 @@ def after_fork() -> None:
 
 def batch_arrived() -> None:
     """Called after each wait: goes through what is set up once training is under way."""
-    if not session.probing:
+    if not session.probing or session.torch is None:
         return
     if not training.is_on_device and session.torch.cuda.is_initialized():
         training.is_on_device = True
