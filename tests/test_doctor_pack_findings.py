@@ -40,7 +40,8 @@ IMAGES = PackImages(
 def run_loader(
     folder: Path, *, wait: float, busy: dict[str, float], loader: dict[str, Any] | None = None,
     drain: float | None = None, again: float | None = None, cpu: float = 0.0,
-    stats: dict[str, float] | None = None, reasons: dict[str, int] | None = None, device_bytes: int = 0, around: Surroundings | None = None, images: PackImages | None = IMAGES,
+    stats: dict[str, float] | None = None, reasons: dict[str, int] | None = None,
+    device_bytes: int = 0, around: Surroundings | None = None, images: PackImages | None = IMAGES,
     forward: float = 4,
 ) -> tuple[Measured, Diagnosis]:  # fmt: skip
     """Judge a made-up run; milliseconds per batch. `busy`: of each stage, over all threads of the loader."""
