@@ -22,7 +22,7 @@ from feedrate.doctor.surroundings import Surroundings
 from feedrate.report.doctor_words import list_setting
 from feedrate.results.doctor import Diagnosis
 from packs import write_images
-from test_doctor_diagnose import MACHINE
+from test_doctor_diagnose import MACHINE, judge
 from test_doctor_findings import LOCAL
 
 BATCH, STEPS = 8, 40
@@ -255,6 +255,30 @@ def test_a_loader_that_is_made_anew_for_each_epoch_counts_from_zero_again(tmp_pa
     assert measured is not None
     assert measured.stages is not None
     assert (measured.stages.batches, measured.stages.busy_s) == (7, {"index": pytest.approx(0.2)})
+
+
+def judge_dataset(folder: Path, dataset: str) -> Diagnosis:
+    """Return what is said of a DataLoader whose workers decode a pack's images, 90 of 100 ms a batch."""
+    folder.mkdir()
+    loop = FakeLoop(workers=2, loader={"dataset": dataset, "pack": "/data/pack"})
+    for _ in range(STEPS):
+        loop.step(wait=40)
+    loop.fetches(200, 20, cpu=100, parts={"decode:feedrate": (90, 0)}).write(folder)
+    loop.main.write(folder)
+    return judge(folder, Surroundings(cores=2.0, data=LOCAL, decoded_bytes=1e6, memory_limit_bytes=1e10))[1]
+
+
+def test_nobody_is_told_to_pack_what_is_a_pack(tmp_path: Path) -> None:
+    diagnosis = judge_dataset(tmp_path / "plain", "feedrate.load.dataset.Dataset")
+    assert diagnosis.findings[0].code == "decode-bound"
+    assert diagnosis.findings[0].cause.startswith("feedrate decodes the pack's images")
+    assert "cache-in-memory" in names_of(diagnosis)
+    assert not {"pack", "faster-decode", "normalise"} & names_of(diagnosis)
+
+
+def test_nobody_is_told_to_cache_what_is_cached(tmp_path: Path) -> None:
+    diagnosis = judge_dataset(tmp_path / "cached", "feedrate.load.cached.Mapped")
+    assert "cache-in-memory" not in names_of(diagnosis)
 
 
 def test_images_of_a_pack_are_timed_with_a_cache_and_without(tmp_path: Path) -> None:

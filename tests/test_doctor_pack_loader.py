@@ -155,6 +155,26 @@ def test_an_adapter_of_another_framework_is_named(pack: Path, tmp_path: Path) ->
     assert whys == {"JAX trains, and experiments need a loop of torch's"}
 
 
+def test_a_dataset_of_a_pack_is_decoded_not_transformed(pack: Path, tmp_path: Path) -> None:
+    run = hooked.run_script(
+        tmp_path,
+        hooked.PREAMBLE
+        + """
+import feedrate
+dataset = feedrate.Dataset(sys.argv[1], image=feedrate.CenterCrop(8), output="torch")
+for x, y in DataLoader(torch.utils.data.Subset(feedrate.cached(dataset), range(20)), batch_size=4):
+    pass
+for x, y in DataLoader(dataset, batch_size=4):
+    pass
+""",
+        str(pack),
+    )
+    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert [fact["pack"] for fact in run.facts("loader")] == [str(pack)] * 2
+    parts = {part.partition(" ")[0] for part in hooked.names_of(run.main, layout.PART)}
+    assert {"decode:feedrate", "read:feedrate.index", "read:feedrate.cached"} <= parts
+
+
 LOOP = """
 import feedrate
 loader = feedrate.Loader({pack!r}, BATCH, image=feedrate.RandomResizedCrop(8){more})

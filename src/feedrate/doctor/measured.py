@@ -166,6 +166,11 @@ class Measured:
         return self.loader.get("class") == PACK_LOADER
 
     @property
+    def reads_pack(self) -> bool:
+        """Return whether samples come from a pack, by a feedrate.Loader or a feedrate.Dataset."""
+        return bool(self.loader.get("pack"))
+
+    @property
     def threads(self) -> int:
         """Return the threads of a feedrate.Loader; 0: it is none."""
         return int(self.loader.get("threads") or 1) if self.is_pack_loader else 0
