@@ -175,6 +175,27 @@ for x, y in DataLoader(dataset, batch_size=4):
     assert {"decode:feedrate", "read:feedrate.index", "read:feedrate.cached"} <= parts
 
 
+def test_optimizer_steps_without_a_loader_are_noted_at_the_fifth_and_at_the_end(tmp_path: Path) -> None:
+    run = hooked.run_script(
+        tmp_path,
+        hooked.PREAMBLE
+        + """
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(12):
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+""",
+    )
+    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert [fact["optimizer_steps"] for fact in run.facts("no-loader")] == [5, 12]
+    assert run.facts("loader") == []
+    # What comes before the end of the first step is not timed.
+    kinds = (layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER)
+    assert [len(run.main.of(kind)) for kind in kinds] == [11, 11, 11]
+
+
 LOOP = """
 import feedrate
 loader = feedrate.Loader({pack!r}, BATCH, image=feedrate.RandomResizedCrop(8){more})

@@ -66,6 +66,7 @@ def after_fork() -> None:
 def at_exit() -> None:
     """The program is over: read the last events, and ask torch what could not be asked before."""
     stacks.stop()
+    training.note_alone()
     if session.torch is not None and session.role != "worker":
         device.collect()
         loaders.loaders.passes.flush()
