@@ -224,6 +224,16 @@ def test_copies_of_host_batches_to_a_gpu_are_a_case_for_the_device_option(tmp_pa
     assert "pinned-memory" not in names_of(diagnosis)
 
 
+def test_of_another_framework_is_said_what_was_not_seen(tmp_path: Path) -> None:
+    _, diagnosis = run_loader(
+        tmp_path, wait=0.1, busy={"read and decode": 8}, loader={"framework": "JAX"}, forward=40
+    )
+    assert diagnosis.verdict.startswith("JAX is the limit, not the loader; data is waited for")
+    assert list_setting(diagnosis.run)[0] == "JAX"
+    (said,) = [one for one in diagnosis.run.unseen if one.startswith("what JAX does in a step")]
+    assert said.endswith("it takes them ahead of their use")
+
+
 def test_the_settings_of_the_loader_are_facts_of_the_report(tmp_path: Path) -> None:
     measured, diagnosis = run_loader(tmp_path, wait=30, busy={"index": 30, "read and decode": 70})
     facts = {fact.name: fact.value for fact in list_facts(measured, read_machine(tmp_path))}

@@ -129,8 +129,18 @@ def has_few_threads(m: Measured) -> bool:
 
 def find_epoch_pause(m: Measured) -> Evidence | None:
     found = causes_loop.find_epoch_pause(m)
-    cause = "The loader begins each epoch with nothing made in advance."
+    first = ", and its first bytes have to come" if m.loader.get("remote") else ""
+    cause = f"The loader begins each epoch with nothing made in advance{first}."
     return None if found is None else replace(found, cause=cause)
+
+
+def find_busy_device(m: Measured) -> Evidence | None:
+    """Of another framework only the time between two batches is known, not what computes in it."""
+    found = causes_loop.find_busy_device(m)
+    if found is None or not m.framework:
+        return found
+    lines = (f"the loader has its batches ready: {wait_words(m)}",)
+    return replace(found, lines=lines, title=f"{m.framework} is the limit, not the loader")
 
 
 def _never(_m: Measured) -> None:
@@ -154,6 +164,7 @@ FINDERS: dict[str, Callable[[Measured], Evidence | None]] = {
     "transform-bound": find_slow_transforms,
     "workers-starved": find_few_threads,
     "epoch-start-pause": find_epoch_pause,
+    "device-bound": find_busy_device,
     "cold-cache": _never,
     "repeated-work": _never,
     "workers-oversubscribed": _never,

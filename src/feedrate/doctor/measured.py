@@ -166,6 +166,11 @@ class Measured:
         return self.loader.get("class") == PACK_LOADER
 
     @property
+    def framework(self) -> str:
+        """Return the other framework that a feedrate.Loader feeds, TensorFlow or JAX; empty: it is torch."""
+        return str(self.loader.get("framework") or "")
+
+    @property
     def reads_pack(self) -> bool:
         """Return whether samples come from a pack, by a feedrate.Loader or a feedrate.Dataset."""
         return bool(self.loader.get("pack"))

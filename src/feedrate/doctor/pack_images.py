@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -106,37 +107,37 @@ def time_pack_images(folder: str, size: tuple[int, int] | None, image: str) -> P
                     is_lossless = is_lossless and kernel.to_baseline(data) is not None
         if not pixels:
             return None
-        return PackImages(
+        images = PackImages(
             tried=len(decoding) + len(left),
             left=len(left),
-            decode_s=mean(decoding) if decoding else 0.0,
+            decode_s=_mean(decoding),
             pillow_s=_mean([time_pillow(data, size, share) for data in left]),
             stored_s=_mean([time_stored(data, size, share) for data in left]),
             others=" or ".join(reason for reason, _ in reasons.most_common(2)),
             is_lossless=is_lossless,
             decoded_bytes=3.0 * mean(pixels) * count,
-            cached_share=_time_cache(folder, image, size),
         )
+        return replace(images, cached_share=_time_cache(folder, image, size, images.now_s))
     return None
 
 
-def _time_cache(folder: str, image: str, size: tuple[int, int]) -> float | None:
+def _time_cache(folder: str, image: str, size: tuple[int, int], each_s: float) -> float | None:
     """Load a few samples with a cache and without: only that tells what a sample in it still costs."""
-    operation = _OPERATIONS.get(image)
+    operation, count = _OPERATIONS.get(image), min(max(int(_ENOUGH_S / max(each_s, 1e-6)), 4), _TIMED)
     if operation is None:
         return None
     try:
         with Cache(ram=_CACHE_BYTES) as cache:
-            cached_s, plain_s = (_time_loader(folder, operation(size), one) for one in (cache, None))
+            cached_s, plain_s = (_time_loader(folder, operation(size), count, one) for one in (cache, None))
     except (FeedrateError, OSError, ValueError):
         return None
     return cached_s / plain_s if plain_s else None
 
 
-def _time_loader(folder: str, operation: ImageOp, cache: Cache | None) -> float:
+def _time_loader(folder: str, operation: ImageOp, count: int, cache: Cache | None) -> float:
     """Return the CPU time of one pass over some samples, all threads together; the first is left out."""
     with contextlib.closing(Pack(folder)) as pack, Loader(
-        pack, _TIMED, order=pick(len(pack), _TIMED, 0), image=operation, fields=("image",), cache=cache,
+        pack, count, order=pick(len(pack), count, 0), image=operation, fields=("image",), cache=cache,
         rank=0, world_size=1, threads=1, output="numpy",
     ) as loader:  # fmt: skip
         for _ in loader:  # fills the cache
