@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from doctor_runs import MS, FakeLoop
+from doctor_runs import MS, FakeLoop, FakeProcess
 from feedrate.doctor.absence import check_seen, describe_end
 from feedrate.doctor.command import PythonCall, check_command, needs_shared_folder, read_python_call
 from feedrate.doctor.examine import judge_run
@@ -19,6 +19,7 @@ from feedrate.doctor.launch import Observed
 from feedrate.doctor.machine import read_machine
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.records import read_run
+from feedrate.doctor.standstill import Standstill
 from feedrate.errors import DoctorError, FeedrateError, NotFound, UsageError
 
 
@@ -119,8 +120,8 @@ CRASH = {"kind": "end", "how": "exception", "exit": 1, "error": "KeyError: 'root
     ("facts", "more", "message", "exit_code"),
     [
         ([PROCESS], {}, "the command never imported torch", 1),
-        ([PROCESS, TORCH], {}, "the command never made a DataLoader", 1),
-        ([PROCESS, TORCH, LOADER], {}, "made a DataLoader, but never took a batch", 1),
+        ([PROCESS, TORCH], {}, "the command never made a DataLoader or feedrate.Loader", 1),
+        ([PROCESS, TORCH, LOADER], {}, "made a loader, but never took a batch", 1),
         (
             [PROCESS, TORCH, CRASH], {"exit_code": 1},
             "the command ended with exit code 1 before its first batch: KeyError: 'root'", 1,
@@ -145,6 +146,61 @@ def test_a_run_without_a_batch_is_explained_and_keeps_the_exit_code(
     assert message in str(caught.value)
     assert "more" not in str(caught.value)
     assert caught.value.exit_code == exit_code
+
+
+def train_alone(run: Path, **end: Any) -> DoctorError:
+    """Return what is said of ten optimizer steps of 10 ms whose data came from nowhere that can be seen."""
+    process = FakeProcess(5)
+    process.fact("torch")
+    process.fact("no-loader", optimizer_steps=5, step_s=0.02)
+    for step in range(10):
+        start = step * 10 * MS
+        process.record(layout.FORWARD, "", start + 5 * MS, 2 * MS)
+        process.record(layout.BACKWARD, "", start + 7 * MS, 2 * MS)
+        process.record(layout.OPTIMIZER, "SGD", start + 9 * MS, 1 * MS)
+    process.fact("no-loader", optimizer_steps=1200, step_s=0.01)
+    process.write(run)
+    with pytest.raises(DoctorError) as caught:
+        check_seen(observe(run, **end))
+    return caught.value
+
+
+def test_of_a_training_without_a_loader_is_told_what_could_be_seen(tmp_path: Path) -> None:
+    error = train_alone(tmp_path)
+    assert str(error).startswith(
+        "the command made 1,200 optimizer steps, 10.0 ms each, and asked no DataLoader or feedrate.Loader "
+        "for a batch: forward 20%, backward 20%, optimizer 10%, all else 50%"
+    )
+    assert error.exit_code == 1
+
+
+def test_a_training_without_a_loader_that_was_interrupted_is_told_of_all_the_same(tmp_path: Path) -> None:
+    error = train_alone(tmp_path, exit_code=130, signal=2, interrupted=True)
+    assert str(error).startswith("the command made 1,200 optimizer steps")
+    assert error.exit_code == 130
+
+
+def test_a_training_without_a_loader_is_told_so_while_it_runs_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    standstill = Standstill(tmp_path, DoctorOptions(), is_shared=False, watch=said.append)
+    standstill.look()
+    assert said == []
+    write_facts(tmp_path, PROCESS, TORCH, {"kind": "no-loader", "optimizer_steps": 5, "step_s": 0.012})
+    for _ in range(2):
+        standstill._asked_s = 0.0
+        standstill.look()
+    assert said == [
+        "5 optimizer steps of 12.0 ms, and no DataLoader or feedrate.Loader so far: data that comes by other "
+        "means is not seen, only what is done with it"
+    ]
+
+
+def test_nothing_is_said_of_a_run_whose_loader_is_known(tmp_path: Path) -> None:
+    said: list[str] = []
+    standstill = Standstill(tmp_path, DoctorOptions(), is_shared=False, watch=said.append)
+    write_facts(tmp_path, PROCESS, TORCH, LOADER, BATCH)
+    standstill.look()
+    assert said == []
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,10 @@ def test_a_prediction_for_another_number_of_workers_is_not_held_against_the_run(
         ("stage", "data lies in", "/net/data", "/scratch/data"),
         ("faster-decode", "dataset", "torchvision.ImageFolder, 9 samples", "feedrate.Dataset, 9 samples"),
         ("pack", "loader", "DataLoader, made at a.py:1", "feedrate.Loader, made at a.py:3"),
+        ("more-threads", "threads", "2", "8, as many as cores"),
+        ("cache-in-memory", "cache", "none", "Cache(ram='auto', disk=None)"),
+        ("stage", "scratch", "none", "auto"),
+        ("batches-on-device", "batches arrive on", "the host", "cuda"),
     ],
 )
 def test_a_remedy_is_recognised_by_the_setting_it_changes(
@@ -119,6 +123,31 @@ def test_a_remedy_is_recognised_by_the_setting_it_changes(
     assert verification.is_inside
     before, after = (value.partition(", made at")[0] for value in (before, after))
     assert verification.changed == (f"{fact}: {before} -> {after}",)
+
+
+def test_a_pack_and_its_loader_are_recognised_in_a_folder_of_that_name() -> None:
+    """What a script's folder is called says nothing of what feeds it."""
+    remedy = Remedy("faster-decode", "pack and decode", 1.5, 1.3, 1.7)
+    before = make_decode_bound()
+    facts = set_fact(before, "loader", "DataLoader, made at /home/ada/feedrate-trials/train.py:9")
+    before = replace(
+        before, facts=facts, remedies=(remedy, Remedy("fewer-workers", "use 2 workers", 1.1, 1, 2))
+    )
+    facts = set_fact(before, "loader", "feedrate.Loader, made at /home/ada/feedrate-trials/train.py:7")
+    after = rerun(before, 1.4, facts=(*facts, Fact("threads", "16")), run={"workers": 0})
+    verification = compare_runs(write(before), after)
+    assert verification.applied == remedy
+    assert verification.notes == ()
+
+
+def test_a_pack_that_was_normalised_is_recognised_by_what_is_left_to_pillow() -> None:
+    remedy = Remedy("normalise", "pack with --normalise", 1.5, 1.3, 1.7)
+    before = make_decode_bound()
+    facts = (*set_fact(before, "loader", "feedrate.Loader, made at a.py:1"), Fact("decoded by Pillow", "50%"))
+    before = replace(before, facts=facts, remedies=(remedy,))
+    after = rerun(before, 1.4, facts=set_fact(before, "decoded by Pillow", "0%"))
+    assert compare_runs(write(before), after).applied == remedy
+    assert compare_runs(write(before), rerun(before, 1.4)).applied is None
 
 
 PACKLESS = Remedy("write-less", "write less", 1.2, 1.1, 1.3)

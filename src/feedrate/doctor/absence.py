@@ -6,12 +6,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from feedrate.doctor.command import read_python_call
 from feedrate.doctor.facts import read_facts
+from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed
+from feedrate.doctor.records import read_run
+from feedrate.doctor.standstill import LOADERS
+from feedrate.doctor.timeline import PARTS
 from feedrate.errors import DoctorError
+from feedrate.units import format_seconds
 
 _LEAST_BYTES = 100_000  # for the first records and facts of a process
 _DROPS_THE_ENVIRONMENT = {
@@ -32,14 +38,18 @@ def check_seen(observed: Observed) -> None:
         DoctorError: it did not, in a sentence; carries the exit code for the shell.
     """
     kinds: set[str] = set()
+    alone: Mapping[str, Any] | None = None
     error: str | None = None
     for fact in read_facts(observed.run_folder):
         kinds.add(str(fact.get("kind")))
+        alone = fact if fact.get("kind") == "no-loader" else alone
         if fact.get("kind") == "end" and fact.get("error"):
             error = str(fact["error"])
     if "batch" in kinds:
         return
     message, hint = _explain(observed, kinds, error)
+    if alone is not None and (observed.interrupted or not (observed.exit_code or error)):
+        message, hint = _explain_alone(observed, alone)
     raise DoctorError(message, hint=hint, exit_code=observed.exit_code or 1)
 
 
@@ -60,14 +70,40 @@ def _explain(observed: Observed, kinds: set[str], error: str | None) -> tuple[st
     if "torch" not in kinds:
         return (
             "the command never imported torch, so there was no data loading to watch",
-            "the doctor examines programs that load data with a torch DataLoader",
+            f"the doctor examines programs that load data with a {LOADERS}",
         )
     if "loader" not in kinds:
         return (
-            "the command never made a DataLoader, so there was no data loading to watch",
+            f"the command never made a {LOADERS}, so there was no data loading to watch",
             "data that a script loads by other means is not seen",
         )
-    return "the command made a DataLoader, but never took a batch from it", None
+    return "the command made a loader, but never took a batch from it", None
+
+
+def _explain_alone(observed: Observed, alone: Mapping[str, Any]) -> tuple[str, str]:
+    """Say what a training took whose data came from nowhere that can be seen."""
+    steps, step_s = int(alone["optimizer_steps"]), float(alone["step_s"])
+    message = (
+        f"the command made {steps:,} optimizer steps, {format_seconds(step_s)} each, and asked no {LOADERS} "
+        f"for a batch{_split_alone(observed)}"
+    )
+    return message, "data that a script loads by other means is not seen: give it to one of these"
+
+
+def _split_alone(observed: Observed) -> str:
+    """Say where the time of the timed steps went, in words; empty: too few were timed."""
+    main = next(iter(read_run(observed.run_folder).mains), None)
+    if main is None or len(steps := main.of(layout.OPTIMIZER, phase=layout.REAL)) < 2:
+        return ""
+    first, last = (int(step["start"] + step["wall"]) for step in (steps[0], steps[-1]))
+    shares = {}
+    for kind in (layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER):
+        records = main.of(kind, phase=layout.REAL)
+        inside = records[(records["start"] >= first) & (records["start"] < last)]
+        shares[PARTS[kind]] = float(inside["wall"].sum()) / max(last - first, 1)
+    rest = max(1 - sum(shares.values()), 0.0)
+    words = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    return f": {words}, all else {rest:.0%}, what it does for its data included"
 
 
 def _explain_silence(observed: Observed) -> tuple[str, str | None]:

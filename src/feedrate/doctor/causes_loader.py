@@ -87,6 +87,8 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
         lines.append(f"feedrate's decoder takes {ours} on {'the same files' if not rest else 'JPEGs'}{rest}")
     numbers = {"decode_cpu_s": decode.cpu_s, "sample_s": sample.total.wall_s}
     cause = "Images are decoded whole, on the CPU, and the crop throws a part away." if crops(m) else ""
+    if m.reads_pack:
+        cause = "feedrate decodes the pack's images in the DataLoader's workers, on the CPU."
     return _of_loader(m, share, tuple(lines), numbers, cause)
 
 

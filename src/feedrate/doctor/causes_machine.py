@@ -79,6 +79,8 @@ def find_short_memory(m: Measured) -> Evidence | None:
     limit, used = around.memory_limit_bytes, around.memory_used_bytes
     is_full = bool(limit and used and used > 0.85 * limit)
     is_growing = growth is not None and growth.steps_to_limit * m.step_s < _HORIZON_S
+    # A feedrate.Cache fills memory in the first epoch, and leaves a margin.
+    is_growing = is_growing and not m.loader.get("cache")
     is_swapping = around.swap_bytes_per_s > 1e6 or (is_full and around.major_faults_per_s > 50)
     stalled = around.memory_stall_share or 0.0
     is_short = is_swapping or stalled > WORTH_TELLING

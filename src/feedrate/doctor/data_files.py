@@ -86,7 +86,7 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
             elif not found.damaged:
                 left.append(path)
                 reasons[found.reason.removeprefix("not a JPEG (").removesuffix(")")] += 1
-                deep += _is_deep(data)
+                deep += is_deep(data)
                 is_lossless = is_lossless and kernel.to_baseline(data) is not None
     tried = len(taken) + len(left)
     if not tried:
@@ -95,8 +95,7 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
     if not left:
         return KernelTime(ours_s, len(taken), tried)
     theirs = [
-        len(paths) * _mean_time(paths, lambda data: _time_pillow(data, size, share))
-        for paths in (taken, left)
+        len(paths) * _mean_time(paths, lambda data: time_pillow(data, size, share)) for paths in (taken, left)
     ]
     return KernelTime(
         cpu_s_per_image=ours_s,
@@ -104,7 +103,7 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
         tried=tried,
         taken_share=theirs[0] / max(sum(theirs), 1e-9),
         others=" or ".join(reason for reason, _ in reasons.most_common(2)),
-        stored_cpu_s=_mean_time(left, lambda data: _time_stored(data, size, share)),
+        stored_cpu_s=_mean_time(left, lambda data: time_stored(data, size, share)),
         stored_by="--map MODULE:FUNCTION --raw" if deep > len(left) / 2 else "--normalise",
         is_lossless=is_lossless,
     )
@@ -131,22 +130,22 @@ def _mean_time(paths: Sequence[str], time_one: Callable[[bytes], float]) -> floa
 
 def _time_decoder(data: bytes, size: tuple[int, int], share: float, repeats: int = 5) -> float:
     found = kernel.scan(data)
-    box = _middle_box(found.width, found.height, share)
+    box = middle_box(found.width, found.height, share)
     return sum(kernel.profile_decode(data, found.entries, box=box, size=size, repeats=repeats).values())
 
 
-def _time_pillow(data: bytes, size: tuple[int, int], share: float) -> float:
-    box = _middle_box(*pillow.measure(data)[:2], share)
-    return _time(lambda: pillow.decode(data, box, (*size, 3)))
+def time_pillow(data: bytes, size: tuple[int, int], share: float) -> float:
+    box = middle_box(*pillow.measure(data)[:2], share)
+    return time_call(lambda: pillow.decode(data, box, (*size, 3)))
 
 
-def _time_stored(data: bytes, size: tuple[int, int], share: float) -> float:
+def time_stored(data: bytes, size: tuple[int, int], share: float) -> float:
     """Return what our decoder takes for an image that was stored as it likes it."""
     width, height, _ = pillow.measure(data)
-    whole, box = (0, 0, width, height), _middle_box(width, height, share)
-    if _is_deep(data):
+    whole, box = (0, 0, width, height), middle_box(width, height, share)
+    if is_deep(data):
         rows = pillow.decode(data, whole, (height, width, 1))[..., 0]
-        return _time(lambda: pillow.crop_rows(rows, box, (*size, 1), BILINEAR))
+        return time_call(lambda: pillow.crop_rows(rows, box, (*size, 1), BILINEAR))
     stored = kernel.to_baseline(data)
     if stored is None:
         is_gray = pillow.is_gray(data)
@@ -156,7 +155,7 @@ def _time_stored(data: bytes, size: tuple[int, int], share: float) -> float:
     return _time_decoder(stored, size, share, repeats=2)
 
 
-def _time(work: Callable[[], object]) -> float:
+def time_call(work: Callable[[], object]) -> float:
     """Return the CPU time of the quicker of two calls: the first may find cold caches."""
     seconds = []
     for _ in range(2):
@@ -166,12 +165,12 @@ def _time(work: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def _is_deep(data: bytes) -> bool:
+def is_deep(data: bytes) -> bool:
     """Whether an image holds more than 8 bits a channel: those `--normalise` leaves alone."""
     return pillow.measure(data)[2].startswith(("I", "F"))
 
 
-def _middle_box(width: int, height: int, share: float) -> tuple[int, int, int, int]:
+def middle_box(width: int, height: int, share: float) -> tuple[int, int, int, int]:
     """Return a box in the middle with a share of the area: 0.54 is RandomResizedCrop's mean."""
     side = share**0.5
     w, h = max(round(width * side), 1), max(round(height * side), 1)

@@ -109,9 +109,10 @@ def _run_facts(m: Measured, mode: str, exit_code: int | None, seconds: float) ->
         seconds_per_step=m.step_s,
         samples_per_s=m.samples_per_step / m.step_s,
         exposed_wait_share=m.exposed_s / m.step_s,
-        device=(m.around.gpu_name or str(m.module.get("device"))) if m.is_on_gpu else "cpu",
+        device=m.framework or ((m.around.gpu_name or str(m.module.get("device"))) if m.is_on_gpu else "cpu"),
         ranks=len(m.loops),
         workers=m.workers,
+        threads=m.threads or None,
         usable_cores=m.around.cores,
         unseen=tuple(_unseen(m, mode)),
         experiments=tuple(_experiments(m)),
@@ -122,6 +123,11 @@ def _unseen(m: Measured, mode: str) -> list[str]:
     # A script that ended by itself has shown all that there is to see.
     steps, hint = len(m.loop.steps), ": use --passive to see more" if mode == "experiments" else ""
     unseen = []
+    if m.framework:
+        unseen.append(
+            f"what {m.framework} does in a step, which is from one batch that it takes to the next: it takes "
+            "them ahead of their use"
+        )
     if m.is_on_gpu and not m.around.gpu_name and importlib.util.find_spec("pynvml") is None:
         unseen.append("how busy the GPU was: nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     if not m.loop.validations and m.loop.has_optimizer:
@@ -190,7 +196,8 @@ def _split(m: Measured) -> tuple[TimeShare, ...]:
             detail = max(places, key=lambda place: places[place]) if places else ""
             shares.append(TimeShare(title, seconds, seconds / m.step_s, None, detail))
     rest = max(other_s(m), 0.0)
-    shares.append(TimeShare("the loop's own code", rest, rest / m.step_s))
+    name = f"{m.framework}, and the loop's own code" if m.framework else "the loop's own code"
+    shares.append(TimeShare(name, rest, rest / m.step_s))
     # Parts are known from the probed steps, the whole from all: make the shares add up.
     total = sum(share.share for share in shares) or 1.0
     return tuple(

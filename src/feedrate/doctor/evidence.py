@@ -72,7 +72,8 @@ def wait_words(m: Measured) -> str:
     )
     if m.slowed_share < WORTH_TELLING:
         return waiting
-    return f"{waiting}; the workers take cores from the computing: {percent(m.slowed_share)} more"
+    who = "the loader's threads" if m.is_pack_loader else "the workers"
+    return f"{waiting}; {who} take cores from the computing: {percent(m.slowed_share)} more"
 
 
 def queue_share(m: Measured) -> float:

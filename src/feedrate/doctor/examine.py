@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +18,11 @@ from feedrate.doctor.growth import measure_growth
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed, run_command
 from feedrate.doctor.machine import MachineTrace, Means, read_machine
-from feedrate.doctor.measured import KernelTime, Measured
+from feedrate.doctor.measured import KernelTime, Measured, PackImages
 from feedrate.doctor.measuring import measure
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
+from feedrate.doctor.pack_images import describe_pack, is_pack, time_pack_images
+from feedrate.doctor.pack_stages import PACK_LOADER
 from feedrate.doctor.records import Process, Recording, read_run
 from feedrate.doctor.stillborn import judge_death
 from feedrate.doctor.surroundings import DataFiles, Surroundings
@@ -91,12 +94,31 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
         return None
     loader = next((f for f in main.facts_of("loader") if f.get("loader") == loop.loader), {})
     batch = next((f for f in main.facts_of("batch") if f.get("loader") == loop.loader), {})
-    data = describe_data(recording, loader.get("dataset_len"))
+    pack = _find_pack(main, loader)
+    data = describe_data(recording, loader.get("dataset_len")) if pack is None else describe_pack(pack)
     around = look_around(main, loop, trace, data, loader, batch)
     around = _add_scratch(around, options.scratch)
     names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
     kernel = _time_kernel(data, batch, crops=any(crop in name for name in names for crop in _CROPS))
-    return measure(recording, around, warmup=options.warmup_steps, kernel=kernel)
+    images = _time_images(pack, loader, batch)
+    return measure(recording, around, warmup=options.warmup_steps, kernel=kernel, images=images)
+
+
+def _find_pack(main: Process, loader: Mapping[str, object]) -> str | None:
+    """Return the folder of the pack that samples come from; None: they come from none on this machine."""
+    name = loader.get("pack")
+    if not isinstance(name, str):
+        return None
+    folder = os.path.join(str(main.last("process").get("cwd") or ""), name)
+    return folder if is_pack(folder) else None
+
+
+def _time_images(
+    pack: str | None, loader: Mapping[str, object], batch: Mapping[str, object]
+) -> PackImages | None:
+    if pack is None or loader.get("class") != PACK_LOADER:
+        return None
+    return time_pack_images(pack, _image_size(batch), str(loader.get("image") or ""))
 
 
 def _time_kernel(data: DataFiles | None, batch: Mapping[str, object], *, crops: bool) -> KernelTime | None:

@@ -9,6 +9,7 @@ from feedrate.results.doctor import Fact
 from feedrate.units import format_bytes
 
 UNKNOWN = "unknown"
+NONE = "none"
 
 
 def list_facts(m: Measured, trace: MachineTrace) -> tuple[Fact, ...]:
@@ -16,17 +17,55 @@ def list_facts(m: Measured, trace: MachineTrace) -> tuple[Fact, ...]:
 
 
 def _loader_facts(m: Measured) -> list[Fact]:
+    if m.is_pack_loader:
+        return _pack_loader_facts(m)
+    return [
+        *_dataset_facts(m),
+        Fact("workers", str(m.workers)),
+        Fact("persistent workers", str(bool(m.loader.get("persistent_workers")))),
+        Fact("pinned memory", str(bool(m.loader.get("pin_memory")))),
+        *_batch_facts(m),
+    ]
+
+
+def _pack_loader_facts(m: Measured) -> list[Fact]:
+    """Return the facts of a feedrate.Loader, its settings in the words of its own options."""
+    loader, stages = m.loader, m.stages
+    named = [
+        ("pack", loader.get("pack")),
+        ("threads", f"{m.threads}{'' if loader.get('threads_given') else ', as many as cores'}"),
+        ("batches ahead", loader.get("prefetch")),
+        ("cache", loader.get("cache") or NONE),
+        ("scratch", loader.get("scratch") or NONE),
+        ("batches arrive on", loader.get("device") or "the host"),
+        ("image", loader.get("image") or NONE),
+        ("transform", loader.get("transform") or NONE),
+    ]
+    facts = [*_dataset_facts(m), *(Fact(name, str(value)) for name, value in named), *_batch_facts(m)]
+    if stages is not None:
+        shares = {name: stages.share(name) for name in stages.busy_s}
+        ordered = sorted(shares, key=lambda name: -shares[name])
+        words = ", ".join(f"{name} {shares[name]:.0%}" for name in ordered if shares[name] >= 0.005)
+        facts.append(Fact("stages of the loader", words or UNKNOWN))
+        facts.append(Fact("decoded by Pillow", f"{stages.by_pillow:.0%}"))
+    return facts
+
+
+def _dataset_facts(m: Measured) -> list[Fact]:
+    loader = m.loader
+    return [
+        Fact("dataset", f"{loader.get('dataset', UNKNOWN)}, {_count(loader.get('dataset_len'))} samples"),
+        Fact("loader", f"{loader.get('class', 'DataLoader')}, made at {loader.get('made_at', UNKNOWN)}"),
+    ]
+
+
+def _batch_facts(m: Measured) -> list[Fact]:
     loader, batch = m.loader, m.batch
     tensors = ", ".join(
         f"{t.get('dtype')} {'x'.join(str(n) for n in t.get('shape') or ())}"
         for t in batch.get("tensors") or ()
     )
     return [
-        Fact("dataset", f"{loader.get('dataset', UNKNOWN)}, {_count(loader.get('dataset_len'))} samples"),
-        Fact("loader", f"{loader.get('class', 'DataLoader')}, made at {loader.get('made_at', UNKNOWN)}"),
-        Fact("workers", str(m.workers)),
-        Fact("persistent workers", str(bool(loader.get("persistent_workers")))),
-        Fact("pinned memory", str(bool(loader.get("pin_memory")))),
         Fact("batch size", str(loader.get("batch_size", UNKNOWN))),
         Fact("batch", tensors or "no tensors"),
         Fact("model", f"{m.module.get('class', UNKNOWN)} on {m.module.get('device', UNKNOWN)}"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from feedrate.doctor import causes_loader, causes_loop, causes_machine
+from feedrate.doctor import causes_loader, causes_loop, causes_machine, causes_pack
 from feedrate.doctor.evidence import WORTH_A_VERDICT, Evidence
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.ranking import rank
@@ -44,7 +44,12 @@ class Entry:
 
 def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
     """Return the findings of a run, the verdict first: reasons before what they explain."""
-    found = {entry.code: (entry, evidence) for entry in CATALOGUE if (evidence := entry.find(m)) is not None}
+    finders = causes_pack.FINDERS if m.is_pack_loader else {}
+    found = {
+        entry.code: (entry, evidence)
+        for entry in CATALOGUE
+        if (evidence := finders.get(entry.code, entry.find)(m)) is not None
+    }
     shares = {code: evidence.share for code, (_, evidence) in found.items()}
     weights = {code: evidence.rank_by for code, (_, evidence) in found.items()}
     explains = {
@@ -113,7 +118,15 @@ CATALOGUE: tuple[Entry, ...] = (
         "Training waits for image decoding",
         "Images are decoded whole, on the CPU.",
         causes_loader.find_slow_decoding,
-        cures=("faster-decode", "normalise", "cache-in-memory", "more-workers", "preprocess-once", "pack"),
+        cures=(
+            "faster-decode",
+            "normalise",
+            "cache-in-memory",
+            "more-workers",
+            "more-threads",
+            "preprocess-once",
+            "pack",
+        ),
     ),
     Entry(
         "transform-bound",
@@ -135,7 +148,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Too few workers",
         "Cores stand idle while the training waits for its batches.",
         causes_loader.find_starved_workers,
-        cures=("more-workers", "faster-decode", "normalise", "pack"),
+        cures=("more-workers", "more-threads", "faster-decode", "normalise", "pack"),
         explains=_LOADER,
     ),
     Entry(
@@ -206,7 +219,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Copies to the GPU hold up the training",
         "Batches are copied from pageable memory or as 4-byte floats.",
         causes_loop.find_slow_copies,
-        cures=("pinned-memory", "uint8-transfer"),
+        cures=("pinned-memory", "batches-on-device", "uint8-transfer"),
     ),
     Entry(
         "sync-bound",

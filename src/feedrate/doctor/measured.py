@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from feedrate.doctor.overhead import measure_overhead
+from feedrate.doctor.pack_stages import PACK_LOADER, PackStages
 from feedrate.doctor.records import Fact
 from feedrate.doctor.sample import SampleCost
 from feedrate.doctor.stacks import Looks
@@ -72,6 +73,40 @@ class KernelTime:
 
 
 @dataclass(frozen=True, slots=True)
+class PackImages:
+    """Some images of a pack, timed on this machine; seconds of CPU per image.
+
+    Attributes:
+        tried, left: how many were timed, and how many of them the kernel leaves to Pillow; `others` are these
+            in words.
+        decode_s: by the kernel, of those that it takes.
+        pillow_s: of the rest; `stored_s`: of these once `pack --normalise` has stored them.
+        is_lossless: that changes no pixel.
+        decoded_bytes: of all samples of the pack, decoded whole.
+        cached_share: of what a sample costs a Loader, what it costs one that has it in its cache; None: this
+            could not be tried.
+    """
+
+    tried: int
+    left: int
+    decode_s: float
+    pillow_s: float
+    stored_s: float
+    others: str
+    is_lossless: bool
+    decoded_bytes: float
+    cached_share: float | None = None
+
+    @property
+    def now_s(self) -> float:
+        return (self.decode_s * (self.tried - self.left) + self.pillow_s * self.left) / self.tried
+
+    @property
+    def normalised_s(self) -> float:
+        return (self.decode_s * (self.tried - self.left) + self.stored_s * self.left) / self.tried
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """One run. Timings of experiments are None when the experiment was not made."""
 
@@ -118,10 +153,37 @@ class Measured:
     before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
     forward_device_s: float  # device time of the forward pass, per step
     computing_device_s: float  # device time from the forward pass to the end of the step
+    stages: PackStages | None = None  # of a feedrate.Loader
+    images: PackImages | None = None  # of its pack
 
     @property
     def workers(self) -> int:
         return int(self.loader.get("num_workers") or 0)
+
+    @property
+    def is_pack_loader(self) -> bool:
+        """Return whether batches come from a feedrate.Loader, which makes them in threads beside the loop."""
+        return self.loader.get("class") == PACK_LOADER
+
+    @property
+    def framework(self) -> str:
+        """Return the other framework that a feedrate.Loader feeds, TensorFlow or JAX; empty: it is torch."""
+        return str(self.loader.get("framework") or "")
+
+    @property
+    def reads_pack(self) -> bool:
+        """Return whether samples come from a pack, by a feedrate.Loader or a feedrate.Dataset."""
+        return bool(self.loader.get("pack"))
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a feedrate.Loader; 0: it is none."""
+        return int(self.loader.get("threads") or 1) if self.is_pack_loader else 0
+
+    @property
+    def makers(self) -> int:
+        """Return how many workers or threads make batches beside the training; 0: it makes them itself."""
+        return self.workers or self.threads
 
     @property
     def samples_per_step(self) -> float:
@@ -155,7 +217,7 @@ class Measured:
     @property
     def slowed_share(self) -> float:
         """Return how much of the time computing takes longer because samples are made on the same cores."""
-        if self.is_on_gpu or self.workers == 0:
+        if self.is_on_gpu or self.makers == 0:
             return 0.0
         return max(self.own_s - self.exposed_s - self.device_s, 0.0) / self.step_s
 
@@ -240,7 +302,7 @@ class Measured:
     @property
     def drained_s(self) -> float:
         """Return what the loader took for a batch when nobody trained; 0: unknown, or one of several."""
-        if self.drain is None or self.workers == 0 or len(self.loop.loaders) > 1:
+        if self.drain is None or self.makers == 0 or len(self.loop.loaders) > 1:
             return 0.0
         # A loader that is slower alone than in the loop was disturbed.
         return min(self.drain.seconds * self.slowdown, self.own_s)
@@ -271,8 +333,8 @@ class Measured:
             cpu = sample.total.cpu_s * per_batch + self.feeder_cpu_s + self.helpers_cpu_s
             blocked = sample.total.blocked_s * per_batch
         else:
-            blocked = self.wait_s if self.workers == 0 else self.wait_s * self.workers
-        received = 0.0 if self.workers == 0 else self.receive_cpu_s + self.unseen_s
+            blocked = self.wait_s if self.makers == 0 else self.wait_s * self.makers
+        received = 0.0 if self.makers == 0 else self.receive_cpu_s + self.unseen_s
         # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
         # comes with the making of batches, and goes with it; what watching costs is neither.
         slower = self.own_s - self.exposed_s - self.device_s - received - self.watching_s
@@ -282,8 +344,8 @@ class Measured:
             fetch_cpu_s=cpu,
             fetch_blocked_s=blocked,
             handover_s=received,
-            drag=max(slower, 0.0) / cpu if self.workers and cpu > 0 else 0.0,
-            workers=self.workers * self.each_worker,
+            drag=max(slower, 0.0) / cpu if self.makers and cpu > 0 else 0.0,
+            workers=self.makers * self.each_worker,
             cores=max(self.around.cores - self.around.cores_others, 0.5),
             between_s=self.between_s,
             loader_s=self.drained_s,

@@ -7,16 +7,22 @@ from collections.abc import Sequence
 from statistics import median
 
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime, Measured, Timing
+from feedrate.doctor.measured import KernelTime, Measured, PackImages, Timing
+from feedrate.doctor.pack_stages import Drained, PackStages, estimate_sample, read_stages
 from feedrate.doctor.records import Fact, Process, Recording
-from feedrate.doctor.sample import makers, measure_sample
+from feedrate.doctor.sample import SampleCost, makers, measure_sample
 from feedrate.doctor.stacks import count_looks
 from feedrate.doctor.surroundings import Surroundings
 from feedrate.doctor.timeline import Loop, batch_seconds, build_loop, user_seconds
 
 
 def measure(
-    recording: Recording, around: Surroundings, *, warmup: int, kernel: KernelTime | None
+    recording: Recording,
+    around: Surroundings,
+    *,
+    warmup: int,
+    kernel: KernelTime | None,
+    images: PackImages | None = None,
 ) -> Measured | None:
     """Sum up a recording; None when no process made enough steps."""
     loops = {
@@ -36,6 +42,7 @@ def measure(
     received = _receive_cpu(main, loop)
     feeder = _pickling_s(batch, received, beside)
     feeding = len(loop.loaders)  # a step takes a batch of each
+    stages = read_stages(main.facts_of("loader-stats"), loop.loader, loop.start_ns)
     return Measured(
         loop=loop,
         loops=loops,
@@ -45,7 +52,9 @@ def measure(
         torch=main.last("torch"),
         module=main.last("module"),
         worker_facts=[fact for p in workers for fact in p.facts_of("worker")],
-        sample=measure_sample(made_by, window=window),
+        sample=measure_sample(made_by, window=window)
+        if stages is None
+        else _pack_sample(main, stages, loader, around),
         sample_again=measure_sample(recording.processes, layout.AGAIN),
         device=_device_timing(main, layout.REPLAY),
         drain=Timing.of(batch_seconds(main, layout.DRAIN, skip=1)),
@@ -78,7 +87,25 @@ def measure(
         before_forward_s=_usual_device_s(main, "a"),
         forward_device_s=_usual_device_s(main, "c"),
         computing_device_s=max(_usual_device_s(main, "wall") - _usual_device_s(main, "a"), 0.0),
+        stages=stages,
+        images=images,
     )  # fmt: skip
+
+
+def _pack_sample(main: Process, stages: PackStages, loader: Fact, around: Surroundings) -> SampleCost:
+    drain, again = (Timing.of(batch_seconds(main, phase, skip=1)) for phase in (layout.DRAIN, layout.AGAIN))
+    fact = next((f for f in main.facts_of("phase") if f.get("phase") == layout.DRAIN), {})
+    detail, batches = _detail_of(main, layout.DRAIN), int(fact.get("batches") or 0)
+    drained = None
+    if drain is not None and batches and detail.get("cpu_s"):
+        drained = Drained(
+            seconds=drain.seconds,
+            again_s=drain.seconds if again is None else again.seconds,
+            cpu_s=detail["cpu_s"] / batches,
+            device_bytes=(detail.get("device_bytes") or 0) / batches,
+        )
+    free = max(around.cores - around.cores_others, 0.5)
+    return estimate_sample(stages, loader, drained, cores=around.cores, free=free)
 
 
 def _device_timing(main: Process, phase: int) -> Timing | None:

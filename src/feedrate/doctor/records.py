@@ -74,9 +74,13 @@ class Recording:
 
     @property
     def mains(self) -> tuple[Process, ...]:
-        """Return the training processes, by rank; of several with one rank, the one with the most records."""
+        """Return the training processes, by rank; of several with one rank, the one with the most records.
+
+        One that asked a loader for batches comes before one that only made optimizer steps.
+        """
         by_rank: dict[int, Process] = {}
-        for process in sorted((p for p in self.processes if p.is_main), key=lambda p: len(p.records)):
+        mains = [process for process in self.processes if process.is_main]
+        for process in sorted(mains, key=lambda p: (len(p.of(layout.WAIT)) > 0, len(p.records))):
             by_rank[process.rank] = process
         return tuple(by_rank[rank] for rank in sorted(by_rank))
 

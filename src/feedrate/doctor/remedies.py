@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from feedrate.doctor import remedies_kept, remedies_loader, remedies_loop, remedies_machine
+from feedrate.doctor import remedies_kept, remedies_loader, remedies_loop, remedies_machine, remedies_pack
 from feedrate.doctor.measured import Measured
 from feedrate.results.doctor import Remedy
 
@@ -39,10 +39,33 @@ ALL: tuple[Callable[[Measured], Remedy | None], ...] = (
     remedies_machine.stop_others,
     remedies_machine.use_less_memory,
     remedies_machine.use_gpu,
+    remedies_pack.use_more_threads,
+    remedies_pack.normalise_pack,
+    remedies_pack.cache_samples,
+    remedies_pack.stage_pack,
+    remedies_pack.load_to_device,
 )
+# What makes no sense for a feedrate.Loader, which has threads and reads a pack already.
+_OF_DATALOADER = {
+    remedies_loader.change_workers,
+    remedies_loader.persist_workers,
+    remedies_loader.unpin_workers,
+    remedies_loader.lighten_handover,
+    remedies_loader.decode_faster,
+    remedies_loader.normalise_images,
+    remedies_loader.pack_files,
+    remedies_loader.stage_to_scratch,
+    remedies_kept.cache_in_memory,
+    remedies_kept.read_from_memory,
+    remedies_loader.vectorise_transform,
+    remedies_kept.preprocess_once,
+    remedies_loop.move_to_workers,
+    remedies_loop.pin_memory,
+    remedies_loop.move_to_cores,
+}
 
 
 def remedies_of(m: Measured) -> dict[str, Remedy]:
     """Return every remedy that can be judged from this run, by name."""
-    made = (make(m) for make in ALL)
+    made = (make(m) for make in ALL if not (m.is_pack_loader and make in _OF_DATALOADER))
     return {remedy.name: remedy for remedy in made if remedy is not None}

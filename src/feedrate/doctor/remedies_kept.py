@@ -22,7 +22,7 @@ _SMALL_IMAGE = 0.02  # of decoding and shrinking an image, what decoding the sma
 def cache_in_memory(m: Measured) -> Remedy | None:
     """Samples kept in memory after the first epoch, read and decoded."""
     sample, data = m.sample, m.around.data
-    if sample is None or m.loop.is_single_pass:
+    if sample is None or m.loop.is_single_pass or _is_cached(m):
         return None
     saved = sample.kind("read").plus(sample.kind("decode"))
     saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
@@ -115,6 +115,11 @@ def preprocess_once(m: Measured) -> Remedy | None:
         change=_cached(m, 'disk="FOLDER:SIZE", key="NAME"'),
         note=f"{share:.0%} of a sample's work comes before its first random number{again}",
     )  # fmt: skip
+
+
+def _is_cached(m: Measured) -> bool:
+    """Return whether the dataset is one that feedrate.cached() wraps."""
+    return str(m.loader.get("dataset")).startswith("feedrate.load.cached.")
 
 
 def _cached(m: Measured, arguments: str = "") -> str | None:

@@ -119,7 +119,7 @@ def lighten_handover(m: Measured) -> Remedy | None:
 def decode_faster(m: Measured) -> Remedy | None:
     """Our kernel instead of the user's decoder, through a pack."""
     sample, data = m.sample, m.around.data
-    if sample is None or data is None:
+    if sample is None or data is None or m.reads_pack:
         return None
     decode = sample.kind("decode")
     if decode.cpu_s <= 0:
@@ -180,7 +180,7 @@ def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
 def pack_files(m: Measured) -> Remedy | None:
     """Few big files instead of many small ones: saves what opening and seeking cost, not the decoding."""
     sample, data = m.sample, m.around.data
-    if sample is None or data is None:
+    if sample is None or data is None or m.reads_pack:
         return None
     blocked = read_blocked(m)
     share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)

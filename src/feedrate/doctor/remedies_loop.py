@@ -66,7 +66,7 @@ def speed_up_main(m: Measured) -> Remedy | None:
     other = other_s(m) - freeing_s(m)
     own = m.looks_loop.own
     hot = next((place for place in own if place.is_python), next(iter(own), None))
-    if hot is None or hot.share < 0.05 or other < 0.05 * m.step_s:
+    if hot is None or hot.share < 0.05 or other < 0.05 * m.step_s or m.framework:
         return None
     # What is taken out is what the looks fell on, Python's loops together; the looks at the model have their
     # share of the time, too.

@@ -19,7 +19,9 @@ from feedrate.doctor.options import DoctorOptions
 from feedrate.probe.process import read_file
 from feedrate.units import format_count, format_seconds
 
+LOADERS = "DataLoader or feedrate.Loader"
 _LOOK_EVERY_S = 2.0
+_ASK_EVERY_S = 0.5
 _ENOUGH_STEPS = 20  # from here on --seconds limits the steps: the hook's watching.py
 # Threads that only wait wake up now and then: less than this is no work.
 _CORES = 0.05
@@ -42,6 +44,7 @@ class Standstill:
         self._looked_s = self._recorded_s = self._wrote_s = self._moved_s = time.monotonic()
         self._tell_s = 0.0
         self._steps: int | None = None
+        self._knows_loader, self._asked_s = False, 0.0
         self._written: dict[str, int] = {}
         self._used = self._use()
         self.reason: str | None = None
@@ -49,6 +52,9 @@ class Standstill:
     def look(self) -> bool:
         """Return whether the command is to be ended now; `reason` then says why. Cheap when it goes on."""
         now = time.monotonic()
+        if not self._knows_loader and now >= self._asked_s + _ASK_EVERY_S:
+            self._asked_s = now
+            self._ask_for_loader()
         if self.reason is not None or now < self._looked_s + self._every_s:
             return False
         passed_s, self._looked_s = now - self._looked_s, now
@@ -73,6 +79,16 @@ class Standstill:
             told = f"no batch for {format_seconds(idle_s)}, {waits_for}"
             self._watch(f"{told}; Ctrl-C ends it, and what was seen is judged")
         return False
+
+    def _ask_for_loader(self) -> None:
+        """Tell at once, and once, of steps that take their data from nowhere that can be seen."""
+        for fact in read_facts(self._run):
+            self._knows_loader = self._knows_loader or fact.get("kind") in ("loader", "no-loader")
+            if fact.get("kind") == "no-loader":
+                steps = format_count(int(fact["optimizer_steps"]), "optimizer step")
+                told = f"{steps} of {format_seconds(float(fact['step_s']))}, and no {LOADERS} so far"
+                self._watch(f"{told}: data that comes by other means is not seen, only what is done with it")
+                return
 
     def _is_over(self, now: float, steps: int) -> bool:
         since = self._wrote_s if steps >= _ENOUGH_STEPS else self._moved_s
@@ -133,7 +149,7 @@ def _describe(kinds: set[str], steps: int) -> str:
     if not kinds:
         return "and no Python process of it has loaded the hook so far"
     if "loader" not in kinds:
-        return "waiting for it to ask a DataLoader for its first batch"
+        return f"waiting for it to ask a {LOADERS} for its first batch"
     if "batch" not in kinds:
-        return "waiting for the first batch of its DataLoader"
+        return "waiting for the first batch of its loader"
     return f"waiting for the next batch after {format_count(steps, 'step')}"

@@ -16,9 +16,11 @@ from feedrate.results.doctor import Remedy
 _SET = (
     "loader", "dataset", "pinned memory", "persistent workers", "prefetch factor", "batch", "precision",
     "model", "channels last", "data lies in", "file system", "torch", "start method", "collate", "affinity",
+    "pack", "threads", "cache", "scratch", "batches arrive on", "image", "transform",
 )  # fmt: skip
 _PLACE = re.compile(r", made at .*")  # moves with every edit of the script
 _FEEDRATE = "feedrate"
+_NONE = "none"  # an option of feedrate.Loader that is not set
 _GONE = 0.5  # a part that shrank by this much was worked on
 # What leaves the same trace as another remedy.
 _MORE_USUAL = {"normalise": "faster-decode", "preprocess-once": "cache-in-memory"}
@@ -125,6 +127,8 @@ def _workers(one: Remedy, before: Seen, after: Seen, notes: list[str]) -> bool:
         return False
     if (after.workers > before.workers) != (one.name == "more-workers"):
         return False
+    if after.facts.get("threads"):
+        return False  # a feedrate.Loader, which has none
     number = re.search(r"num_workers=(\d+)|use (\d+) worker", f"{one.change or ''} {one.title}")
     wanted = int(number.group(1) or number.group(2)) if number else None
     if wanted is not None and wanted != after.workers:
@@ -155,8 +159,10 @@ def _turned_to(name: str, wanted: Callable[[str], bool]) -> Callable[[Remedy, Se
 
 
 def _moved(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
-    if uses_feedrate(after):
+    if uses_feedrate(after) and not uses_feedrate(before):
         return False
+    if _is_set_now("scratch", before, after):
+        return True
     pairs = [(_find(before, name), _find(after, name)) for name in ("data lies in", "file system")]
     return any(old is not None and new is not None and old != new for old, new in pairs)
 
@@ -166,7 +172,30 @@ def _fed(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
 
 
 def _cached(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
-    return _keeps(after) and not _keeps(before)
+    return (_keeps(after) and not _keeps(before)) or _is_set_now("cache", before, after)
+
+
+def _is_set_now(name: str, before: Seen, after: Seen) -> bool:
+    """Return whether an option of feedrate.Loader has a value that it did not have."""
+    return _find(before, name) == _NONE and _find(after, name) not in (None, _NONE)
+
+
+def _normalised(one: Remedy, before: Seen, after: Seen, notes: list[str]) -> bool:
+    """Of two runs of a Loader: Pillow has much less to do than it had."""
+    old, new = (_percent(_find(seen, "decoded by Pillow")) for seen in (before, after))
+    if old is None or new is None:
+        return _fed(one, before, after, notes)
+    return old - new >= _GONE * old > 0
+
+
+def _percent(value: str | None) -> float | None:
+    found = re.match(r"(\d+)%", value or "")
+    return float(found.group(1)) if found else None
+
+
+def _threads(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
+    old, new = (re.match(r"\d+", _find(seen, "threads") or "") for seen in (before, after))
+    return old is not None and new is not None and int(new.group()) > int(old.group())
 
 
 def _keeps(seen: Seen) -> bool:
@@ -181,7 +210,9 @@ def _used_gpu(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> boo
 
 def uses_feedrate(seen: Seen) -> bool:
     """Return whether a run was fed by feedrate."""
-    return any(_FEEDRATE in (_find(seen, name) or "").lower() for name in ("loader", "dataset"))
+    # Without the place: a script may lie in a folder that is called so.
+    named = (_PLACE.sub("", _find(seen, name) or "") for name in ("loader", "dataset"))
+    return any(_FEEDRATE in name.lower() for name in named)
 
 
 def _find(seen: Seen, name: str) -> str | None:
@@ -203,7 +234,9 @@ _BY_SETTING: dict[str, Callable[[Remedy, Seen, Seen, list[str]], bool]] = {
     "channels-last": _turned_to("channels last", _is_true),
     "pack": _fed,
     "faster-decode": _fed,
-    "normalise": _fed,
+    "normalise": _normalised,
+    "more-threads": _threads,
+    "batches-on-device": _turned_to("batches arrive on", lambda value: value != "the host"),
     "cache-in-memory": _cached,
     "preprocess-once": _cached,
     "stage": _moved,

@@ -180,6 +180,8 @@ def list_setting(run: RunFacts) -> list[str]:
     """Return what the step ran on, the most telling first."""
     several = run.ranks > 1
     workers = format_count(run.workers, "worker") if run.workers else "no workers"
+    if run.threads is not None:
+        workers = format_count(run.threads, "thread")
     cores = describe_number(run.usable_cores)
     return [
         f"{run.ranks:,} x {clean(run.device)}" if several else clean(run.device),

@@ -151,6 +151,7 @@ class RunFacts:
         exit_code: of the command; None when the doctor ended it.
         unseen: sentences on what was not seen ("no validation in 112 steps: use --passive").
         experiments: what was done to the run, in words, in order.
+        threads: of the feedrate.Loader that fed it; None: a DataLoader did.
     """
 
     mode: str
@@ -168,6 +169,7 @@ class RunFacts:
     usable_cores: float
     unseen: tuple[str, ...]
     experiments: tuple[str, ...]
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

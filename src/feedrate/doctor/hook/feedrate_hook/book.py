@@ -71,5 +71,9 @@ class Book:
         name = self._session.name_of_loader(iterator)
         return id(iterator) if name is None else name
 
+    def note_stats(self, iterator: Any) -> None:
+        if self._session.loaders is not None:
+            self._session.loaders.note_stats(iterator)
+
     def recent_indices(self, iterator: Any) -> list[Any]:
         return list(self._session.recent_indices(iterator))

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import pack_loader
 from .parts import here
 
 # Of a copy with workers: a forked library that hangs must not hang us. Others import everything anew, which
@@ -78,7 +79,7 @@ class Remains:
 
 def is_iterable_style(loader: Any) -> bool:
     data = sys.modules["torch.utils.data"]
-    return isinstance(loader.dataset, data.IterableDataset)
+    return isinstance(getattr(loader, "dataset", None), data.IterableDataset)
 
 
 def is_pipe(loader: Any) -> bool:
@@ -151,6 +152,9 @@ def shut_down(loader: Any, iterator: Any) -> None:
 
     Until then it keeps the iterator: torchdata's asks it for its state, and would start workers for another.
     """
+    if pack_loader.is_pack_loader(loader):
+        pack_loader.shut_down(iterator)
+        return
     close = getattr(iterator, "_shutdown_workers", None)
     if close is not None:
         close()
@@ -184,6 +188,8 @@ def quiet() -> Any:
 
 def prefetched(loader: Any) -> int:
     """How many batches may be ready before they are asked for."""
+    if pack_loader.is_pack_loader(loader):
+        return int(getattr(loader, "_prefetch", 2))
     return int(loader.num_workers) * int(getattr(loader, "prefetch_factor", None) or 2)
 
 

@@ -13,6 +13,7 @@ from .session import session
 from .wrapping import name_of
 
 _MOST_TENSORS = 32
+_DEEPEST = 8  # datasets inside of datasets
 
 
 def tensors_of(batch: Any, found: list[Any] | None = None, depth: int = 0) -> list[Any]:
@@ -71,7 +72,9 @@ def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict
     workers = field("num_workers")
     sampler = getattr(loader, "sampler", None)
     batch_sampler = getattr(loader, "batch_sampler", None)
+    pack = _find_pack(dataset)
     return {
+        **({} if pack is None else {"pack": pack}),
         "loader": name,
         "dataset": name_of(type(dataset)),
         "dataset_len": _length(dataset),
@@ -90,6 +93,18 @@ def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict
         "class": type(loader).__name__,
         "made_at": made_at,
     }
+
+
+def _find_pack(dataset: Any) -> str | None:
+    """Return the pack of a feedrate.Dataset, also of one inside Subset, cached() and the like; None: none."""
+    kind: Any = getattr(sys.modules.get("feedrate.load.dataset"), "Dataset", None)
+    for _ in range(_DEEPEST if kind is not None else 0):
+        if isinstance(dataset, kind):
+            return str(dataset.path)
+        held = vars(dataset) if hasattr(dataset, "__dict__") else {}
+        several = held.get("datasets") or [None]
+        dataset = held.get("dataset", held.get("source", several[0] if isinstance(several, list) else None))
+    return None
 
 
 def _length(thing: Any) -> int | None:

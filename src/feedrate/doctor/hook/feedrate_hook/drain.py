@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import batches, copies, layout
+from . import batches, clock, copies, layout, pack_loader
 
 LEAST_BATCHES = 12
 MOST = 2.4  # times the least time
@@ -55,7 +55,7 @@ class Stretch:
         is_long = elapsed >= self._least_s and self.count >= self._least
         return is_long and self.count % self._round == 0
 
-    def run(self, source: Source, note: Callable[[Any], None]) -> None:
+    def run(self, source: Any, note: Callable[[Any], None]) -> None:
         """Take them. A stream that ends earlier is measured as far as it goes."""
         while not self.is_enough():
             try:
@@ -117,6 +117,36 @@ def again(book: Any, drained: Drained, loader: Any, least_s: float) -> None:
         same = None if is_iterable else are_same(drained.digests, digests)
         detail = {"same": same, "discarded": discarded}
         book.measured(layout.AGAIN, stretch.span(), stretch.count, detail)
+    finally:
+        source.close()
+
+
+def drain_pack_loader(book: Any, drained: Drained, loader: Any, iterator: Any) -> None:
+    """DRAIN and AGAIN for feedrate's Loader, with what its threads computed: nobody else computes now."""
+    source = pack_loader.PackSource(loader, iterator)
+    try:
+        for phase in (layout.DRAIN, layout.AGAIN):
+            book.phase = phase
+            if phase == layout.AGAIN:
+                source.again()
+            digests: list[int | None] = []
+
+            def note(batch: Any, digests: list[int | None] = digests) -> None:
+                drained.recent.append(batch)
+                digests.append(batches.digest_of(batch))
+
+            discarded = discard(source.next, copies.prefetched(loader), book.pace_s, drained.recent.append)
+            stretch, began_s, read = Stretch(1, book.pace_s), time.process_time(), clock.read_io()[1]
+            stretch.run(source, note)
+            detail: dict[str, Any] = {
+                "discarded": discarded,
+                "cpu_s": time.process_time() - began_s,
+                "device_bytes": clock.read_io()[1] - read,
+            }
+            if phase == layout.AGAIN:
+                detail["same"] = are_same(drained.digests, digests)
+            drained.digests = digests
+            book.measured(phase, stretch.span(), stretch.count, detail)
     finally:
         source.close()
 

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from . import pack_loader
+
 GRACE_S = (
     3.0  # for workers to finish the batch they are at: one that writes a cache must not be cut off in it
 )
@@ -93,6 +95,7 @@ class Ending:
 
     def _clear(self) -> None:
         clear_multiprocessing(self._scope)
+        within(GRACE_S, pack_loader.close_fetching, self._scope)
         folder = self._scope.run_folder
         for name in os.listdir(folder):
             if name.startswith(f"{TEMPORARY}{os.getpid()}-"):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import batches, copies, drain, layout, ranks, writers
+from . import batches, copies, drain, layout, pack_loader, ranks, writers
 from .book import Book
 from .ending import Ending
 from .feeding import Feeding, LoopLeft
@@ -149,6 +149,7 @@ class Experiments:
     def _begin(self, seen: Seen, iterator: Any, take: Callable[[], Any]) -> Any:
         self._state = BUSY
         self._book.fact("watched")  # the last real step ends here
+        self._book.note_stats(iterator)
         try:
             loader = self._book.loader_of(iterator)
             self._patience_s = max(LEFT_S, 8 * self._watching.step_s(seen))
@@ -170,9 +171,10 @@ class Experiments:
                 is_long_enough = self._watching.leaves(seen, iterator, self._book.pace_s)
                 database = self._guard.open_database()
                 self._ending.prepare()
+                taken = self._take_before(loader, iterator)
                 self._guard.put_up()
                 self._book.phase = layout.DRAIN  # workers put up theirs when they see it
-                kept = self._drain_and_again(loader, iterator, is_long_enough)
+                kept = self._keep(taken) if taken else self._drain_and_again(loader, iterator, is_long_enough)
                 self._spoil(loader, kept, seen, database)
             return self._feed(iterator, take)
         except BaseException as error:
@@ -198,11 +200,34 @@ class Experiments:
         for phase in range(first, len(layout.PHASES)):
             self._book.skipped(phase, reason)
 
+    def _take_before(self, loader: Any, iterator: Any) -> list[Any]:
+        """Batches of a Loader that fetches its pack in threads of its own: the guard would cut those off."""
+        if not (pack_loader.is_pack_loader(loader) and pack_loader.is_fetching(loader)):
+            return []
+        source = pack_loader.PackSource(loader, iterator)
+        try:
+            taken = [source.next() for _ in range(drain.KEPT)]
+        finally:
+            source.close()
+        why = (
+            "the loader fetches a remote pack, or fills scratch, which nothing may do beside the experiments"
+        )
+        for phase in (layout.DRAIN, layout.AGAIN):
+            self._book.skipped(phase, why)
+        return taken
+
     def _drain_and_again(self, loader: Any, iterator: Any, is_long_enough: bool) -> list[Any]:
         """Return batches to be replayed."""
         book = self._book
         states = copies.RandomStates()
         drained = drain.Drained()
+        if pack_loader.is_pack_loader(loader):
+            try:
+                drain.drain_pack_loader(book, drained, loader, iterator)
+            except Exception as error:
+                book.failed(book.phase, error)
+            states.put_back()
+            return self._keep(list(drained.recent))
         try:
             source = drain.Source(book, loader, iterator)
             if not is_long_enough:
@@ -286,7 +311,9 @@ class Experiments:
         try:
             seen = self._watching.training()
             loader = None if seen is None else seen.loader()
-            if error is not None or loader is None or copies.is_iterable_style(loader):
+            if error is not None or loader is None or pack_loader.is_pack_loader(loader):
+                return
+            if copies.is_iterable_style(loader):
                 return
             if copies.is_too_late() or not (loader.num_workers or copies.is_forking(loader)):
                 return

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import batches, channels, copies, copyrates, layout, replay
+from . import batches, channels, copies, copyrates, layout, pack_loader, replay
 
 
 class LoopLeft(BaseException):
@@ -39,16 +39,8 @@ class Feeding:
         counts = agreed or {}
         first = channels.NotingReplay(book, kept, counts.get("replay"))
         self._feeds = [first]
-        why_no_trial = reason_against_trials(loader, is_alone=agreed is None)
-        if why_no_trial is not None:
-            book.skipped(layout.TRIAL, why_no_trial)
-        else:
-            own = loader.num_workers
-            others = [n for n in book.settings.get("try_workers", []) if n != own][:2]
-            # The present number once more, next to each of the others: machines change their speed within
-            # seconds, and what a trial is compared with has to be measured when it is.
-            numbers = [*others[:1], own, *others[1:]] if others else []
-            self._feeds += [replay.Trial(book, self._scope, loader, n) for n in numbers]
+        if not pack_loader.is_pack_loader(loader):  # which has no workers
+            self._plan_trials(loader, is_alone=agreed is None)
         self._feeds.append(replay.HalfPrecision(book, kept, counts.get("half")))
         if self._companions:
             book.skipped(layout.REPLAY_HALF_BATCH, "a step takes batches of several loaders")
@@ -60,6 +52,18 @@ class Feeding:
         else:
             book.skipped(layout.REPLAY_CHANNELS_LAST, "ranks share gradients in the layout they began with")
         replay.watch_for_autocast()
+
+    def _plan_trials(self, loader: Any, is_alone: bool) -> None:
+        why_not = reason_against_trials(loader, is_alone)
+        if why_not is not None:
+            self._book.skipped(layout.TRIAL, why_not)
+            return
+        own = loader.num_workers
+        others = [n for n in self._book.settings.get("try_workers", []) if n != own][:2]
+        # The present number once more, next to each of the others: machines change their speed within
+        # seconds, and what a trial is compared with has to be measured when it is.
+        numbers = [*others[:1], own, *others[1:]] if others else []
+        self._feeds += [replay.Trial(self._book, self._scope, loader, n) for n in numbers]
 
     def next(self, iterator: Any, take: Callable[[], Any]) -> Any:
         """The batch for a next() of this iterator. LoopLeft: the end."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The patches of torch's DataLoader and of what derives from it."""
+"""The patches of torch's DataLoader, of what derives from it, and of feedrate's Loader."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import clock, layout
+from . import clock, layout, pack_loader
 from .describe import tensors_of
 from .loaders import loaders
 from .parts import here
@@ -108,3 +108,15 @@ def patch_stateful(module: Any) -> None:
 def patch_pinning(module: Any) -> None:
     """torch.utils.data._utils.pin_memory has been imported."""
     install(module, "pin_memory", _pinned)
+
+
+def patch_pack_loader(module: Any) -> None:
+    """feedrate.load.loader has been imported."""
+    pack_loader.Found.loader = getattr(module, "Loader", None)
+    install(module, "Loader.__init__", _made_by)
+    install(module, "Loader.__iter__", _iterated)
+
+
+def patch_pack_iterator(module: Any) -> None:
+    """feedrate.load.iteration has been imported."""
+    install(module, "LoaderIterator.__next__", _waited)

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from . import clock, copies, layout, opens, stacks, training
+from . import clock, copies, layout, opens, pack_loader, stacks, training
 from .describe import count_samples, describe_batch, describe_loader, describe_torch
 from .device import device
 from .passes import Pass, Passes
@@ -26,6 +26,7 @@ class _Loader:
         self.name = name
         self.number = session.ring.name(name)
         self.batch_facts: list[Any] = []
+        self.notes: pack_loader.Notes | None = None  # of feedrate's Loader: what its stages did
         self.current = Pass(0, 0)
 
 
@@ -77,6 +78,12 @@ class Loaders:
         known = self._iterators.get(iterator)
         return known.loader.name if known is not None and known.loader is not None else None
 
+    def note_stats(self, iterator: Any) -> None:
+        """Of feedrate's Loader: a stretch of steps ends here, so note what its stages have done by now."""
+        mine = self._iterators.get(iterator) if session.phase == layout.REAL else None
+        if mine is not None and mine.loader is not None and mine.loader.notes is not None:
+            mine.loader.notes.write(mine.keeper(), mine.loader.name)
+
     def recent_indices(self, iterator: Any) -> list[Any]:
         known = self._iterators.get(iterator)
         return list(known.indices) if known is not None else []
@@ -125,7 +132,13 @@ class Loaders:
         if known is None:
             making: _Making | None = self._makings.get(loader)
             name = f"loader-{self._count}"
-            facts = describe_loader(loader, iterator, name, making.place if making is not None else "")
+            place = making.place if making is not None else ""
+            is_of_pack = pack_loader.is_pack_loader(loader)
+            facts = (
+                pack_loader.describe_pack_loader(loader, name, place)
+                if is_of_pack
+                else describe_loader(loader, iterator, name, place)
+            )
             known = self._predecessor(making, facts) if making is not None else None
             if known is not None:
                 session.facts("loader-anew", loader=known.name)
@@ -133,8 +146,11 @@ class Loaders:
                 known = _Loader(name)
                 self._count += 1
                 session.facts("loader", **facts)
-                if self._count == 1:
+                if self._count == 1 and session.torch is not None:
                     session.facts("torch", **describe_torch())
+                if is_of_pack:
+                    known.notes = pack_loader.Notes()
+                    pack_loader.leave_alone(facts)
             if making is not None:
                 self._by_making[self._kind(making, facts)] = known
             self._loaders.put(loader, known)
@@ -174,7 +190,8 @@ class Loaders:
         self._last_batch = None
         start = clock.wall_ns()
         batch = experiments.on_next(iterator, lambda: self.take(iterator, original))
-        last = self._last_batch
+        # No reference stays here: feedrate's Loader has its memory back when the user lets go of a batch.
+        last, self._last_batch = self._last_batch, None
         if last is None or last[0] is not batch:
             # The batch came out of an experiment's memory, not out of the loader.
             try:
@@ -229,22 +246,24 @@ class Loaders:
         mine, known = self._known(iterator, start)
         number = mine.taken
         mine.taken = number + 1
-        has_grad = session.torch.is_grad_enabled()
+        has_grad = _has_grad()
         bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * has_grad
         back = mine.asked - number  # from the end of the sizes that were kept
         samples = mine.sizes[-back] if mine.is_indexed and 0 < back <= len(mine.sizes) else -1
         if samples < 0:
-            samples = count_samples(batch)
+            samples = count_samples(batch) if known.notes is None else pack_loader.count_samples(batch)
         session.ring.write(layout.WAIT, known.number, start, *spent, samples, number, bits)
         if not session.is_passive:
             self._last_batch = (batch, start + spent[0])
         self.passes.waited(mine.current, start, has_grad)
         if number % _BATCH_FACT_EVERY == 0 and len(known.batch_facts) < _MOST_BATCH_FACTS:
-            tensors = describe_batch(batch)
+            tensors = describe_batch(batch) if known.notes is None else pack_loader.describe_batch(batch)
             if tensors not in known.batch_facts:
                 known.batch_facts.append(tensors)
                 place = caller()
                 session.facts("batch", loader=known.name, tensors=tensors, samples=samples, asked_at=place)
+        if known.notes is not None and session.phase == layout.REAL:
+            known.notes.gave(mine.keeper() if mine.keeper is not None else None, known.name)
 
     def _known(self, iterator: Any, start_ns: int) -> tuple[_Iterator, _Loader]:
         mine = self._iterator(iterator)
@@ -259,11 +278,16 @@ class Loaders:
         try:
             end = clock.wall_ns()
             mine, known = self._known(iterator, start)
-            bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * session.torch.is_grad_enabled()
+            bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * _has_grad()
             session.ring.write(layout.WAIT, known.number, start, end - start, 0, 0, -1, mine.taken, bits)
             self.passes.ended(mine.current, end)
+            self.note_stats(iterator)
         except Exception as error:
             session.trouble("next", error)
+
+
+def _has_grad() -> bool:
+    return session.torch is None or bool(session.torch.is_grad_enabled())
 
 
 loaders = Loaders()

@@ -34,6 +34,8 @@ def install() -> None:
     add("torch.utils.data._utils.pin_memory", loader.patch_pinning)
     add("torch.utils.data.dataloader", loader.patch_dataloader)
     add("torchdata.stateful_dataloader.stateful_dataloader", loader.patch_stateful)
+    add("feedrate.load.iteration", loader.patch_pack_iterator)
+    add("feedrate.load.loader", loader.patch_pack_loader)
     add("torch._utils", tracebacks.patch_utils)
     add("torch.optim.optimizer", training.patch_optimizer)
     add("torch.autograd", training.patch_autograd)
@@ -64,6 +66,7 @@ def after_fork() -> None:
 def at_exit() -> None:
     """The program is over: read the last events, and ask torch what could not be asked before."""
     stacks.stop()
+    training.note_alone()
     if session.torch is not None and session.role != "worker":
         device.collect()
         loaders.loaders.passes.flush()

@@ -15,6 +15,9 @@ from .wrapping import get_ident, hide_from_compiler, install, name_of, unseen
 _SEARCH_STEPS = 3
 _MOST_CLASSES = 8
 _MOST_MODULE_FACTS = 16
+# Optimizer steps without a loader: after so many it is said, and so many are timed.
+_ALONE = 5
+_MOST_ALONE = 200
 
 
 class Training:
@@ -31,6 +34,7 @@ class Training:
         self.optimizer_starts: dict[int, clock.Beginning] = {}
         self.is_on_device = False
         self.original_call: Any = None  # nn.Module.__call__, while the search has replaced it
+        self.alone_ns = 0  # when the first optimizer step without a loader was over
 
 
 training = Training()
@@ -49,7 +53,7 @@ def after_fork() -> None:
 
 def batch_arrived() -> None:
     """Called after each wait: goes through what is set up once training is under way."""
-    if not session.probing:
+    if not session.probing or session.torch is None:
         return
     if not training.is_on_device and session.torch.cuda.is_initialized():
         training.is_on_device = True
@@ -186,8 +190,33 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
             session.loaders.passes.stepped(start[0] if start is not None else clock.wall_ns())
         if start is not None:
             _record(layout.OPTIMIZER, session.ring.name(type(optimizer).__name__), start)
+        if session.role == "other":
+            _watch_alone()
     except Exception as error:
         session.trouble("optimizer", error)
+
+
+def _watch_alone() -> None:
+    """No loader that we know was asked for a batch: optimizer steps are all there is to count steps by."""
+    done = session.optimizer_steps
+    if done > _MOST_ALONE:
+        session.probing = False
+        return
+    if done == 1:
+        training.alone_ns = clock.wall_ns()
+        session.thread = get_ident()
+        session.probing = True
+    elif done == _ALONE:
+        note_alone()
+    batch_arrived()
+
+
+def note_alone() -> None:
+    """Say how many optimizer steps there were without a loader, and how long one took."""
+    done = session.optimizer_steps
+    if session.role == "other" and done >= _ALONE:
+        seconds = (clock.wall_ns() - training.alone_ns) / 1e9 / (done - 1)
+        session.facts("no-loader", optimizer_steps=done, step_s=seconds)
 
 
 def patch_optimizer(module: Any) -> None:

@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import Any
 
-from . import copies
+from . import copies, pack_loader
 
 LEAST_STEPS = 20
 ROOM = 60  # steps that a loop which counts its batches should still have before its epoch ends
@@ -126,6 +126,8 @@ class Watching:
     def leaves(self, seen: Seen, iterator: Any, seconds: float) -> bool:
         """Whether the rest of the epoch lasts so long, beyond what may be ready already."""
         loader = self._book.loader_of(iterator)
+        if pack_loader.is_pack_loader(loader):
+            return True  # further epochs of it follow without a pause for workers
         length = length_of(loader)
         if length is None:
             return True
@@ -157,6 +159,9 @@ def room_of(loader: Any, iterator: Any) -> tuple[int, int]:
 
     Of a short epoch nearly all, so that the experiments begin with one. (0, 0): it has no known end.
     """
+    if pack_loader.is_pack_loader(loader):
+        left = len(iterator)
+        return left, min(ROOM, left + int(getattr(iterator, "_step", 0)) - 2)
     length = length_of(loader)
     if length is None:
         return 0, 0
