@@ -55,7 +55,7 @@ from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.load.threads import ThreadController
-from feedrate.probe.rank_cores import count_rank_cores
+from feedrate.probe.rank_cores import count_rank_cores, find_near_cores
 from feedrate.results.load import LoaderStats
 from feedrate.store.ahead import Ahead
 from feedrate.store.through import ThroughPack, open_pack
@@ -276,6 +276,8 @@ class Loader:
             self._device, self._output, self._finish, prefetch=self._prefetch,
             is_plain=not self.has_functions,
         )  # fmt: skip
+        address = placement.find_pci_address()
+        near = None if address is None else find_near_cores(address, threads)
         collate = options.collate or (make_collate(self._output) if options.transform else None)
         assembler = Assembler(
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
@@ -333,6 +335,7 @@ class Loader:
         feed = Feed(
             make, len(shares), prefetch=self._prefetch, makers=max(2, makers), meter=meter,
             on_stop=pool.close, interrupt=interrupt, on_take=None if controller is None else adapt,
+            cores=near,
         )  # fmt: skip
         if controller is not None:
             controller.begin(

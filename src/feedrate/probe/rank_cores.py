@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cores are for one rank: its part of those that the ranks of a node share."""
+"""Which cores are for one rank: its part of those that the ranks of a node share, near its GPU."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from feedrate.probe.cgroup import read_cpuset
 from feedrate.probe.cpu import count_usable_cores, read_cpu_quota
+
+SYSFS = Path("/sys")
 
 # Open MPI; MPICH and Intel MPI. Each rank has them, and nobody else.
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -72,3 +75,29 @@ def _count_launcher_cores(environ: Mapping[str, str]) -> int:
         return len(os.sched_getaffinity(os.getppid()))
     except (AttributeError, OSError):  # macOS has no affinity; a container may not show who started it
         return 0
+
+
+def find_near_cores(
+    pci_address: str, threads: int, usable: frozenset[int] | None = None, sysfs: Path | None = None
+) -> frozenset[int] | None:
+    """Return the usable cores of the NUMA node that a GPU is attached to.
+
+    Memory of the other socket is slower to write, and slower to copy from. None: the machine does not say
+    where the GPU is, all usable cores are near, or fewer than `threads` are; more cores then gain more.
+    """
+    device = (sysfs or SYSFS) / "bus" / "pci" / "devices" / pci_address
+    try:
+        node, listed = int((device / "numa_node").read_text()), (device / "local_cpulist").read_text()
+    except (OSError, ValueError):
+        return None
+    if node < 0:  # the firmware does not say, or there is one node; the list then holds all cores
+        return None
+    usable = read_cpuset() if usable is None else usable
+    near = usable & parse_cores(listed)
+    return near if threads <= len(near) < len(usable) else None
+
+
+def parse_cores(listed: str) -> frozenset[int]:
+    """Return the cores of a list as the kernel writes it: "0-15,32-47"."""
+    runs = re.findall(r"(\d+)(?:-(\d+))?", listed)
+    return frozenset(core for first, last in runs for core in range(int(first), int(last or first) + 1))
