@@ -171,6 +171,31 @@ def test_a_resume_on_other_ranks_gives_the_rest_or_says_that_it_is_left_out(pack
     assert len(said) == (left_out > 0)
 
 
+@given(
+    first=st.tuples(st.integers(1, 9), st.integers(1, 5)),
+    then=st.tuples(st.integers(1, 9), st.integers(1, 5)),
+    n=st.integers(5, N), stop=st.integers(0, 12), saving=st.integers(0, 4),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_ranks_that_stop_anywhere_are_followed_by_any_others_from_the_state_of_one(
+    pack, first, then, n, stop, saving
+):
+    seen, states = [], []
+    for loader in open_ranks(pack, n, *first):
+        with loader:
+            iterator = iter(loader)
+            seen += numbers_of([next(iterator) for _ in range(min(stop, len(iterator)))])
+            states.append(json.dumps(loader.state_dict()))
+    assert len(set(states)) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        rest = give_all(open_ranks(pack, n, *then, json.loads(states[saving % len(states)])))
+    assert len({len(batches) for batches in rest}) == 1
+    left = n - len(seen)
+    together = seen + samples_of(rest)
+    assert len(together) == len(set(together)) == n - (left if left < then[1] else 0)
+
+
 def test_images_of_a_last_batch_of_two_are_whole_with_a_batch_size_of_one(tmp_path: Path):
     pack = write_images(tmp_path / "images", count=5)
     with Loader(pack, 5, shuffle=False, output="numpy") as loader:

@@ -176,6 +176,27 @@ def test_resuming_on_other_ranks_gives_exactly_the_rest(n, first, second, stop):
     assert seen + rest[:missing] == list(range(n))
 
 
+@given(
+    n=st.integers(1, 300), kind=st.sampled_from([Shuffled, Windowed]), epoch=st.integers(0, 3),
+    stopped=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0, 20)), max_size=3),
+    last=st.tuples(st.integers(1, 20), st.integers(1, 9)),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_an_epoch_that_goes_on_and_on_with_other_ranks_has_every_sample_once(n, kind, epoch, stopped, last):
+    order = kind(n, seed=5).at(epoch)
+    seen, start = [], 0
+    for batch_size, world, stop in [*stopped, (*last, n)]:
+        ranks = [Shares(n, batch_size, rank, world, start=start) for rank in range(world)]
+        (steps,) = {min(stop, len(shares)) for shares in ranks}
+        for step in range(steps):
+            assert all(len(shares.slots(step)) for shares in ranks)
+            seen += [i for shares in ranks for i in order.indices(shares.slots(step)).tolist()]
+        start = ranks[0].after(steps - 1)
+    left_out = ranks[0].left_out
+    assert left_out < world
+    assert len(seen) == len(set(seen)) == n - left_out
+
+
 def test_an_epoch_of_nothing_is_refused():
     with pytest.raises(UsageError, match="drop_last needs 8 on each of 2 ranks, and 9 samples are there"):
         Shares(9, 8, world=2, drop_last=True).check_not_empty()

@@ -55,7 +55,7 @@ from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.load.threads import ThreadController
-from feedrate.probe.cpu import count_usable_cores
+from feedrate.probe.rank_cores import count_rank_cores, find_near_cores
 from feedrate.results.load import LoaderStats
 from feedrate.store.ahead import Ahead
 from feedrate.store.through import ThroughPack, open_pack
@@ -91,7 +91,7 @@ class Loader:
             it is read, once for all processes of the machine.
         cache: a `Cache` that keeps decoded samples near, so that further epochs decode less.
         threads: for reading and decoding; None: as many as the loop gains from, at most the cores that this
-            process may use; `stats().threads` tells.
+            process may use, divided among the ranks of its node; `stats().threads` tells.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
             Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
@@ -189,7 +189,9 @@ class Loader:
         self._output = choose_output(options.output)
         self._device = check_device(options.device, self._output)
         self._finish = check_finish(options, self._wanted, opened, self._output)
-        self._threads = options.threads or count_usable_cores()
+        self.ranks = Ranks(options.given_rank)
+        rank = self.ranks.look()
+        self._threads = options.threads or count_rank_cores(rank[1])
         pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
         wide = self._finish.dtype.itemsize if self._finish is not None and self._finish.dtype else 1
         self._is_sent = self._device is not None and self._device.type == "cuda"
@@ -199,8 +201,7 @@ class Loader:
         self._prefetch = options.prefetch or choose_prefetch(pixels * wide * options.batch_size, makers)
         self._cursor = Cursor()
         self._closed = False
-        self.ranks = Ranks(options.given_rank)
-        self._shares(self._order.at(0), 0, self.ranks.look()).check_not_empty()
+        self._shares(self._order.at(0), 0, rank).check_not_empty()
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
@@ -268,11 +269,15 @@ class Loader:
     def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
         options, subset, repeats = self._options, self._subset, self._order.repeats
         meter, stopping, controller = self._meter, threading.Event(), self._resources.controller
-        pool = kernel.Pool(self._threads if controller is None else count_usable_cores())
+        # Asked anew: a process group may have appeared since the loader was made.
+        threads = options.threads or count_rank_cores(shares.world)
+        pool = kernel.Pool(threads)
         placement = choose_placement(
             self._device, self._output, self._finish, prefetch=self._prefetch,
             is_plain=not self.has_functions,
         )  # fmt: skip
+        address = placement.find_pci_address()
+        near = None if address is None else find_near_cores(address, threads)
         collate = options.collate or (make_collate(self._output) if options.transform else None)
         assembler = Assembler(
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
@@ -326,10 +331,11 @@ class Loader:
 
         # While one maker is in the kernel, another prepares its batch and queues it there; a third may wait
         # for the GPU.
-        makers = self._threads if options.transform or options.collate else 3 if self._is_sent else 2
+        makers = threads if options.transform or options.collate else 3 if self._is_sent else 2
         feed = Feed(
             make, len(shares), prefetch=self._prefetch, makers=max(2, makers), meter=meter,
             on_stop=pool.close, interrupt=interrupt, on_take=None if controller is None else adapt,
+            cores=near,
         )  # fmt: skip
         if controller is not None:
             controller.begin(

@@ -22,6 +22,7 @@ One condition variable guards all state; nobody polls and nobody sleeps.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -55,7 +56,7 @@ class Feed(Generic[T]):
     def __init__(
         self, make: Callable[[int], T], steps: int, *, prefetch: int, makers: int, meter: Meter,
         on_stop: Callable[[], None] | None = None, interrupt: Callable[[], None] | None = None,
-        on_take: Callable[[], None] | None = None,
+        on_take: Callable[[], None] | None = None, cores: frozenset[int] | None = None,
     ) -> None:  # fmt: skip
         self.process = os.getpid()
         self.steps = steps
@@ -64,6 +65,7 @@ class Feed(Generic[T]):
         self._meter = meter
         self._on_stop = on_stop
         self._on_take = on_take  # called by the consumer, before it has its batch
+        self._cores = cores  # where makers, and the threads that they start, are to run; None: anywhere
         self._interrupt = interrupt  # wakes makers that wait for something else than this feed
         self._changed = threading.Condition()
         self._next = 0
@@ -146,6 +148,9 @@ class Feed(Generic[T]):
             on_stop()
 
     def _run(self) -> None:
+        if self._cores is not None:
+            with contextlib.suppress(OSError):  # they may have been taken from the process since
+                os.sched_setaffinity(0, self._cores)  # of this thread alone
         with self._changed:
             self._running += 1
         try:

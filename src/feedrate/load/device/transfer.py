@@ -103,6 +103,10 @@ class Placement:
         """Return what a thread that makes a batch has to do it in."""
         return contextlib.nullcontext()
 
+    def find_pci_address(self) -> str | None:
+        """Return where the GPU that batches go to is attached, as sysfs writes it; None: unknown, or none."""
+        return None
+
     def lend(self, shape: tuple[int, ...]) -> U8 | None:
         """Return memory for pixels from which copies go fast; None: any will do."""
         del shape
@@ -209,6 +213,14 @@ class Transfer(Pinned):
         self._stream = _streams[device]
         # When the loop took this step's batch, so much of its work was queued: all on the batches before.
         self._queued: dict[int, Any] = {}
+
+    def find_pci_address(self) -> str | None:
+        import torch
+
+        about = torch.cuda.get_device_properties(self.device)
+        if not hasattr(about, "pci_domain_id"):  # an older torch
+            return None
+        return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
 
     def lend(self, shape: tuple[int, ...]) -> U8 | None:
         return _lend_pinned(shape)

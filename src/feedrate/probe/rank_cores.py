@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cores are for one rank: its part of those that the ranks of a node share, near its GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from feedrate.probe.cgroup import read_cpuset
+from feedrate.probe.cpu import count_usable_cores, read_cpu_quota
+
+SYSFS = Path("/sys")
+
+# Open MPI; MPICH and Intel MPI. Each rank has them, and nobody else.
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def count_rank_cores(world: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many cores a rank may keep busy, at least one; `world` is how many ranks there are."""
+    ranks = count_local_ranks(world, environ)
+    if ranks == 1:
+        return count_usable_cores()
+    own = len(read_cpuset())
+    return share_cores(own, max(own, _count_launcher_cores(environ)), read_cpu_quota(), ranks)
+
+
+def share_cores(own: int, of_launcher: int, quota: float | None, ranks: int) -> int:
+    """Return one rank's part of the cores that were given to all `ranks` of a node.
+
+    Args:
+        own: cores that this rank may run on.
+        of_launcher: cores that all ranks together may run on. Ranks that are not bound have these as their
+            own; ranks that are bound to cores apart have a part of them each, which is not divided again.
+        quota: cores that the control group grants to all ranks together; None: there is no limit.
+        ranks: how many ranks the node has.
+    """
+    parts = [own, of_launcher / ranks, *([] if quota is None else [quota / ranks])]
+    return max(1, int(min(parts)))
+
+
+def count_local_ranks(world: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks this node has, as their launcher says; one where it says nothing.
+
+    torchrun says how many processes it started here, which holds for a loader with ranks of its own, too. A
+    task of MPI or Slurm may be a training by itself, so these are asked where there is more than one rank.
+    """
+    names = ("LOCAL_WORLD_SIZE", *(_MPI_VARIABLES if world > 1 else ()))
+    for name in names:
+        if (said := environ.get(name, "")).isdecimal() and int(said) > 0:
+            return int(said)
+    return _count_slurm_tasks(environ) if world > 1 else 1
+
+
+def _count_slurm_tasks(environ: Mapping[str, str]) -> int:
+    # SLURM_TASKS_PER_NODE may be of the job, whose batch script is one process whatever it says; this one is
+    # of a step: "4(x2),3" are two nodes with four tasks and one with three.
+    runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = environ.get("SLURM_NODEID", "")
+    last = 0
+    for tasks, nodes in runs:
+        last += int(nodes or 1)
+        if node.isdecimal() and int(node) < last:
+            return max(1, int(tasks))
+    return 1
+
+
+def _count_launcher_cores(environ: Mapping[str, str]) -> int:
+    if _count_slurm_tasks(environ) > 1:
+        # srun may have bound the shell that started this process, so a parent would tell nothing.
+        said = environ.get("SLURM_CPUS_ON_NODE", "")
+        return int(said) if said.isdecimal() else 0
+    try:
+        return len(os.sched_getaffinity(os.getppid()))
+    except (AttributeError, OSError):  # macOS has no affinity; a container may not show who started it
+        return 0
+
+
+def find_near_cores(
+    pci_address: str, threads: int, usable: frozenset[int] | None = None, sysfs: Path | None = None
+) -> frozenset[int] | None:
+    """Return the usable cores of the NUMA node that a GPU is attached to.
+
+    Memory of the other socket is slower to write, and slower to copy from. None: the machine does not say
+    where the GPU is, all usable cores are near, or fewer than `threads` are; more cores then gain more.
+    """
+    device = (sysfs or SYSFS) / "bus" / "pci" / "devices" / pci_address
+    try:
+        node, listed = int((device / "numa_node").read_text()), (device / "local_cpulist").read_text()
+    except (OSError, ValueError):
+        return None
+    if node < 0:  # the firmware does not say, or there is one node; the list then holds all cores
+        return None
+    usable = read_cpuset() if usable is None else usable
+    near = usable & parse_cores(listed)
+    return near if threads <= len(near) < len(usable) else None
+
+
+def parse_cores(listed: str) -> frozenset[int]:
+    """Return the cores of a list as the kernel writes it: "0-15,32-47"."""
+    runs = re.findall(r"(\d+)(?:-(\d+))?", listed)
+    return frozenset(core for first, last in runs for core in range(int(first), int(last or first) + 1))
