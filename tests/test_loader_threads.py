@@ -71,17 +71,17 @@ def starved(cores: int, full: float, loss: float) -> Curve:
 
 
 def test_it_starts_with_all_cores_and_stays_there_while_the_loop_waits() -> None:
-    loop = Loop(16, supply=lambda n: n, demand=lambda _: 40)
+    loop = Loop(4, supply=lambda n: n, demand=lambda _: 10)
     loop.run(300)
-    assert (loop.threads, loop.controller.changes) == (16, 0)
+    assert (loop.threads, loop.controller.changes) == (4, 0)
 
 
 def test_pauses_of_the_loop_are_not_taken_for_a_slow_loop() -> None:
-    loop = Loop(16, supply=lambda n: n, demand=lambda _: 16.5)
+    loop = Loop(4, supply=lambda n: n, demand=lambda _: 10)
     for _ in range(60):
-        loop.run(1)
-        loop.now += 4  # as a validation
-    assert (loop.threads, loop.controller.changes) == (16, 0)
+        loop.run(3)
+        loop.now += 180  # as a validation
+    assert (loop.threads, loop.controller.changes) == (4, 0)
 
 
 def test_a_loop_that_needs_few_threads_gets_few() -> None:
