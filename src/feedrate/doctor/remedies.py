@@ -9,7 +9,9 @@ from feedrate.doctor import remedies_kept, remedies_loader, remedies_loop, remed
 from feedrate.doctor.measured import Measured
 from feedrate.results.doctor import Remedy
 
-ALL: tuple[Callable[[Measured], Remedy | None], ...] = (
+Make = Callable[[Measured], Remedy | None]
+
+_OF_WORKERS: tuple[Make, ...] = (
     remedies_loader.change_workers,
     remedies_loader.persist_workers,
     remedies_loader.unpin_workers,
@@ -22,6 +24,9 @@ ALL: tuple[Callable[[Measured], Remedy | None], ...] = (
     remedies_kept.read_from_memory,
     remedies_loader.vectorise_transform,
     remedies_kept.preprocess_once,
+)
+ALL: tuple[Make, ...] = (
+    *_OF_WORKERS,
     remedies_loop.evaluate_less,
     remedies_loop.save_less,
     remedies_loop.write_less,
@@ -47,18 +52,7 @@ ALL: tuple[Callable[[Measured], Remedy | None], ...] = (
 )
 # What makes no sense for a feedrate.Loader, which has threads and reads a pack already.
 _OF_DATALOADER = {
-    remedies_loader.change_workers,
-    remedies_loader.persist_workers,
-    remedies_loader.unpin_workers,
-    remedies_loader.lighten_handover,
-    remedies_loader.decode_faster,
-    remedies_loader.normalise_images,
-    remedies_loader.pack_files,
-    remedies_loader.stage_to_scratch,
-    remedies_kept.cache_in_memory,
-    remedies_kept.read_from_memory,
-    remedies_loader.vectorise_transform,
-    remedies_kept.preprocess_once,
+    *_OF_WORKERS,
     remedies_loop.move_to_workers,
     remedies_loop.pin_memory,
     remedies_loop.move_to_cores,
