@@ -399,7 +399,7 @@ NB_MODULE(_native, m) {
              })
         .def("close", &Files::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Pool>(m, "Pool")
-        .def(nb::init<int>())
+        .def(nb::init<int, int>())
         .def("set_limit", &Pool::set_limit, nb::call_guard<nb::gil_scoped_release>())
         .def("cpu_seconds", &Pool::cpu_seconds, nb::call_guard<nb::gil_scoped_release>())
         .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())

@@ -28,7 +28,8 @@ namespace feedrate {
 
 class Pool {
 public:
-    explicit Pool(int threads) : limit_(threads) {}
+    // `nice`: how much less than the process the threads insist on a core, as nice(1) counts.
+    explicit Pool(int threads, int nice = 0) : nice_(nice), limit_(threads) {}
     ~Pool() { close(); }
 
     // Calls work(0) to work(count - 1), which must not throw, from the pool's threads; returns when all are done. False when the
@@ -60,6 +61,7 @@ private:
     void start_threads(State& state);
 
     // Outside of the state, so that a child knows them too.
+    const int nice_;
     std::atomic<int> limit_;  // changed under the mutex
     std::atomic<bool> closed_{false};
     PerProcess<State> state_;

@@ -93,6 +93,27 @@ def test_a_pool_starts_the_threads_that_its_limit_lets_work_and_no_more() -> Non
     assert started == [1, 4, 4]
 
 
+def find_nice_of_threads() -> dict[str, int]:
+    """Return each thread's nice value, as Linux writes it."""
+    threads = Path("/proc/self/task").iterdir()
+    return {path.name: int((path / "stat").read_text().rpartition(")")[2].split()[16]) for path in threads}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives threads a priority of their own")
+@pytest.mark.parametrize("nice", [0, 4])
+def test_the_threads_of_a_pool_give_way_as_much_as_it_was_told_and_no_others_do(nice: int) -> None:
+    files = Files([sys.executable])
+    ranges = Ranges(np.zeros(40, np.int32), np.zeros(40, np.int64), np.full(40, 9, np.int64))
+    before = find_nice_of_threads()
+    pool = Pool(3, nice=nice)
+    kernel.read_ranges(files, ranges, pool)
+    after = find_nice_of_threads()
+    pool.close()
+    own = before[str(os.getpid())]
+    assert [value for name, value in after.items() if name not in before] == [min(own + nice, 19)] * 3
+    assert {name: after[name] for name in before if name in after} == before
+
+
 @pytest.mark.parametrize("limit", [0, -1, 4])
 def test_a_limit_of_a_pool_lies_between_one_and_its_threads(limit: int) -> None:
     with pytest.raises(ValueError, match=f"limit must be from 1 to 3, the pool's threads, got {limit}"):

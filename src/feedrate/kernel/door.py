@@ -56,11 +56,12 @@ class Pool:
         limit: how many of them work.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, nice: int = 0) -> None:
+        """Make a pool of `threads`, which leave a core to others sooner by `nice`, as nice(1) counts."""
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         self.threads = self.limit = threads
-        self._native = native.Pool(threads)
+        self._native = native.Pool(threads, nice)
         self._closed = False
         self._executor: tuple[int, int, ThreadPoolExecutor] | None = None
 

@@ -63,6 +63,11 @@ from feedrate.store.through import ThroughPack, open_pack
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
 
+# How much the decoding threads give way to the loop, as nice(1) counts. Where threads outnumber cores, the
+# one that launches a GPU's work would get half a core beside one of them, and the GPU would wait for it.
+# Threads that run Python give way to nobody: one that had to wait would hold the interpreter's lock.
+DECODING_NICE = 10
+
 
 class Loader:
     """Feeds batches from a pack.
@@ -271,7 +276,7 @@ class Loader:
         meter, stopping, controller = self._meter, threading.Event(), self._resources.controller
         # Asked anew: a process group may have appeared since the loader was made.
         threads = options.threads or count_rank_cores(shares.world)
-        pool = kernel.Pool(threads)
+        pool = kernel.Pool(threads, nice=DECODING_NICE)
         placement = choose_placement(
             self._device, self._output, self._finish, prefetch=self._prefetch,
             is_plain=not self.has_functions,
