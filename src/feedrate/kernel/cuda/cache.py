@@ -4,9 +4,9 @@
     $XDG_CACHE_HOME/feedrate/cuda/KEY     else ~/.cache/feedrate/cuda/KEY
 
 A file is a magic, a SHA-256 of key and code, the code. That is machine code which the GPU will run, so a file
-is read only if nobody but this user can have written it; folder and files are checked by their descriptors. A file
-is written aside and renamed: any number of processes may read and write at once, without a lock, which home
-folders on NFS often do not have. Whatever fails here costs a compilation, and nothing else.
+is read only if nobody but this user can have written it; folder and files are checked by their descriptors.
+Files are written aside and renamed: any number of processes may read and write at once, without a lock, which
+home folders on NFS often do not have. Whatever fails here costs a compilation, and nothing else.
 """
 
 from __future__ import annotations

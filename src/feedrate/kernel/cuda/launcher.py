@@ -230,8 +230,8 @@ def _check_tensor(number: int, tensor: Any, device: int) -> Any:
 
         if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
             raise UsageError(
-                f"argument {number} is a tensor of shape {tuple(tensor.shape)} with gaps between its elements, "
-                f"or in another order (strides {tensor.stride()})",
+                f"argument {number} is a tensor of shape {tuple(tensor.shape)} that is not contiguous "
+                f"(strides {tensor.stride()})",
                 hint="tensor.contiguous(), or tensor.data_ptr() for a kernel that knows the strides",
             )
     return tensor

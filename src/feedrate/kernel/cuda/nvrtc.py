@@ -114,7 +114,7 @@ class Nvrtc:
     def _explain(self, result: int, program: ctypes.c_void_p, architecture: str) -> GpuError:
         lines = [line for line in self._read_log(program).splitlines() if line.strip()]
         # Warnings may stand before what went wrong.
-        first = next((n for n, line in enumerate(lines) if "error" in line), 0)
+        first = next((n for n, line in enumerate(lines) if "error:" in line or "fatal" in line), 0)
         shown = "\n".join(lines[first : first + _LOG_LINES])
         if result != _COMPILATION_FAILED or not shown:
             shown = "\n".join(filter(None, [self._name_error(result), shown]))
