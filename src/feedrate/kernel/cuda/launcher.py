@@ -79,9 +79,9 @@ class Module:
     ) -> None:
         """Start a kernel; it runs when what was given to the stream before is done. The host does not wait.
 
-        Tensors must live until the kernel is through. On torch's current stream they do, even if they are
-        dropped at once: their memory is used again in the order of that stream. With another `stream`, keep
-        them, or call `tensor.record_stream(stream)`.
+        Tensors must live until the kernel is through. Those that were made on the stream it runs on may be
+        dropped at once: torch uses their memory again in the order of that stream. Keep others until the
+        stream is through, or call `tensor.record_stream(stream)`.
 
         Args:
             name: of a function that is declared `extern "C" __global__`.
