@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from feedrate.errors import FeedrateError
+from feedrate.errors import FeedrateError, MissingExtra
+from feedrate.kernel.cuda.nvrtc import Nvrtc, load_nvrtc
 from images import save_image
 from packs import write_images
 from range_server import COUNT, RangeServer, serve
@@ -112,6 +113,15 @@ def pack_server(served_pack: Path) -> Iterator[RangeServer]:
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
     with serve(served_pack.parent) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> Nvrtc:
+    """CUDA's compiler, which needs no GPU."""
+    try:
+        return load_nvrtc(12)
+    except MissingExtra as error:
+        pytest.skip(f"NVRTC is not installed: {error.hint}")
 
 
 @pytest.fixture

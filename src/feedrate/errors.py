@@ -9,6 +9,7 @@ FeedrateError
 ├── PackError       (ValueError)         a pack that cannot be read, or is damaged
 ├── StorageError    (OSError)            the disk said no: full, forbidden, gone
 ├── DoctorError     (RuntimeError)       a command ran, and there was nothing to examine; carries an exit code
+├── GpuError        (RuntimeError)       the GPU, its driver or its compiler said no
 ├── BadSample       (ValueError)         one sample cannot be read or decoded; carries its name
 └── MissingExtra    (ImportError)        an optional package is needed and not installed
 """
@@ -75,6 +76,10 @@ class PackError(FeedrateError, ValueError):
 
 class StorageError(FeedrateError, OSError):
     """The disk said no: full, forbidden, gone."""
+
+
+class GpuError(FeedrateError, RuntimeError):
+    """The GPU, its driver or its compiler said no."""
 
 
 class MissingExtra(FeedrateError, ImportError):

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA source that is compiled where it runs, and launched on torch's tensors and streams.
+
+    module = compile_source(source)
+    module.launch("scale", grid=(n + 255) // 256, block=256, args=[images, n, np.float32(0.5)])
+
+What a kernel gets is checked before it crosses: a wrong pointer or size ends a process, or worse, does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feedrate.errors import FeedrateError, GpuError, MissingExtra, UsageError
+from feedrate.kernel.cuda.cache import CodeCache, find_folder, make_key
+from feedrate.kernel.cuda.driver import (
+    BAD_CODE,
+    INVALID_VALUE,
+    MAX_DYNAMIC_SHARED_BYTES,
+    MAX_THREADS_PER_BLOCK,
+    NOT_FOUND,
+    STATIC_SHARED_BYTES,
+    Context,
+    DriverError,
+    open_context,
+)
+from feedrate.kernel.cuda.nvrtc import Nvrtc, load_nvrtc
+
+# The same for every GPU since compute capability 3.0.
+_GRID_LIMITS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
+_BLOCK_LIMITS = (1024, 1024, 64)
+Size = int | Sequence[int]
+
+
+@dataclass
+class _Kernel:
+    function: ctypes.c_void_p
+    max_threads: int
+    static_shared_bytes: int
+    parameter_bytes: tuple[int, ...] | None  # None: this driver does not say
+    dynamic_shared_bytes: int  # as many as may be asked for at present
+
+
+class Module:
+    """Compiled source on one device; `compile_source` gives one. It lives as long as the process.
+
+    Threads may launch from it at the same time.
+    """
+
+    def __init__(self, context: Context, code: bytes) -> None:
+        self._context, self._driver = context, context.driver
+        self._kernels: dict[str, _Kernel] = {}
+        self._lock = threading.Lock()
+        self._handle = ctypes.c_void_p()
+        with context.loading():
+            self._driver.call("cuModuleLoadData", ctypes.byref(self._handle), code)
+
+    @property
+    def device(self) -> int:
+        return self._context.device
+
+    def launch(
+        self,
+        name: str,
+        grid: Size,
+        block: Size,
+        args: Sequence[Any],
+        *,
+        shared_bytes: int = 0,
+        stream: Any = None,
+    ) -> None:
+        """Start a kernel; it runs when what was given to the stream before is done. The host does not wait.
+
+        Tensors must live until the kernel is through. Those that were made on the stream it runs on may be
+        dropped at once: torch uses their memory again in the order of that stream. Keep others until the
+        stream is through, or call `tensor.record_stream(stream)`.
+
+        Args:
+            name: of a function that is declared `extern "C" __global__`.
+            grid: the blocks, in one to three dimensions.
+            block: the threads of a block, in one to three dimensions.
+            args: one per parameter. A CUDA tensor gives its address; it must be contiguous, plainly or
+                channels-last. An int is 64 bits wide (`long long`, or an address: `tensor.data_ptr()` of any
+                other tensor); numpy's numbers are as wide as their type.
+            shared_bytes: dynamic shared memory per block.
+            stream: a `torch.cuda.Stream`; None: torch's current one on this device.
+
+        Raises:
+            UsageError: something of it does not fit the kernel or the device.
+            GpuError: the driver refuses, or the GPU reports what an earlier kernel did wrong.
+        """
+        kernel = self._find(name)
+        blocks = _check_size("grid", grid, _GRID_LIMITS)
+        threads = _check_size("block", block, _BLOCK_LIMITS)
+        if math.prod(threads) > kernel.max_threads:
+            raise UsageError(
+                f"block={block!r}: these are {math.prod(threads)} threads, and a block of kernel '{name}' "
+                f"has at most {kernel.max_threads}"
+            )
+        values = [_to_value(number, value, self.device) for number, value in enumerate(args)]
+        _check_parameters(name, kernel, args, values)
+        self._allow_shared(name, kernel, shared_bytes)
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        with self._context.current():
+            self._driver.call(
+                "cuLaunchKernel",
+                kernel.function,
+                *blocks,
+                *threads,
+                shared_bytes,
+                ctypes.c_void_p(_find_stream(stream, self.device)),
+                pointers,
+                None,
+            )
+
+    def _find(self, name: str) -> _Kernel:
+        with self._lock:
+            if name not in self._kernels:
+                with self._context.loading():
+                    self._kernels[name] = self._look_up(name)
+            return self._kernels[name]
+
+    def _look_up(self, name: str) -> _Kernel:
+        function = ctypes.c_void_p()
+        try:
+            self._driver.call("cuModuleGetFunction", ctypes.byref(function), self._handle, name.encode())
+        except DriverError as error:
+            if error.result != NOT_FOUND:
+                raise
+            raise UsageError(
+                f"the compiled source has no kernel '{name}'",
+                hint='it must be declared extern "C" __global__: other names are mangled',
+            ) from error
+        static = self._attribute(function, STATIC_SHARED_BYTES)
+        return _Kernel(
+            function=function,
+            max_threads=self._attribute(function, MAX_THREADS_PER_BLOCK),
+            static_shared_bytes=static,
+            parameter_bytes=self._measure_parameters(function),
+            dynamic_shared_bytes=self._context.shared_bytes[0] - static,
+        )
+
+    def _attribute(self, function: ctypes.c_void_p, attribute: int) -> int:
+        value = ctypes.c_int()
+        self._driver.call("cuFuncGetAttribute", ctypes.byref(value), attribute, function)
+        return value.value
+
+    def _measure_parameters(self, function: ctypes.c_void_p) -> tuple[int, ...] | None:
+        if not self._driver.has("cuFuncGetParamInfo"):
+            return None
+        sizes: list[int] = []
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        while True:
+            try:
+                self._driver.call(
+                    "cuFuncGetParamInfo", function, len(sizes), ctypes.byref(offset), ctypes.byref(size)
+                )
+            except DriverError as error:
+                if error.result != INVALID_VALUE:
+                    raise
+                return tuple(sizes)  # there is no parameter of this number
+            sizes.append(size.value)
+
+    def _allow_shared(self, name: str, kernel: _Kernel, shared_bytes: int) -> None:
+        """Ask for more dynamic shared memory than a kernel has by itself, once for all that need less."""
+        most = self._context.shared_bytes[1] - kernel.static_shared_bytes
+        if not 0 <= shared_bytes <= most:
+            raise UsageError(
+                f"shared_bytes={shared_bytes}: cuda:{self.device} leaves kernel '{name}' 0 to {most}"
+            )
+        with self._lock:
+            if shared_bytes > kernel.dynamic_shared_bytes:
+                with self._context.loading():
+                    self._driver.call(
+                        "cuFuncSetAttribute", kernel.function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes
+                    )
+                kernel.dynamic_shared_bytes = shared_bytes
+
+
+def _check_size(name: str, size: Size, limits: tuple[int, int, int]) -> tuple[int, int, int]:
+    try:
+        numbers = tuple(map(operator.index, size if isinstance(size, Sequence) else (size,)))
+    except TypeError:  # a quotient, say, where a whole number was meant
+        numbers = ()
+    x, y, z = (*numbers, 1, 1, 1)[:3]
+    is_within = all(1 <= one <= most for one, most in zip((x, y, z), limits, strict=True))
+    if not 1 <= len(numbers) <= 3 or not is_within:
+        raise UsageError(
+            f"{name} must be one to three whole numbers, each at least 1 and at most "
+            f"{', '.join(map(str, limits))}, got {size!r}"
+        )
+    return x, y, z
+
+
+def _to_value(number: int, value: Any, device: int) -> Any:
+    """Return what a kernel's parameter gets, in memory of its own."""
+    if hasattr(value, "data_ptr"):
+        return ctypes.c_void_p(_check_tensor(number, value, device).data_ptr())
+    if isinstance(value, np.generic) and value.dtype.kind in "iuf" and value.nbytes <= 8:
+        return (ctypes.c_char * value.nbytes).from_buffer_copy(value.tobytes())
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not -(2**63) <= value < 2**63:
+            raise UsageError(
+                f"argument {number} is {value}, which an int64 does not hold",
+                hint="np.uint64(n) holds numbers below 2**64",
+            )
+        return ctypes.c_int64(value)
+    raise UsageError(
+        f"argument {number} is {value!r}: a kernel takes CUDA tensors, ints and numpy's numbers",
+        hint="say how wide it is: np.float32(x), np.int32(n), np.uint8(flag)",
+    )
+
+
+def _check_tensor(number: int, tensor: Any, device: int) -> Any:
+    if not tensor.is_cuda or tensor.device.index != device:
+        raise UsageError(
+            f"argument {number} is a tensor on {tensor.device}, and the kernel runs on cuda:{device}",
+            hint=f"tensor.to('cuda:{device}')",
+        )
+    if not tensor.is_contiguous():
+        import torch
+
+        if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
+            raise UsageError(
+                f"argument {number} is a tensor of shape {tuple(tensor.shape)} that is not contiguous "
+                f"(strides {tensor.stride()})",
+                hint="tensor.contiguous(), or tensor.data_ptr() for a kernel that knows the strides",
+            )
+    return tensor
+
+
+def _check_parameters(name: str, kernel: _Kernel, args: Sequence[Any], values: Sequence[Any]) -> None:
+    wanted = kernel.parameter_bytes
+    if wanted is None:
+        return
+    if len(wanted) != len(values):
+        raise UsageError(f"kernel '{name}' has {len(wanted)} parameters, got {len(values)} arguments")
+    for number, (size, value) in enumerate(zip(wanted, values, strict=True)):
+        if size != ctypes.sizeof(value):
+            raise UsageError(
+                f"argument {number} of kernel '{name}' is {type(args[number]).__name__}, "
+                f"{ctypes.sizeof(value)} bytes wide, and the parameter has {size}",
+                hint="numpy's numbers say how wide they are: np.int32(n), np.float32(x)",
+            )
+
+
+def _find_stream(stream: Any, device: int) -> int:
+    if stream is None:
+        import torch
+
+        stream = torch.cuda.current_stream(device)
+    elif stream.device.index != device:
+        raise UsageError(f"the stream belongs to {stream.device}, and the kernel runs on cuda:{device}")
+    return int(stream.cuda_stream)
+
+
+_lock = threading.Lock()
+_modules: dict[tuple[int, str], Module] = {}
+
+
+def compile_source(source: str, options: tuple[str, ...] = (), *, device: int | None = None) -> Module:
+    """Return CUDA source as a module on a device, compiled the first time, then from the user's cache folder.
+
+    The same source, options and device give the same module. Any thread may ask; while one compiles, others
+    wait.
+
+    Args:
+        source: has no `#include`.
+        options: of NVRTC, like "--use_fast_math".
+        device: its number; None: torch's current one. CUDA is begun there.
+
+    Raises:
+        GpuError: there is no GPU for it, or the source does not compile.
+        MissingExtra: torch or NVRTC is not there.
+    """
+    index, nvrtc, capability = _open_device(device)
+    architecture = nvrtc.choose_architecture(capability)
+    place = (index, make_key(source, architecture, options, nvrtc.version))
+    with _lock:
+        if place not in _modules:
+            context = open_context(index)
+            code = CodeCache(find_folder()).compile(nvrtc, source, architecture, options)
+            try:
+                _modules[place] = Module(context, code)
+            except DriverError as error:
+                if error.result not in BAD_CODE:  # what went wrong has nothing to do with the code
+                    raise
+                raise GpuError(
+                    f"the driver, for CUDA {context.driver.version}, does not load what {nvrtc} made for "
+                    f"{architecture}: {error}",
+                    hint="update NVIDIA's driver, or use a torch of an older CUDA version",
+                ) from error
+        return _modules[place]
+
+
+def _open_device(device: int | None) -> tuple[int, Nvrtc, tuple[int, int]]:
+    """Return a device's number, the compiler for it, and its compute capability."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a torch whose libraries do not load raises the latter
+        raise MissingExtra(
+            f"the GPU is used by way of torch, which cannot be imported: {error}", hint="pip install torch"
+        ) from error
+    version = torch.version.cuda
+    if version is None:
+        raise GpuError(
+            f"this torch ({torch.__version__}) is built without CUDA", hint="install a CUDA build of torch"
+        )
+    if torch.cuda._is_in_bad_fork():
+        raise GpuError(
+            "this process is a fork of one that had used CUDA, where CUDA does not work",
+            hint='start processes with multiprocessing.get_context("spawn")',
+        )
+    if not torch.cuda.is_available():
+        raise GpuError("torch finds no GPU", hint="nvidia-smi shows those that the driver sees")
+    count = torch.cuda.device_count()
+    if device is not None and not 0 <= device < count:
+        raise GpuError(f"there is no cuda:{device}, torch finds {count} GPU{'s' * (count != 1)}")
+    try:
+        index = torch.cuda.current_device() if device is None else device
+        capability = torch.cuda.get_device_capability(index)
+    except RuntimeError as error:
+        raise GpuError(f"torch cannot begin CUDA: {str(error).splitlines()[0]}") from error
+    return index, load_nvrtc(int(version.partition(".")[0])), capability
+
+
+def why_not(
+    device: int | None = None, source: str | None = None, options: tuple[str, ...] = ()
+) -> str | None:
+    """Return in one line why kernels cannot run on a device, and what to do about it; None: they can.
+
+    With a source, that is compiled and loaded: a later `compile_source` of it costs nothing.
+    """
+    try:
+        if source is not None:
+            compile_source(source, options, device=device)
+        else:
+            open_context(_open_device(device)[0])
+    except FeedrateError as error:
+        reason = error.message.partition("\n")[0]
+        return f"{reason}: {error.hint}" if error.hint else reason
+    return None

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA source to machine code with NVRTC, NVIDIA's compiler as a library, called by ctypes.
+
+torch's CUDA builds bring NVRTC along, so a user needs neither a CUDA toolkit nor a compiler. The source must
+have no `#include`: NVRTC comes without headers. The results are kept by cache.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import glob
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from feedrate.errors import GpuError, MissingExtra
+
+_OLDEST = (11, 2)  # the first that says which architectures it knows
+_MAJORS = (13, 12, 11)  # names to ask the dynamic linker for, beside that of torch's own version
+_SUCCESS, _COMPILATION_FAILED = 0, 6
+_LOG_LINES = 8
+_SOURCE_NAME = b"feedrate.cu"  # what the compiler's log calls the source
+# Not "libnvrtc.alt.so.12" nor "libnvrtc-builtins.so.12.9", which are no compilers of their own.
+_FILE = re.compile(r"libnvrtc(?:-[0-9a-f]{8,})?\.so\.(\d+)(?:\.\d+)*")
+_OUT = ctypes.POINTER(ctypes.c_size_t)
+_SIGNATURES: dict[str, list[Any]] = {
+    "nvrtcVersion": [ctypes.POINTER(ctypes.c_int)] * 2,
+    "nvrtcGetNumSupportedArchs": [ctypes.POINTER(ctypes.c_int)],
+    "nvrtcGetSupportedArchs": [ctypes.POINTER(ctypes.c_int)],
+    "nvrtcCreateProgram": [
+        ctypes.POINTER(ctypes.c_void_p), ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int,
+        ctypes.c_void_p, ctypes.c_void_p,
+    ],
+    "nvrtcCompileProgram": [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)],
+    "nvrtcDestroyProgram": [ctypes.POINTER(ctypes.c_void_p)],
+    "nvrtcGetProgramLogSize": [ctypes.c_void_p, _OUT],
+    "nvrtcGetProgramLog": [ctypes.c_void_p, ctypes.c_char_p],
+    "nvrtcGetCUBINSize": [ctypes.c_void_p, _OUT],
+    "nvrtcGetCUBIN": [ctypes.c_void_p, ctypes.c_char_p],
+    "nvrtcGetPTXSize": [ctypes.c_void_p, _OUT],
+    "nvrtcGetPTX": [ctypes.c_void_p, ctypes.c_char_p],
+    "nvrtcGetErrorString": [ctypes.c_int],
+}  # fmt: skip
+
+
+class Nvrtc:
+    """One loaded NVRTC. Any number of threads may compile with it.
+
+    Attributes:
+        version: its major and minor number.
+        capabilities: of the GPUs that it knows, as 10 * major + minor, the smallest first.
+    """
+
+    def __init__(self, library: Any) -> None:
+        """Raise AttributeError for a library that is no NVRTC, or one that is too old."""
+        self._library = library
+        for name, types in _SIGNATURES.items():
+            getattr(library, name).argtypes = types
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        self.version = (major.value, minor.value)
+        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+        known = (ctypes.c_int * count.value)()
+        self._call("nvrtcGetSupportedArchs", known)
+        self.capabilities = tuple(sorted(known))
+
+    def __str__(self) -> str:
+        return "NVRTC {}.{}".format(*self.version)
+
+    def choose_architecture(self, capability: tuple[int, int]) -> str:
+        """Return what to compile for: a GPU's own machine code ("sm_90"), or PTX ("compute_90").
+
+        PTX is for GPUs that are newer than this NVRTC: their driver makes machine code of it.
+
+        Raises:
+            GpuError: the GPU is too old for this NVRTC.
+        """
+        wanted = 10 * capability[0] + capability[1]
+        if wanted in self.capabilities:
+            return f"sm_{wanted}"
+        older = [known for known in self.capabilities if known < wanted]
+        if not older:
+            raise GpuError(
+                f"{self} does not compile for GPUs of compute capability {capability[0]}.{capability[1]}, "
+                f"the oldest it knows is {'{}.{}'.format(*divmod(self.capabilities[0], 10))}",
+                hint="a torch of an older CUDA version brings an older NVRTC",
+            )
+        return f"compute_{older[-1]}"
+
+    def compile(self, source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
+        """Return what `cuModuleLoadData` takes: a cubin for "sm_90", PTX for "compute_90".
+
+        Raises:
+            GpuError: the source does not compile; the message ends in the first lines of the compiler's log.
+        """
+        flags = [f"--gpu-architecture={architecture}", *options]
+        program = ctypes.c_void_p()
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), _SOURCE_NAME, 0, None, None)
+        try:
+            texts = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+            result = self._library.nvrtcCompileProgram(program, len(flags), texts)
+            if result != _SUCCESS:
+                raise self._explain(result, program, architecture)
+            return self._read(program, "CUBIN" if architecture.startswith("sm_") else "PTX")
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _explain(self, result: int, program: ctypes.c_void_p, architecture: str) -> GpuError:
+        lines = [line for line in self._read_log(program).splitlines() if line.strip()]
+        # Warnings may stand before what went wrong.
+        first = next((n for n, line in enumerate(lines) if "error:" in line or "fatal" in line), 0)
+        shown = "\n".join(lines[first : first + _LOG_LINES])
+        if result != _COMPILATION_FAILED or not shown:
+            shown = "\n".join(filter(None, [self._name_error(result), shown]))
+        return GpuError(f"{self} cannot compile the CUDA source for {architecture}: {shown}")
+
+    def _read_log(self, program: ctypes.c_void_p) -> str:
+        return self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+
+    def _read(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        content = ctypes.create_string_buffer(size.value)
+        self._call(f"nvrtcGet{what}", program, content)
+        return content.raw
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        result = getattr(self._library, function)(*arguments)
+        if result != _SUCCESS:
+            raise GpuError(f"{function} of NVRTC failed: {self._name_error(result)}")
+
+    def _name_error(self, result: int) -> str:
+        text: bytes | None = self._library.nvrtcGetErrorString(result)
+        return text.decode(errors="replace") if text else f"error {result}"
+
+
+@functools.cache
+def load_nvrtc(cuda_major: int) -> Nvrtc:
+    """Return the NVRTC of this environment, best that of torch's own CUDA version.
+
+    Raises:
+        MissingExtra: there is none.
+    """
+    return load_first(list_candidates(cuda_major), cuda_major)
+
+
+def load_first(candidates: Iterator[str], cuda_major: int) -> Nvrtc:
+    """Return the first of the libraries that is an NVRTC and can be loaded."""
+    trouble = ""
+    for candidate in candidates:
+        try:
+            nvrtc = Nvrtc(ctypes.CDLL(candidate))
+        except (OSError, AttributeError, GpuError) as error:
+            # A bare name that the linker does not know is no news; a file that is there and fails is.
+            if os.path.isabs(candidate):
+                trouble = trouble or f" ({candidate}: {error})"
+        else:
+            return nvrtc
+    raise MissingExtra(
+        f"no NVRTC was found, CUDA's compiler as a library, {_OLDEST[0]}.{_OLDEST[1]} or newer{trouble}",
+        hint=f"pip install {_name_package(cuda_major)}",
+    )
+
+
+def list_candidates(
+    cuda_major: int, *, search_path: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ
+) -> Iterator[str]:
+    """Yield what NVRTC may be called here: of torch's CUDA version first, then of older, then of newer ones.
+
+    Older ones first: what a compiler makes that is newer than the driver may not load.
+    """
+    found = [
+        (int(match[1]), path)
+        for folder in _list_folders(sys.path if search_path is None else search_path, environ)
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "libnvrtc*.so.*")))
+        if (match := _FILE.fullmatch(os.path.basename(path))) is not None
+    ]
+    # The dynamic linker finds what is in LD_LIBRARY_PATH or known to ldconfig.
+    found += [(major, f"libnvrtc.so.{major}") for major in dict.fromkeys((cuda_major, *_MAJORS))]
+    ranked = sorted(found, key=lambda one: (one[0] != cuda_major, one[0] > cuda_major, -one[0]))
+    yield from dict.fromkeys(path for _, path in ranked)
+
+
+def _list_folders(search_path: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield where NVRTC may be: beside torch, in NVIDIA's wheels, a conda environment, a CUDA toolkit."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.origin is not None:
+            yield os.path.join(os.path.dirname(spec.origin), "lib")
+    for entry in filter(None, search_path):
+        yield os.path.join(entry, "nvidia", "cuda_nvrtc", "lib")
+        yield from sorted(glob.glob(os.path.join(glob.escape(entry), "nvidia", "cu[0-9]*", "lib")))
+    yield os.path.join(sys.prefix, "lib")
+    for toolkit in (environ.get("CUDA_HOME"), environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if toolkit:
+            yield from (os.path.join(toolkit, "lib64"), os.path.join(toolkit, "lib"))
+
+
+def _name_package(cuda_major: int) -> str:
+    """Return what pip knows the wheel by; since CUDA 13 the version is no part of the name."""
+    return f"nvidia-cuda-nvrtc-cu{cuda_major}" if cuda_major < 13 else f"'nvidia-cuda-nvrtc=={cuda_major}.*'"
