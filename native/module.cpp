@@ -189,13 +189,14 @@ nb::tuple probe_door(Array<const uint8_t> data) {
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height);
 }
 
-nb::tuple scan_door(Array<const uint8_t> data) {
+nb::tuple scan_door(Array<const uint8_t> data, int64_t bytes_per_entry) {
+    need(bytes_per_entry > 0, "bytes_per_entry must be at least 1");
     Header header;
     std::string entries;
     Outcome outcome;
     {
         nb::gil_scoped_release release;
-        outcome = scan_jpeg(data.data(), data.shape(0), crc32c(data.data(), data.shape(0), 0), header, entries);
+        outcome = scan_jpeg(data.data(), data.shape(0), crc32c(data.data(), data.shape(0), 0), header, entries, bytes_per_entry);
     }
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height,
                           outcome.ok() ? sampling_name(header) : "", nb::bytes(entries.data(), entries.size()));
