@@ -19,6 +19,7 @@
 #include "coefficients.h"
 #include "crc32c.h"
 #include "folder.h"
+#include "gpu_plan.h"
 #include "jpeg.h"
 #include "level.h"
 #include "members.h"
@@ -189,13 +190,14 @@ nb::tuple probe_door(Array<const uint8_t> data) {
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height);
 }
 
-nb::tuple scan_door(Array<const uint8_t> data) {
+nb::tuple scan_door(Array<const uint8_t> data, int64_t bytes_per_entry) {
+    need(bytes_per_entry > 0, "bytes_per_entry must be at least 1");
     Header header;
     std::string entries;
     Outcome outcome;
     {
         nb::gil_scoped_release release;
-        outcome = scan_jpeg(data.data(), data.shape(0), crc32c(data.data(), data.shape(0), 0), header, entries);
+        outcome = scan_jpeg(data.data(), data.shape(0), crc32c(data.data(), data.shape(0), 0), header, entries, bytes_per_entry);
     }
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height,
                           outcome.ok() ? sampling_name(header) : "", nb::bytes(entries.data(), entries.size()));
@@ -363,6 +365,45 @@ nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<co
     return nb::make_tuple(nb::bytes(keys.data(), keys.size()), nb::bytes(entries.data(), entries.size()));
 }
 
+// `shape`: height and width of the output. What the plan needs is in sizes(); `taken` says which samples it holds.
+void look_door(GpuPlan& plan, Array<const uint8_t> data, Array<const int64_t> starts, Array<const uint32_t> crcs, Array<const uint8_t> entries,
+               Array<const int64_t> entry_starts, Array<const int32_t> boxes, Array<const uint8_t> flips, Array<const uint8_t> filters,
+               bool before_13, nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+    const size_t count = taken.shape(0);
+    check_starts(starts, count, data.shape(0));
+    check_starts(entry_starts, count, entries.shape(0));
+    need(crcs.shape(0) == count && flips.shape(0) == count && boxes.shape(0) == 4 * count, "arrays differ in length");
+    need(filters.shape(0) == count && std::all_of(filters.data(), filters.data() + count, [](uint8_t one) { return one < kFilters; }),
+         "filters need one of Pillow's numbers per sample");
+    const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]);
+    need(height > 0 && width > 0 && height <= 65500 && width <= 65500, "shape must be height and width, from 1 to 65500");
+    const GpuRequest request{static_cast<int64_t>(count), data.data(), starts.data(), crcs.data(), entries.data(), entry_starts.data(), boxes.data(),
+                             flips.data(), filters.data(), before_13, height, width, most_memory};
+    bool open;
+    {
+        nb::gil_scoped_release release;
+        open = plan.look(request, pool, taken.data());
+    }
+    need(open, "the pool is closed");
+}
+
+nb::tuple plan_sizes_door(const GpuPlan& plan) {
+    const GpuSizes& s = plan.sizes();
+    return nb::make_tuple(s.images, s.groups, s.groups_at, s.items_at, s.words_at, s.staged, s.blocks, s.samples, s.pixels, s.between, s.weights);
+}
+
+void fill_door(GpuPlan& plan, Array<const uint8_t> data, Pool* pool, Array<uint8_t> staged) {
+    need(static_cast<int64_t>(data.shape(0)) == plan.data_bytes(), "data is not what the plan was made for");
+    need(static_cast<int64_t>(staged.shape(0)) >= plan.sizes().staged, "staged is too small");
+    need(reinterpret_cast<uintptr_t>(staged.data()) % 16 == 0, "staged must be aligned to 16 bytes");
+    bool open;
+    {
+        nb::gil_scoped_release release;
+        open = plan.fill(data.data(), pool, staged.data());
+    }
+    need(open, "the pool is closed");
+}
+
 // The checksum that each row of a table ends with: that of its other bytes.
 void crc32c_rows_door(Array<const uint8_t> rows, size_t width, Array<uint32_t> out) {
     need(width >= 4 && rows.shape(0) == width * out.shape(0), "rows have the wrong size");
@@ -404,6 +445,12 @@ NB_MODULE(_native, m) {
         .def("cpu_seconds", &Pool::cpu_seconds, nb::call_guard<nb::gil_scoped_release>())
         .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<GpuPlan>(m, "GpuPlan")
+        .def(nb::init<>())
+        .def("look", &look_door, nb::arg("data"), nb::arg("starts"), nb::arg("crcs"), nb::arg("entries"), nb::arg("entry_starts"), nb::arg("boxes"),
+             nb::arg("flips"), nb::arg("filters"), nb::arg("before_13"), nb::arg("shape"), nb::arg("most_memory"), nb::arg("pool").none(), nb::arg("taken"))
+        .def("sizes", &plan_sizes_door)
+        .def("fill", &fill_door, nb::arg("data"), nb::arg("pool").none(), nb::arg("staged"));
     m.def("simd_level", [] { return level().name; });
     m.def("simd_levels", [] {
         nb::list names;

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <new>
+
+#include "coefficients.h"
+#include "entries.h"
+#include "huffman.h"
+#include "level.h"
+
+namespace feedrate {
+
+namespace {
+
+static_assert(sizeof(GpuItem) == 28 && sizeof(GpuGroup) == 12 && sizeof(GpuImage) % 16 == 0, "layout.h has gaps");
+static_assert(kGpuMaxBlocks == kMaxBlocks && kGpuWeightBits == kWeightBits, "layout.h differs from the kernel");
+
+constexpr int64_t kAlignment = 256;  // of the parts of what is staged
+constexpr int64_t kNoEnd = 0xFFFFFFFF;
+
+int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+struct Span {
+    int begin, end;
+};
+
+// The MCUs that hold samples [begin, end) and, where chroma is halved, one chroma sample to each side.
+Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus) {
+    const int margin = half ? 2 : 0;
+    return {std::max(begin - margin, 0) / mcu_size, std::min((end - 1 + margin) / mcu_size + 1, mcus)};
+}
+
+// False when the counts do not make a prefix code, or a DC symbol is not a size (as HuffmanTable::build has it).
+bool copy_code(const HuffmanSpec& spec, bool dc, GpuCode& to) {
+    int code = 0;
+    for (int length = 1; length <= 16; ++length, code <<= 1) {
+        code += spec.counts[length - 1];
+        if (code >= 1 << length) return false;
+    }
+    std::memcpy(to.counts, spec.counts, 16);
+    std::memcpy(to.symbols, spec.symbols, static_cast<size_t>(spec.symbol_count));
+    return !dc || std::all_of(spec.symbols, spec.symbols + spec.symbol_count, [](uint8_t symbol) { return symbol <= 15; });
+}
+
+// The tables of all components as two pairs; false where there are more, or one is no code.
+bool copy_codes(const Header& header, GpuImage& image) {
+    int pairs = 0, dc[2] = {}, ac[2] = {};
+    for (int i = 0; i < header.component_count; ++i) {
+        const Component& c = header.component[i];
+        int pair = 0;
+        while (pair < pairs && (dc[pair] != c.dc || ac[pair] != c.ac)) ++pair;
+        if (pair == 2) return false;
+        if (pair == pairs) {
+            dc[pairs] = c.dc, ac[pairs] = c.ac;
+            if (!copy_code(header.dc[c.dc], true, image.code[2 * pair]) || !copy_code(header.ac[c.ac], false, image.code[2 * pair + 1])) return false;
+            ++pairs;
+        }
+        image.component[i].pair = pair;
+    }
+    return true;
+}
+
+// As Taps::make has it, without room for groups.
+int taps_of(int in_size, int out_size, Filter filter) {
+    if (in_size == out_size || filter == Filter::nearest) return 1;
+    const double support = filter == Filter::box ? 0.5 : filter == Filter::bicubic ? 2.0 : filter == Filter::lanczos ? 3.0 : 1.0;
+    return static_cast<int>(std::ceil(support * std::max(static_cast<double>(in_size) / out_size, 1.0))) * 2 + 1;
+}
+
+// Which pass comes first is Resizer's business; this is its rule.
+bool is_down_first(const Box& box, const GpuRequest& r, Filter filter) {
+    const int fewer_rows = box.bottom - box.top - r.height, fewer_columns = box.right - box.left - r.width;
+    const bool across_first = r.before_13 && (filter == Filter::bicubic || filter == Filter::lanczos);
+    return fewer_rows != 0 && (fewer_columns == 0 || (!across_first && fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
+}
+
+bool is_inside(const Box& box, const Header& header) {
+    const int64_t pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top);
+    return box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom && box.right <= header.width &&
+           box.bottom <= header.height && pixels <= kMaxCropPixels / 2;
+}
+
+bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
+    if (pool) return pool->run(count, work);
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return true;
+}
+
+}  // namespace
+
+int64_t GpuSizes::memory(int height, int width) const {
+    const int64_t tables = images * kGpuTables * kGpuTableWords * 4, bounds = images * 2 * (height + width) * 4;
+    return staged + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
+}
+
+void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
+    const Bytes file{r.data + r.starts[i], static_cast<size_t>(r.starts[i + 1] - r.starts[i])};
+    const Bytes packed{r.entries + r.entry_starts[i], static_cast<size_t>(r.entry_starts[i + 1] - r.entry_starts[i])};
+    const int32_t* b = r.boxes + 4 * i;
+    const Box box{b[0], b[1], b[2], b[3]};
+    const auto filter = static_cast<Filter>(r.filters[i]);
+    Header header;
+    thread_local Entries entries;
+    s.is_taken = false;
+    if (!packed.size || !check_entries(packed, r.crcs[i]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
+    if (!is_inside(box, header) || !is_possible(header) || !entries.open(packed, header).ok()) return;
+    GpuImage& image = s.image;
+    image = GpuImage();
+    if (!copy_codes(header, image)) return;
+
+    image.sample = static_cast<int>(i);
+    image.components = header.component_count;
+    image.half_width = header.half_width, image.half_height = header.half_height;
+    image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
+    image.flip = r.flips[i] != 0, image.filter = r.filters[i], image.down_first = is_down_first(box, r, filter);
+    image.taps[0] = taps_of(image.width, r.width, filter), image.taps[1] = taps_of(image.height, r.height, filter);
+    const Span rows = needed_mcus(box.top, box.bottom, header.half_height, header.mcu_height, header.mcu_rows);
+    const Span columns = needed_mcus(box.left, box.right, header.half_width, header.mcu_width, header.mcus_per_row);
+    int64_t blocks = 0, per_mcu = 0;
+    for (int n = 0; n < header.component_count; ++n) {
+        const Component& from = header.component[n];
+        GpuComponent& c = image.component[n];
+        for (int k = 0; k < 64; ++k) image.quant[n][kNatural[k]] = header.quant[from.quant][k];
+        c.h = from.h, c.v = from.v, c.width = from.width, c.height = from.height;
+        c.wide = (columns.end - columns.begin) * c.h;
+        c.first_block = static_cast<int>(blocks);
+        c.plane = static_cast<int>(blocks * 64);
+        c.left = columns.begin * 8 * c.h, c.top = rows.begin * 8 * c.v;
+        per_mcu += c.h * c.v;
+        blocks += static_cast<int64_t>(c.wide) * (rows.end - rows.begin) * c.v;
+        if (blocks * 64 > INT32_MAX) return;
+    }
+    image.blocks = static_cast<int>(blocks), image.blocks_per_mcu = static_cast<int>(per_mcu);
+    s.blocks = round_up(blocks, kGpuBlocksTogether);
+    s.samples = blocks * 64;
+    s.pixels = static_cast<int64_t>(image.width) * image.height;
+    s.between = image.down_first ? static_cast<int64_t>(image.width) * r.height : static_cast<int64_t>(image.height) * r.width;
+    s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
+
+    s.scan = r.starts[i] + static_cast<int64_t>(header.scan_begin);
+    s.scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
+    s.restart_interval = header.restart_interval, s.mcus_per_row = header.mcus_per_row;
+    s.first_row = rows.begin, s.first_column = columns.begin;
+    s.stretches.clear();
+    s.items = 0, s.bytes = static_cast<int64_t>(kUnstuffSlack);
+    const int step = entries.step();
+    for (int row = rows.begin; row < rows.end; ++row)
+        for (int column = columns.begin / step * step; column < columns.end; column += step) {
+            const int64_t number = entries.number(row, column);
+            const Entry& entry = entries.at(number);
+            const int stop = std::min(column + step, header.mcus_per_row), end = std::min(stop, columns.end);
+            GpuItem item{};
+            item.row = static_cast<unsigned short>(row - rows.begin);
+            item.column = static_cast<short>(column - columns.begin);
+            item.count = static_cast<unsigned short>(end - column);
+            item.word = entry.bit;
+            item.end = static_cast<unsigned>(kNoEnd);
+            for (int n = 0; n < header.component_count; ++n) item.predictor[n] = static_cast<short>(entry.predictor[n]);
+            // What one entry point says, decode() compares with what it finds; a predictor that no block can have is found there.
+            bool fits = std::equal(item.predictor, item.predictor + header.component_count, entry.predictor);
+            int64_t bytes = std::min(s.scan_bytes - entry.bit / 8, kMaxMcuBytes * (stop - column) + 8);
+            if (number + 1 < entries.count()) {
+                const Entry& next = entries.at(number + 1);
+                item.end = next.bit;
+                item.how_it_ends = end == stop ? kGpuEndsAt : kGpuEndsBefore;
+                for (int n = 0; n < header.component_count; ++n) item.end_predictor[n] = static_cast<short>(next.predictor[n]);
+                fits = fits && std::equal(item.end_predictor, item.end_predictor + header.component_count, next.predictor);
+                bytes = next.bit / 8 - entry.bit / 8 + 1;
+            }
+            if (!fits) return;
+            int64_t parts = 1;
+            if (const int every = s.restart_interval) {
+                const int64_t first = static_cast<int64_t>(row) * header.mcus_per_row + column;
+                parts += (first + item.count - 1) / every - first / every;
+            }
+            s.items += parts;
+            s.bytes += bytes + 8 * parts;
+            s.stretches.push_back(item);
+        }
+    s.is_taken = true;
+}
+
+bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
+    const auto count = static_cast<size_t>(r.count);
+    samples_.resize(std::max(samples_.size(), count));
+    for (size_t i = count; i < samples_.size(); ++i) samples_[i].is_taken = false;
+    const bool open = for_each(r.count, pool, [&](int64_t i) {
+        Sample& sample = samples_[static_cast<size_t>(i)];
+        sample.is_short_of_memory = false;
+        try {
+            look_at(r, i, sample);
+        } catch (const std::bad_alloc&) {
+            sample.is_taken = false, sample.is_short_of_memory = true;
+        }
+    });
+    if (!open) return false;
+    sizes_ = GpuSizes();
+    data_bytes_ = r.starts[r.count];
+    int64_t items = 0, bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+        Sample& s = samples_[i];
+        if (s.is_short_of_memory) throw std::bad_alloc();
+        taken[i] = 0;
+        if (!s.is_taken) continue;
+        GpuSizes more = sizes_;
+        GpuImage& image = s.image;
+        s.number = static_cast<int>(more.images++);
+        s.first_group = more.groups, s.first_item = items, s.first_byte = bytes;
+        image.first_block = more.blocks, image.samples = more.samples, image.pixels = more.pixels, image.between = more.between;
+        image.weights[0] = more.weights, image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
+        more.groups += (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
+        more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between, more.weights += s.weights;
+        const int64_t more_bytes = bytes + round_up(s.bytes, 16);
+        more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
+        more.items_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
+        more.words_at = round_up(more.items_at + (items + s.items) * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
+        more.staged = round_up(more.words_at + more_bytes, kAlignment);
+        const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
+        s.is_taken = fits;
+        if (!fits) continue;
+        taken[i] = 1;
+        sizes_ = more;
+        items += s.items, bytes = more_bytes;
+    }
+    return true;
+}
+
+// Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes begin at `word`
+// of all; their room follows from look_at.
+bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const {
+    const uint8_t *begin = data + s.scan, *scan_end = begin + s.scan_bytes;
+    const int every = s.restart_interval;
+    uint8_t* out = bytes;
+    count = 0;
+    for (const GpuItem& stretch : s.stretches) {
+        const bool has_end = stretch.end != kNoEnd;
+        const uint8_t* from = begin + stretch.word / 8;
+        const uint8_t* end = has_end ? begin + stretch.end / 8 : std::min(scan_end, from + kMaxMcuBytes * stretch.count + 8);
+        int64_t mcu = static_cast<int64_t>(s.first_row + stretch.row) * s.mcus_per_row + s.first_column + stretch.column;
+        GpuItem item = stretch;
+        item.first_bit = static_cast<unsigned char>(stretch.word % 8);
+        for (int left = stretch.count; left > 0;) {
+            int64_t until = mcu + left;
+            if (every) until = std::min(until, (mcu / every + 1) * every);
+            item.count = static_cast<unsigned short>(until - mcu);
+            item.how_it_ends = stretch.how_it_ends;
+            left -= item.count;
+            size_t size = 0;
+            const uint8_t* stop = level().unstuff(from, end, out, static_cast<size_t>(end - from), size);
+            item.word = static_cast<unsigned>(word + (out - bytes) / 4);
+            item.end = static_cast<unsigned>(size * 8);
+            if (stop < end) {
+                // A marker: the end of the image, or the one that the next MCU begins with.
+                const bool is_last = !left && !(every && until % every == 0 && stretch.how_it_ends == kGpuEndsAt);
+                if (!is_last) {
+                    item.how_it_ends = kGpuEndsPadded;
+                    while (stop < end && *stop == 0xFF) ++stop;
+                    if (stop >= end || !every || until % every || *stop != 0xD0 + ((until / every - 1) & 7)) return false;
+                    from = stop + 1;
+                    // The next entry point stands behind the marker, and begins anew.
+                    if (!left && (from != end || stretch.end % 8 || std::any_of(stretch.end_predictor, stretch.end_predictor + 3, [](short p) { return p != 0; })))
+                        return false;
+                } else if (has_end && stretch.how_it_ends == kGpuEndsAt) {
+                    return false;
+                }
+            } else {
+                // No marker, so none may be due.
+                if (left || (every && until % every == 0 && stretch.how_it_ends == kGpuEndsAt)) return false;
+                if (has_end && stretch.end % 8) {
+                    if (*end == 0xFF && !(scan_end - end > 1 && end[1] == 0)) return false;
+                    out[size++] = *end;
+                    item.end += stretch.end % 8;
+                }
+            }
+            out += round_up(static_cast<int64_t>(size), 4);
+            items[count++] = item;
+            mcu = until;
+            item.column = static_cast<short>(item.column + item.count);
+            item.first_bit = 0;
+            std::fill_n(item.predictor, 3, short{0});
+        }
+    }
+    return true;
+}
+
+void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) const {
+    auto* items = reinterpret_cast<GpuItem*>(staged + sizes_.items_at) + s.first_item;
+    GpuImage image = s.image;
+    int64_t count = 0;
+    if (!stage(data, s, items, staged + sizes_.words_at + s.first_byte, s.first_byte / 4, count)) {
+        image.status = kGpuRefused;
+        count = 0;
+    }
+    std::memcpy(staged + static_cast<size_t>(s.number) * sizeof(GpuImage), &image, sizeof(GpuImage));
+    auto* group = reinterpret_cast<GpuGroup*>(staged + sizes_.groups_at) + s.first_group;
+    for (int64_t first = 0; first < s.items; first += kGpuGroupItems, ++group) {
+        const int64_t here = std::min<int64_t>(std::max<int64_t>(count - first, 0), kGpuGroupItems);
+        *group = {s.number, static_cast<int>(s.first_item + first), static_cast<int>(here)};
+    }
+}
+
+bool GpuPlan::fill(const uint8_t* data, Pool* pool, uint8_t* staged) {
+    return for_each(static_cast<int64_t>(samples_.size()), pool, [&](int64_t i) {
+        const Sample& sample = samples_[static_cast<size_t>(i)];
+        if (sample.is_taken) fill_one(data, sample, staged);
+    });
+}
+
+}  // namespace feedrate

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a GPU needs to decode a batch: headers are read, entry points are checked, and the entropy-coded bytes under the crops are
+// laid out, without their stuffing, for the kernels in src/feedrate/kernel/cuda. What is not taken here (no entry points, a kind of JPEG that the
+// kernel leaves to others, damage, too little room) is decoded as always: a plan never makes pixels that decode() does not make.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "jpeg.h"
+#include "pool.h"
+#include "../src/feedrate/kernel/cuda/layout.h"
+
+namespace feedrate {
+
+// The caller owns every array, and keeps them until look() returns.
+struct GpuRequest {
+    int64_t count;
+    const uint8_t* data;           // files, one behind the other
+    const int64_t* starts;         // count + 1: where each begins in `data`, and the end
+    const uint32_t* crcs;          // crc32c of each file, already checked
+    const uint8_t* entries;        // entry points, the same way
+    const int64_t* entry_starts;
+    const int32_t* boxes;          // left, top, right, bottom
+    const uint8_t* flips;
+    const uint8_t* filters;        // by Pillow's numbers
+    bool before_13;                // as Target has it
+    int height, width;             // of all outputs
+    int64_t most_memory;           // bytes on the device that all buffers together may take
+};
+
+// How large the buffers are, in elements, and where the parts of what is staged begin, in bytes.
+struct GpuSizes {
+    int64_t images = 0, groups = 0;
+    int64_t groups_at = 0, items_at = 0, words_at = 0, staged = 0;
+    int64_t blocks = 0, samples = 0, pixels = 0, between = 0, weights = 0;
+
+    // Bytes on the device. The pixels take the place of the coefficients.
+    int64_t memory(int height, int width) const;
+};
+
+class GpuPlan {
+public:
+    // Looks at every sample; taken[i] becomes 1 where the plan holds it. False: the pool is closed. Throws std::bad_alloc.
+    bool look(const GpuRequest& request, Pool* pool, uint8_t* taken);
+    const GpuSizes& sizes() const { return sizes_; }
+    int64_t data_bytes() const { return data_bytes_; }
+    // Writes sizes().staged bytes; `data` is what look() saw. The buffer is aligned to 16 bytes.
+    bool fill(const uint8_t* data, Pool* pool, uint8_t* staged);
+
+private:
+    struct Sample {
+        bool is_taken = false, is_short_of_memory = false;
+        GpuImage image;
+        std::vector<GpuItem> stretches;  // `word` and `end`: bits in the entropy-coded data, from one entry to the next
+        int64_t scan = 0, scan_bytes = 0;  // where in `data`
+        int restart_interval = 0, mcus_per_row = 0, first_row = 0, first_column = 0;
+        int64_t items = 0, bytes = 0;      // room for what is staged
+        int64_t blocks = 0, samples = 0, pixels = 0, between = 0, weights = 0;
+        // Where its parts go.
+        int number = 0;
+        int64_t first_item = 0, first_group = 0, first_byte = 0;
+    };
+    void look_at(const GpuRequest& request, int64_t i, Sample& sample) const;
+    bool stage(const uint8_t* data, const Sample& sample, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const;
+    void fill_one(const uint8_t* data, const Sample& sample, uint8_t* staged) const;
+
+    std::vector<Sample> samples_;
+    GpuSizes sizes_;
+    int64_t data_bytes_ = 0;
+};
+
+}  // namespace feedrate

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a batch of JPEGs is decoded on a GPU: what is staged, which buffers there are, which kernels run.
+
+    plan = BatchPlan()
+    taken = plan.look(data, starts, crcs, entries, entry_starts, boxes=..., flips=..., size=(224, 224))
+    plan.fill(data, staged)  # staged: pinned memory of the host, which is then copied to the device
+    run(plan, launch, buffers, out, statuses)
+
+`launch` is whatever starts a kernel by its name: a GPU's launcher, or the one of the tests, which runs the
+same source on the CPU. Pixels are those of `kernel.decode_batch`, byte for byte. A sample that was not taken,
+or whose status is not 0 afterwards, is to be decoded there: it has the reason in words, and asks Pillow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate.filters import BILINEAR
+from feedrate.kernel.door import I32, I64, U8, U32, Pool, checked, native
+
+SOURCES = ("layout.h", "prepare.cu", "huffman.cu", "idct.cu", "pixels.cu")
+# Weights must be those of the CPU to the last bit, so that no product may be fused with a sum.
+COMPILE_OPTIONS = ("--fmad=false",)
+MAX_IMAGES = 65535  # a grid's second dimension
+MOST_MEMORY = 4 << 30
+# As in layout.h.
+_TABLE_WORDS = 4 * ((1 << 10) + 12 + 64)
+_ALIGNMENT = 256
+
+
+class Launch(Protocol):
+    """Starts a kernel: blocks, threads of a block, arguments: arrays or tensors, and numpy's numbers."""
+
+    def __call__(
+        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any], /
+    ) -> None: ...
+
+
+class Sizes(NamedTuple):
+    """What a plan came to: numbers of things, and at which byte of what is staged its parts begin."""
+
+    images: int
+    groups: int
+    groups_at: int
+    items_at: int
+    words_at: int
+    staged: int  # bytes in all
+    blocks: int  # of coefficients
+    samples: int
+    pixels: int
+    between: int  # pixels between the two passes of the resize
+    weights: int
+
+
+def source() -> str:
+    """Return the CUDA source, all of it; it includes nothing."""
+    folder = Path(__file__).parent
+    texts = ((folder / name).read_text() for name in SOURCES)
+    return "\n".join(text.replace("#pragma once\n", "") for text in texts)
+
+
+class BatchPlan:
+    """What the GPU does for one batch. May be used again for the next, which then takes less memory anew."""
+
+    def __init__(self) -> None:
+        self._native = native.GpuPlan()
+        self.sizes = Sizes(*self._native.sizes())
+        self.size = (0, 0)
+
+    def look(
+        self,
+        data: U8,
+        starts: I64,
+        crcs: U32,
+        entries: U8,
+        entry_starts: I64,
+        *,
+        boxes: I32,
+        flips: npt.NDArray[np.bool_],
+        size: tuple[int, int],
+        filters: U8 | None = None,
+        before_13: bool = False,
+        most_memory: int = MOST_MEMORY,
+        pool: Pool | None = None,
+    ) -> npt.NDArray[np.bool_]:
+        """Read headers and entry points, and decide which samples the GPU decodes; return that.
+
+        Args:
+            data: the image files, one behind the other.
+            starts: where each begins, and the end of the last.
+            crcs: the crc32c of each file, already compared with its bytes.
+            entries: entry points, one sample's behind the other's (none: the CPU decodes it).
+            entry_starts: as `starts`.
+            boxes: N x 4: left, top, right, bottom.
+            flips: mirror left to right, after the resize.
+            size: height and width of the output.
+            filters: Pillow's number of each image's filter; None: bilinear.
+            before_13: the order of passes before Pillow 13.
+            most_memory: bytes that `buffer_bytes` may come to; samples beyond that are not taken.
+            pool: threads to use; None: the calling thread.
+        """
+        n = len(boxes)
+        if n > MAX_IMAGES:
+            raise ValueError(f"a batch for the GPU has at most {MAX_IMAGES} images, got {n}")
+        taken = np.zeros(n, np.uint8)
+        self._native.look(
+            data=data,
+            starts=checked(starts, np.int64, (n + 1,), "starts"),
+            crcs=checked(crcs, np.uint32, (n,), "crcs"),
+            entries=entries,
+            entry_starts=checked(entry_starts, np.int64, (n + 1,), "entry_starts"),
+            boxes=checked(boxes, np.int32, (n, 4), "boxes").reshape(-1),
+            flips=checked(flips, np.bool_, (n,), "flips").view(np.uint8),
+            filters=checked(
+                np.full(n, BILINEAR, np.uint8) if filters is None else filters, np.uint8, (n,), "filters"
+            ),
+            before_13=before_13,
+            shape=size,
+            most_memory=most_memory,
+            pool=None if pool is None else pool._native,
+            taken=taken,
+        )
+        self.sizes = Sizes(*self._native.sizes())
+        self.size = size
+        return taken.view(np.bool_)
+
+    def fill(self, data: U8, staged: U8, pool: Pool | None = None) -> None:
+        """Write what the kernels read, `sizes.staged` bytes; `data` is what `look` saw."""
+        self._native.fill(data=data, pool=None if pool is None else pool._native, staged=staged)
+
+    def buffer_bytes(self) -> dict[str, int]:
+        """Return how large each buffer on the device must be; larger ones will do."""
+        sizes, (height, width) = self.sizes, self.size
+        needed = {
+            "staged": sizes.staged,
+            "coefficients": max(sizes.blocks * 128, (sizes.pixels + sizes.between) * 4 + _ALIGNMENT),
+            "samples": sizes.samples,
+            "tables": sizes.images * _TABLE_WORDS * 4,
+            "bounds": sizes.images * (height + width) * 8,
+            "weights": sizes.weights * 4,
+        }
+        return {name: _round_up(max(size, 1)) for name, size in needed.items()}
+
+
+def run(
+    plan: BatchPlan, launch: Launch, buffers: Mapping[str, Any], out: Any, statuses: Any, channels: int = 3
+) -> None:
+    """Start all kernels of a batch, in order.
+
+    Args:
+        plan: filled; what it filled has been copied to `buffers["staged"]`.
+        launch: starts one kernel, after those before it.
+        buffers: arrays of bytes on the device, as `BatchPlan.buffer_bytes` names them, aligned to 256 bytes.
+        out: bytes for N x height x width x channels; those of samples that were not taken are left alone.
+        statuses: N x int32; 0 where pixels are good, else bits of layout.h, and the pixels are zero. Those of
+            samples that were not taken are left alone.
+        channels: 3 (RGB) or 1 (gray, as Pillow's "L").
+    """
+    sizes, (height, width) = plan.sizes, plan.size
+    if not sizes.images:
+        return
+    staged = buffers["staged"]
+    images, groups, items = staged[: sizes.groups_at], staged[sizes.groups_at :], staged[sizes.items_at :]
+    words, word_count = staged[sizes.words_at :], (sizes.staged - sizes.words_at) // 4
+    tables, bounds, weights, samples = (buffers[k] for k in ("tables", "bounds", "weights", "samples"))
+    # When blocks have become samples, nobody needs the coefficients any more.
+    coefficients = pixels = buffers["coefficients"]
+    between = pixels[_round_up(sizes.pixels * 4) :]
+    n, i32 = sizes.images, np.int32
+    shape = (i32(width), i32(height))
+    launch("prepare", (n, 1), 128, 0, [images, tables, bounds, weights, statuses, *shape])
+    launch(
+        "read_coefficients", (sizes.groups, 1), 128, 0,
+        [images, groups, items, words, tables, coefficients, statuses, i32(word_count)],
+    )  # fmt: skip
+    launch("transform_blocks", (16, n), 128, 0, [images, coefficients, samples])
+    launch("convert_pixels", (32, n), 128, 0, [images, samples, pixels, i32(channels)])
+    launch("resize_first", (32, n), 128, 0, [images, pixels, bounds, weights, between, *shape])
+    launch(
+        "resize_last", (32, n), 128, 0,
+        [images, between, bounds, weights, statuses, out, *shape, i32(channels)],
+    )  # fmt: skip
+
+
+def _round_up(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

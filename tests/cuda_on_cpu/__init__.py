@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of feedrate.kernel.cuda on the CPU: the same source with a shim, behind the same contract."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.kernel.cuda import batch
+
+HERE = Path(__file__).parent
+
+
+def build(folder: Path, *options: str) -> Path:
+    """Compile the source as a library; return its path."""
+    text, library = folder / "decoder.cu", folder / "emulator.so"
+    text.write_text(batch.source())
+    subprocess.run(
+        [
+            "g++", "-std=c++17", "-O1", "-Wall", "-Wno-unknown-pragmas", "-ffp-contract=off",
+            "-shared", "-fPIC", "-pthread", *options, f'-DDECODER="{text}"',
+            str(HERE / "emulator.cpp"), "-o", str(library),
+        ],
+        check=True,
+    )  # fmt: skip
+    return library
+
+
+class Emulator:
+    """Launches kernels on the CPU; blocks have as many threads as `threads` says, whatever was asked for."""
+
+    def __init__(self, library: Path, threads: int = 1) -> None:
+        self._launch = ctypes.CDLL(str(library)).launch
+        self.threads = threads
+
+    def __call__(
+        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
+    ) -> None:
+        assert block > 0
+        assert shared_bytes == 0
+        values = [np.uint64(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args]
+        cells = [np.array([value]) for value in values]
+        pointers = (ctypes.c_void_p * len(cells))(*(cell.ctypes.data for cell in cells))
+        assert self._launch(name.encode(), *grid, self.threads, pointers) == 0, name
+
+
+class Case(NamedTuple):
+    """One image and what is wanted of it."""
+
+    data: bytes
+    entries: bytes
+    box: tuple[int, int, int, int]
+    flip: bool
+    filter: int
+
+
+def join(parts: Sequence[bytes]) -> tuple[Any, Any]:
+    """Return parts one behind the other, and where each begins."""
+    starts = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=starts[1:])
+    return np.frombuffer(b"".join(parts) or b"\0", np.uint8)[: starts[-1]], starts
+
+
+def aligned(size: int) -> Any:
+    """Return so many bytes, aligned as a device's memory is; none of them is zero."""
+    whole = np.full(size + 256, 0xA5, np.uint8)
+    start = -whole.ctypes.data % 256
+    return whole[start : start + size]
+
+
+def decode(
+    launch: Emulator, cases: Sequence[Case], size: tuple[int, int], channels: int = 3, **options: Any
+) -> tuple[Any, Any, Any]:
+    """Decode a batch as a GPU would; return the pixels, the statuses, and which samples were taken."""
+    plan = batch.BatchPlan()
+    data, starts = join([case.data for case in cases])
+    entries, entry_starts = join([case.entries for case in cases])
+    crcs = np.array([kernel.crc32c(case.data) for case in cases], np.uint32)
+    taken = plan.look(
+        data, starts, crcs, entries, entry_starts,
+        boxes=np.array([case.box for case in cases], np.int32), flips=np.array([case.flip for case in cases]),
+        filters=np.array([case.filter for case in cases], np.uint8), size=size, **options,
+    )  # fmt: skip
+    buffers = {name: aligned(size) for name, size in plan.buffer_bytes().items()}
+    plan.fill(data, buffers["staged"])
+    out = np.full((len(cases), *size, channels), 77, np.uint8)
+    statuses = np.full(len(cases), -1, np.int32)
+    batch.run(plan, launch, buffers, out, statuses, channels)
+    return out, statuses, taken
