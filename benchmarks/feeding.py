@@ -126,6 +126,9 @@ def measure(
         kinds['Loader(device="cuda", dtype="bfloat16", normalize="imagenet")'] = lambda: plain_step(
             next(finished)[0]
         )
+    cores = count_usable_cores()
+    on_host = endless(feedrate.Loader(target, threads=cores, **OPTIONS))
+    kinds[f"Loader alone, {cores} threads"] = lambda: next(on_host)
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for take in kinds.values():
         drain(take, 1.0)
@@ -133,16 +136,15 @@ def measure(
         for kind, take in kinds.items():
             rates[kind].append(drain(take, arguments.seconds))
     threads = fed.stats().threads
-    on_host = endless(feedrate.Loader(target, threads=threads, **OPTIONS))
-    kinds = {f"Loader alone, {threads} threads": lambda: next(on_host)}
     if arguments.workers:
         usual = endless(make_dataloader(copies, arguments.workers))
-        kinds[f"DataLoader + Pillow, {arguments.workers} workers"] = lambda: step(next(usual).to(DEVICE))
-    for kind, take in kinds.items():
         for _ in range(2 * arguments.workers):  # so many batches the workers have made ahead
-            take()
+            step(next(usual).to(DEVICE))
         # Workers end their batches together: a few of these would say little.
-        rates[kind] = [drain(take, arguments.seconds, steps=2 * arguments.workers) for _ in range(2)]
+        rates[f"DataLoader + Pillow, {arguments.workers} workers"] = [
+            drain(lambda: step(next(usual).to(DEVICE)), arguments.seconds, steps=2 * arguments.workers)
+            for _ in range(2)
+        ]
     show(f"{name} {mode}", rates)
     return {"threads": threads, "images_per_s": rates}
 

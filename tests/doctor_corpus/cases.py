@@ -95,6 +95,8 @@ spectrograms = Run("{waves} --workers {cores}")
 trainer = Run("--data-dir {photos}")
 safely = Run("--out {out}")
 generator = Run("--data {volume} --out {out}")
+imagefolder = Run("{photos} -j 4")
+every_core = Run("{photos} -j {cores}")
 gpu_resnet = Run("{photos} --workers 8 --size 160 --batch-size 16")
 cached = Run(
     "--cache {out} --workers {cores}", surroundings="--memory 460000000 --disk {arrays} 100", pages="cold"
@@ -303,6 +305,18 @@ CASES = (
         "train_resnet.py", Run("{photos} --workers 1 --size 160 --epochs 400 --device cuda"),
         Run("{photos} --workers {advised} --size 160 --epochs 400 --device cuda"), remedies=("more-workers",),
         needs=GPU,
+    ),
+    Case(
+        "gpu-four-workers", "workers-starved",
+        "ResNet-18 on a GPU, four workers of ImageFolder; cured by feedrate.Loader",
+        "gpu_imagefolder.py", imagefolder, changed(imagefolder, "--pack {out}/pack"), remedies=("loader",),
+        prepare="{photos} --write-pack {out}/pack", needs=GPU,
+    ),
+    Case(
+        "gpu-worker-per-core", "decode-bound",
+        "ResNet-18 on a GPU, a worker of ImageFolder per core; cured by feedrate.Loader",
+        "gpu_imagefolder.py", every_core, changed(every_core, "--pack {out}/pack"), remedies=("loader",),
+        prepare="{photos} --write-pack {out}/pack", needs=GPU,
     ),
     Case(
         "gpu-healthy", "device-bound", "healthy: a wide residual network on the GPU, the workers keep up",
