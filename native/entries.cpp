@@ -11,9 +11,6 @@ namespace {
 
 constexpr int kVersion = 1;
 constexpr size_t kHead = 12, kChecked = 8;
-// On 250 photographs of 109 KB: entries this far apart take 0.54 % of the data. Closer ones gain nothing that can be measured; rows
-// alone (0.22 %) cost 2 % more instructions.
-constexpr int64_t kBytesPerEntry = 1000;
 
 void put(std::string& to, uint32_t value, int bytes) {
     for (int i = 0; i < bytes; ++i) to.push_back(static_cast<char>(value >> (8 * i) & 0xFF));
@@ -78,9 +75,9 @@ Outcome bad(Why why, int64_t a = 0, int64_t b = 0) { return {Status::bad_entries
 
 }  // namespace
 
-EntriesWriter::EntriesWriter(const Header& header) : header_(header) {
+EntriesWriter::EntriesWriter(const Header& header, int64_t bytes_per_entry) : header_(header) {
     const int64_t scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
-    const int64_t per_row = (scan_bytes / header.mcu_rows + kBytesPerEntry / 2) / kBytesPerEntry;
+    const int64_t per_row = (scan_bytes / header.mcu_rows + bytes_per_entry / 2) / bytes_per_entry;
     const int64_t parts = std::min<int64_t>(std::max<int64_t>(per_row, 1), header.mcus_per_row);
     step_ = static_cast<int>((header.mcus_per_row + parts - 1) / parts);
 }

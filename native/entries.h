@@ -19,7 +19,7 @@ struct Entry {
 // Collects entries while a file is scanned.
 class EntriesWriter {
 public:
-    explicit EntriesWriter(const Header& header);
+    EntriesWriter(const Header& header, int64_t bytes_per_entry);
     int step() const { return step_; }
     void add(uint32_t bit, const int* predictors);
     std::string finish(uint32_t file_crc);

@@ -77,8 +77,13 @@ const char* sampling_name(const Header& header);
 // The name of the format that parse_jpeg's not_jpeg tells by number.
 const char* format_name(int format);
 
+// How far apart entry points stand in the entropy-coded data unless told otherwise. On 250 photographs of 109 KB they then take 0.54 % of
+// the data. Closer ones gain this decoder nothing that can be measured; rows alone (0.22 %) cost 2 % more instructions.
+constexpr int64_t kBytesPerEntry = 1000;
+
 // Decodes every Huffman code once. `entries` is empty unless the outcome is ok; `file_crc` is the crc32c of the whole file, which they name.
-Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries);
+// They stand about `bytes_per_entry` (1 or more) apart; never further than a row of MCUs, never closer than an MCU.
+Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries, int64_t bytes_per_entry = kBytesPerEntry);
 
 struct Box {
     int left, top, right, bottom;

@@ -29,7 +29,7 @@ Kept& kept() {
 
 }  // namespace
 
-Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries) {
+Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries, int64_t bytes_per_entry) {
     entries.clear();
     Outcome outcome = parse_jpeg(data, size, header);
     if (!outcome.ok()) return outcome;
@@ -39,7 +39,7 @@ Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& h
     if (!outcome.ok()) return outcome;
     Entropy& entropy = mine.entropy;
     entropy.start(data, header, tables);
-    EntriesWriter writer(header);
+    EntriesWriter writer(header, bytes_per_entry);
     for (int row = 0; row < header.mcu_rows; ++row) {
         for (int column = 0; column < header.mcus_per_row; column += writer.step()) {
             outcome = entropy.arrive();

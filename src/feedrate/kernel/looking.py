@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feedrate import pillow
 from feedrate.kernel.door import Status, as_bytes, native
+
+# How far apart entry points are unless somebody asks for others; native/jpeg.h says why.
+BYTES_PER_ENTRY = 1000
 
 
 class Scan(NamedTuple):
@@ -20,13 +23,17 @@ class Scan(NamedTuple):
     entries: bytes  # entry points, opaque; b"" when the kernel does not take the file
 
 
-def scan(data: bytes) -> Scan:
+def scan(data: bytes, bytes_per_entry: int = BYTES_PER_ENTRY) -> Scan:
     """Look at an image file once: geometry, whether the kernel decodes it, its entry points.
+
+    Args:
+        bytes_per_entry: how far apart entry points are to be, about: at most a row of blocks apart, which is
+            where there always is one, and at least a block.
 
     Never raises for bad bytes: `reason` and `damaged` say what is wrong. What the kernel does not take is
     decoded once by Pillow, to know its size and whether it is whole.
     """
-    status, words, width, height, sampling, entries = native.scan(as_bytes(data))
+    status, words, width, height, sampling, entries = native.scan(as_bytes(data), bytes_per_entry)
     if status == Status.OK:
         return Scan(width, height, sampling, None, False, entries)
     if status != Status.NOT_TAKEN:
@@ -36,6 +43,11 @@ def scan(data: bytes) -> Scan:
     except pillow.Undecodable as error:
         return Scan(width, height, "", f"{words}; {error}", True, b"")
     return Scan(width, height, "", words, False, b"")
+
+
+def find_entry_points(data: Any, bytes_per_entry: int) -> bytes:
+    """Return the entry points of an image file; b"" for one that the kernel does not take."""
+    return native.scan(as_bytes(data), bytes_per_entry)[5]
 
 
 def scan_headers(data: bytes) -> Scan:
