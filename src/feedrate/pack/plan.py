@@ -52,10 +52,10 @@ class ShardTask(NamedTuple):
     source_bytes: int
     expected_bytes: int
     scan: bool = True
-    bytes_per_entry: int = AUTO
     container: str = "tar"
     map: Map | None = None
     made: tuple[Field, ...] = ()  # what the map makes, without the names of classes
+    bytes_per_entry: int = AUTO
 
     @property
     def samples(self) -> int:
