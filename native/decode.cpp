@@ -232,6 +232,7 @@ void Decoder::trim() {
     Scratch& s = *scratch_;
     for (auto* buffer : {&s.plane[0], &s.plane[1], &s.plane[2], &s.chroma[0], &s.chroma[1]})
         if (buffer->capacity() > kScratchLimit) std::vector<uint8_t>().swap(*buffer);
+    s.entries.trim(kScratchLimit);
     s.resizer.trim(kScratchLimit);
 }
 
