@@ -15,7 +15,7 @@ import pytest
 
 from damage import without_digest
 from feedrate import Dataset, Loader, RandomResizedCrop, kernel
-from feedrate.errors import AlreadyExists, PackError, SourceError, UsageError
+from feedrate.errors import AlreadyExists, PackError, SourceError, StorageError, UsageError
 from feedrate.format.entries import find_entries, parse_entries
 from feedrate.format.index import parse_part
 from feedrate.format.manifest import parse_manifest, read_manifest
@@ -37,6 +37,7 @@ from feedrate.pack import (
     unpack,
     verify,
 )
+from feedrate.results.progress import Tick
 from feedrate.stage import stage
 from images import read_tree, save_image
 from sources import jpeg, write_tar
@@ -494,6 +495,25 @@ def test_what_was_begun_for_another_distance_is_not_used(
     set_entries(packed, 60, workers=1)
     assert read_entries(packed) == expected_entries(photos, 60)
     assert not (packed / ".reindexing").exists()
+
+
+def test_too_little_room_is_said_before_the_work(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_tree(packed)
+    monkeypatch.setattr(entries, "free_bytes", lambda _: 1000)
+    with pytest.raises(StorageError, match=r"the new index needs about [\d.]+ KB, .*/p has 1.00 KB free"):
+        set_entries(packed, "gpu", workers=1)
+    assert read_tree(packed) == before
+    assert not (packed / ".reindexing").exists()
+
+
+def test_progress_counts_every_sample_and_the_bytes_of_its_images(photos: Path, tmp_path: Path) -> None:
+    """Also where one file holds several parts, or a folder has no size."""
+    index(photos, tmp_path / "i", workers=1)
+    ticks: list[Tick] = []
+    set_entries(tmp_path / "i", "gpu", workers=1, watch=ticks.append)
+    size_bytes = sum(path.stat().st_size for path in photos.rglob("*") if path.is_file())
+    assert (ticks[-1].done, ticks[-1].total) == (8, 8)
+    assert (ticks[-1].done_bytes, ticks[-1].total_bytes) == (size_bytes, size_bytes)
 
 
 def test_the_identity_of_a_file_that_was_indexed_must_be_a_checksum(photos: Path) -> None:

@@ -17,6 +17,8 @@ from feedrate.errors import UsageError
 AUTO, GPU = 1000, 150
 # Closer than LEAST, next to every block would have one; further than MOST, each row of blocks has one anyway.
 LEAST, MOST = 16, 1_000_000
+# What a row of an index takes beside its entry points, about.
+ROW_BYTES = 200
 _WORDS = {"auto": AUTO, "gpu": GPU}
 _HINT = f"say auto ({AUTO:,}), gpu ({GPU}), or a number of bytes from {LEAST} to {MOST:,}"
 

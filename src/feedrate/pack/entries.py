@@ -24,21 +24,21 @@ from pathlib import Path
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, PackError, SourceError, UsageError
-from feedrate.format.entries import dump_entries, find_entries, parse_entries
+from feedrate.errors import FeedrateError, PackError, SourceError, StorageError, UsageError
+from feedrate.format.entries import ROW_BYTES, dump_entries, estimate_share, find_entries, parse_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part, read_metadata
 from feedrate.format.manifest import FILE_NAME, PROGRESS_NAME, IndexPart, Manifest, Shard, file_path
 from feedrate.format.pack import Pack
 from feedrate.kernel import I32, I64, U8, Pool
 from feedrate.pack.changing import changing, write_manifest
-from feedrate.pack.files import appear, explained, is_temporary, sync_folder
+from feedrate.pack.files import appear, explained, free_bytes, is_temporary, sync_folder
 from feedrate.pack.indexing import INDEX_SUFFIX
 from feedrate.pack.workers import advance, count_threads, run_tasks
 from feedrate.results.change import EntriesResult
 from feedrate.results.progress import Tick
 from feedrate.store.place import Place, is_url
-from feedrate.units import typed
+from feedrate.units import format_bytes, typed
 
 # Hidden: it may lie in a folder that was indexed in place, and is no part of what is there.
 FOLDER_NAME = ".reindexing"
@@ -186,15 +186,17 @@ def _change(pack: Pack, bytes_per_entry: int, workers: int | None, watch: Callab
     manifest, folder = pack.manifest, pack.path / FOLDER_NAME
     # Of a pack that was never scanned, no part has any entry points.
     is_scanned = manifest.settings.get("scan", True)
+    sizes = _measure_parts(pack)
     tasks = [
         PartTask(
-            os.path.abspath(pack.path), place, shard.index.crc32c, bytes_per_entry,
-            int(shard.size_bytes), shard.samples,
+            pack=os.path.abspath(pack.path), place=place, crc32c=shard.index.crc32c,
+            bytes_per_entry=bytes_per_entry, source_bytes=sizes[place], samples=shard.samples,
         )
         for place, shard in enumerate(manifest.shards)
         if shard.index.entries != bytes_per_entry or not is_scanned
     ]  # fmt: skip
     if tasks:
+        _check_room(pack.path, [task for task in tasks if not task.path.exists()])
         with explained(pack.path):
             folder.mkdir(exist_ok=True)
             _keep_only(folder, {task.path.name for task in tasks})
@@ -223,6 +225,28 @@ def _change(pack: Pack, bytes_per_entry: int, workers: int | None, watch: Callab
             with contextlib.suppress(OSError):  # somebody else's files are in it
                 folder.rmdir()
     return manifest
+
+
+def _measure_parts(pack: Pack) -> list[int]:
+    """Return how many bytes of images each part of the index is about."""
+    sizes = [0] * len(pack.manifest.shards)
+    for field in _list_fields(pack.manifest):
+        for place, lengths in enumerate(pack.columns(f"{field.name}.length")):
+            sizes[place] += int(lengths.sum())
+    return sizes
+
+
+def _check_room(folder: Path, missing: Sequence[PartTask]) -> None:
+    needed = sum(
+        int(task.source_bytes * estimate_share(task.bytes_per_entry)) + task.samples * ROW_BYTES
+        for task in missing
+    )
+    free = free_bytes(folder)
+    if needed > free:
+        raise StorageError(
+            f"the new index needs about {format_bytes(needed)}, {folder} has {format_bytes(free)} free",
+            hint="make room, or choose a larger distance: --entries BYTES",
+        )
 
 
 def _keep_only(folder: Path, names: set[str]) -> None:

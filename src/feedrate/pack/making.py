@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedrate.errors import StorageError
-from feedrate.format.entries import AUTO, estimate_share
+from feedrate.format.entries import AUTO, ROW_BYTES, estimate_share
 from feedrate.pack.begun import Listed, table_name
 from feedrate.pack.engine import run_shards
 from feedrate.pack.files import appear, free_bytes
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # What is done when all shards are there: loaded while they are made.
 _NEEDED_LAST = ("feedrate.pack.concluding",)
-# What the index adds beside entry points: a row per sample.
-_INDEX_ROW_BYTES = 200
 
 
 def make_shards(
@@ -105,7 +103,7 @@ def _run(
 def _check_room(folder: Path, missing: list[ShardTask]) -> None:
     tar_bytes, samples = sum(task.expected_bytes for task in missing), sum(task.samples for task in missing)
     share = estimate_share(min((task.bytes_per_entry for task in missing), default=AUTO))
-    needed = int(tar_bytes * (1 + share)) + samples * _INDEX_ROW_BYTES
+    needed = int(tar_bytes * (1 + share)) + samples * ROW_BYTES
     if any(task.container == "hdf5" for task in missing):
         needed *= 2  # parts, and the file that is made of them
     free = free_bytes(folder)
