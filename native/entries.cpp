@@ -174,6 +174,7 @@ Outcome Entries::open(Bytes bytes, const Header& header) {
         for (int i = 0; i < components; ++i) entry.predictor[i] = lowest[i] + static_cast<int>(reader.get(widths.predictor[i]));
     }
     per_row_ = per_row;
+    check_step_ = step_ * static_cast<int>(std::clamp<int64_t>(count * kBytesPerEntry * 8 / end, 1, per_row));
     return {};
 }
 
