@@ -123,7 +123,7 @@ Outcome Decoder::Scratch::walk_to(int row, int count, int column) {
     while (at < column) {
         const bool wanted = at >= columns.begin;
         int next = wanted ? column : columns.begin;
-        if (!entries.empty()) next = std::min(next, (at / entries.step() + 1) * entries.step());
+        if (!entries.empty()) next = std::min(next, (at / entries.check_step() + 1) * entries.check_step());
         Planes planes[2] = {whole[0], whole[1]};
         for (auto& one : planes)
             for (int i = 0; i < header.component_count; ++i) one.first[i] += wanted ? (at - columns.begin) * tables.advance[i] : 0;
@@ -232,6 +232,7 @@ void Decoder::trim() {
     Scratch& s = *scratch_;
     for (auto* buffer : {&s.plane[0], &s.plane[1], &s.plane[2], &s.chroma[0], &s.chroma[1]})
         if (buffer->capacity() > kScratchLimit) std::vector<uint8_t>().swap(*buffer);
+    s.entries.trim(kScratchLimit);
     s.resizer.trim(kScratchLimit);
 }
 

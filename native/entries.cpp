@@ -131,6 +131,12 @@ Outcome check_entries(Bytes bytes, uint32_t file_crc) {
     return get(p + 4, 4) == file_crc ? Outcome{} : bad(Why::entries_other_file);
 }
 
+void Entries::trim(size_t limit) {
+    if (entries_.capacity() * sizeof(Entry) <= limit) return;
+    std::vector<Entry>().swap(entries_);
+    per_row_ = 0;
+}
+
 Outcome Entries::open(Bytes bytes, const Header& header) {
     per_row_ = 0;
     entries_.clear();
@@ -168,6 +174,7 @@ Outcome Entries::open(Bytes bytes, const Header& header) {
         for (int i = 0; i < components; ++i) entry.predictor[i] = lowest[i] + static_cast<int>(reader.get(widths.predictor[i]));
     }
     per_row_ = per_row;
+    check_step_ = step_ * static_cast<int>(std::clamp<int64_t>(count * kBytesPerEntry * 8 / end, 1, per_row));
     return {};
 }
 

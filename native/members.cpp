@@ -139,11 +139,11 @@ bool look_at_png(const uint8_t* data, size_t size, MemberFacts& facts) {
 }
 
 // True: the image is whole as far as anybody can see without decoding it, and is what its name says.
-bool look(const uint8_t* data, size_t size, const std::string& suffix, bool scan, MemberFacts& facts) {
+bool look(const uint8_t* data, size_t size, const std::string& suffix, const MembersRequest& r, MemberFacts& facts) {
     if (suffix == ".png") return look_at_png(data, size, facts);
     if (suffix != ".jpg" && suffix != ".jpeg") return false;
     Header header;
-    const Outcome outcome = scan ? scan_jpeg(data, size, facts.crc, header, facts.entries) : parse_jpeg(data, size, header);
+    const Outcome outcome = r.scan ? scan_jpeg(data, size, facts.crc, header, facts.entries, r.bytes_per_entry) : parse_jpeg(data, size, header);
     facts.width = header.width, facts.height = header.height;
     facts.has_exif = header.may_have_exif;
     facts.kind = header.component_count == 1 ? ImageKind::gray_jpeg : ImageKind::jpeg;
@@ -164,7 +164,7 @@ bool make_sample(const MembersRequest& r, const Template& header, int folder, in
     const bool has_room = r.labels || size % kTarBlock;
     if (!read_whole(folder, std::string(path, path_size).c_str(), size, data, has_room)) return false;
     facts.crc = crc32c(data, static_cast<size_t>(size), 0);
-    if (!look(data, static_cast<size_t>(size), suffix, r.scan, facts)) return false;
+    if (!look(data, static_cast<size_t>(size), suffix, r, facts)) return false;
     uint8_t* at = data + padded(size);
     std::memset(data + size, 0, static_cast<size_t>(at - data - size));
     if (!r.labels) return true;

@@ -23,6 +23,7 @@ struct MembersRequest {
     const int64_t* labels;        // null: no label; else KEY.cls holds it
     const uint8_t* header;        // a tar header of an empty name and size 0
     bool scan;                    // note entry points; else only sizes of images are looked at
+    int64_t bytes_per_entry;      // how far apart these are
     const int64_t* starts;        // where in `out` a sample's members go; room_of says how much they take
     uint8_t* out;
 };

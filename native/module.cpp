@@ -323,11 +323,12 @@ void join_pieces_door(Array<const uint8_t> data, Array<const int64_t> starts, Ar
 // (keys, entries), each one behind the other; what else is known goes to `facts`, eight numbers per sample: 1 when it is left to the
 // caller, crc32c, width, height, kind (members.h), 1 when it has EXIF, length of the key, length of the entry points.
 nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<const int64_t> path_starts, Array<const int64_t> sizes,
-                            nb::object labels, Array<const uint8_t> header, bool scan, Array<const int64_t> starts,
+                            nb::object labels, Array<const uint8_t> header, bool scan, int64_t bytes_per_entry, Array<const int64_t> starts,
                             Array<uint8_t> out, Pool* pool, Array<int64_t> facts) {
     const size_t count = sizes.shape(0);
     check_starts(path_starts, count, paths.shape(0));
     check_starts(starts, count, out.shape(0));
+    need(bytes_per_entry > 0, "bytes_per_entry must be at least 1");
     need(header.shape(0) == static_cast<size_t>(kTarBlock) && facts.shape(0) == 8 * count, "header or facts have the wrong size");
     MembersRequest request{};
     request.count = static_cast<int64_t>(count);
@@ -339,7 +340,7 @@ nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<co
         need(label_array.shape(0) == count, "labels differ in length");
         request.labels = label_array.data();
     }
-    request.header = header.data(), request.scan = scan, request.starts = starts.data(), request.out = out.data();
+    request.header = header.data(), request.scan = scan, request.bytes_per_entry = bytes_per_entry, request.starts = starts.data(), request.out = out.data();
     for (size_t i = 0; i < count; ++i)
         need(sizes.data()[i] >= 0 && sizes.data()[i] < int64_t{1} << 40 &&
                  room_of(sizes.data()[i], request.labels != nullptr) == starts.data()[i + 1] - starts.data()[i],
@@ -479,5 +480,5 @@ NB_MODULE(_native, m) {
     m.def("crc32c_rows", &crc32c_rows_door);
     m.def("crc32c_texts", &crc32c_texts_door);
     m.def("make_members", &make_members_door, nb::arg("root"), nb::arg("paths"), nb::arg("path_starts"), nb::arg("sizes"), nb::arg("labels").none(),
-          nb::arg("header"), nb::arg("scan"), nb::arg("starts"), nb::arg("out"), nb::arg("pool").none(), nb::arg("facts"));
+          nb::arg("header"), nb::arg("scan"), nb::arg("bytes_per_entry"), nb::arg("starts"), nb::arg("out"), nb::arg("pool").none(), nb::arg("facts"));
 }

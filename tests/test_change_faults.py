@@ -11,13 +11,24 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import StorageError
-from feedrate.pack import AppendOptions, PackOptions, add_column, append, merge, pack, split, verify
+from feedrate.pack import (
+    AppendOptions,
+    PackOptions,
+    add_column,
+    append,
+    merge,
+    pack,
+    set_entries,
+    split,
+    verify,
+)
 from images import read_tree, save_image
 
 ACTIONS: dict[str, Callable[[Path], object]] = {
     "split": lambda home: split(home / "p", {"a": 0.5, "b": 0.5}),
     "add-column": lambda home: add_column(home / "p", home / "t.csv"),
     "append": lambda home: append(home / "new", home / "p", AppendOptions(workers=1)),
+    "entries": lambda home: set_entries(home / "p", 16, workers=1),
     "merge": lambda home: merge([home / "p", home / "q"], home / "m"),
 }
 

@@ -27,7 +27,7 @@ from feedrate.errors import (
     UsageError,
 )
 from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
-from feedrate.pack import add_column, describe, index, merge, surveying, unpack, verify
+from feedrate.pack import add_column, describe, index, merge, set_entries, surveying, unpack, verify
 from feedrate.pack.warming import warm
 from feedrate.results.index import IndexResult
 from feedrate.results.progress import Tick
@@ -512,3 +512,20 @@ def test_a_number_in_one_shard_and_a_word_in_another_are_no_field(
     write_tar(shards / "001.tar", sample("1", jpeg(1), b"7"))
     with pytest.raises(SourceError, match="'label' is a number in some shards and a text in others"):
         make(server, tmp_path)
+
+
+def test_entry_points_of_shards_elsewhere_are_as_close_as_was_asked_for(
+    server: RangeServer, shards: Path, tmp_path: Path
+) -> None:
+    make(server, tmp_path, entries=16)
+    index(f"{shards}/*.tar", tmp_path / "here", entries=16, workers=1)
+    found = []
+    for folder in (tmp_path / "index", tmp_path / "here"):
+        manifest = read_manifest(folder)
+        assert manifest.settings["entries"] == 16
+        assert {shard.index.entries for shard in manifest.shards} == {16}
+        parts = [read_part(folder / shard.index.name, manifest.fields) for shard in manifest.shards]
+        found.append([part.variable["image.entries"] for part in parts])
+    assert found[0] == found[1]
+    with pytest.raises(SourceError, match="is an index of files that are not on this machine"):
+        set_entries(tmp_path / "index", "gpu")

@@ -5,7 +5,7 @@
 // baseline, turned by byte 1: what was read twice must be the same.
 //
 //   0  what the entries are: bit 0, spoil them; bits 1 to 7, where
-//   1  spoiling value
+//   1  spoiling value; four times that is also how far apart entry points stand in bytes (0: as usual)
 //   2  box: left, top, right, bottom, as parts of 256 of the size
 //   6  output height and channels: low 5 bits height - 1, top bit gray; between them the low bits of the filter (0: bilinear)
 //   7  output width: low 5 bits width - 1, top bit flip; between them the top bit of the filter, and Pillow's order before 13
@@ -124,7 +124,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     Header header;
     std::string entries;
     const uint32_t crc = crc32c(file.data, file.size, 0);
-    const Outcome scanned = scan_jpeg(file.data, file.size, crc, header, entries);
+    const Outcome scanned = scan_jpeg(file.data, file.size, crc, header, entries, input[1] ? 4 * input[1] : kBytesPerEntry);
     demand(!words(scanned).empty() || scanned.ok(), "every failure has words");
     if (static_cast<int64_t>(header.width) * header.height > (16 << 20)) return 0;
 

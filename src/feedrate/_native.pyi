@@ -110,6 +110,7 @@ def make_members(
     labels: _I64 | None,
     header: _U8,
     scan: bool,
+    bytes_per_entry: int,
     starts: _I64,
     out: _U8,
     pool: Pool | None,

@@ -92,3 +92,85 @@ def test_unknown_format_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFix
         main(["pack", str(tmp_path), str(tmp_path / "p"), "--format", "zip"])
     assert caught.value.code == 2
     assert "invalid choice: 'zip'" in capsys.readouterr().err
+
+
+def pack_folder(folder: Path, target: Path) -> None:
+    assert main(["pack", str(folder), str(target), "--workers", "1"]) == 0
+
+
+def test_entries_of_a_pack_that_is_there_says_what_changed_and_what_is_left(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = str(tmp_path / "p")
+    pack_folder(jpeg_folder, tmp_path / "p")
+    capsys.readouterr()
+    assert main(["index", packed, "--entries", "gpu", "--workers", "1"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert said.err.startswith(f"new entry points for {packed}\n")
+    assert lines[0] == f"{packed} has entry points about every 150 bytes now (before: 1,000)"
+    assert lines[1].startswith("  index    ")
+    assert lines[2] == "  samples  16 samples, not one byte of them written"
+    assert "  old      1 index file kept for whoever has the pack open: shard-00000.arrow" in lines
+    assert lines[-1] == f"when nobody reads it any more: feedrate index {packed} --entries 150 --remove-old"
+    assert main(["index", packed, "--entries", "150", "--remove-old"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{packed} has entry points about every 150 bytes already"
+    assert lines[-1] == "  removed  1 old index file"
+    assert main(["ls", packed]) == 0
+    assert "  entries  about every 150 bytes of a JPEG" in capsys.readouterr().out.splitlines()
+
+
+def test_entries_as_json_has_the_same_facts(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack_folder(jpeg_folder, tmp_path / "p")
+    capsys.readouterr()
+    assert main(["index", str(tmp_path / "p"), "--entries", "60", "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["entries"], document["entries_before"], document["changed_parts"]) == (60, [1000], 1)
+
+
+def test_an_index_beside_its_file_gets_other_entry_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tar(tmp_path / "x.tar", {f"{n}.jpg": jpeg(n) for n in range(3)})
+    assert main(["index", str(tmp_path / "x.tar"), "--entries", "60", "--workers", "1"]) == 0
+    assert main(["index", str(tmp_path / "x.tar"), "--entries", "auto", "--workers", "1"]) == 0
+    last = capsys.readouterr().out
+    assert f"{tmp_path / 'x.tar.index'} has entry points about every 1,000 bytes now (before: 60)" in last
+
+
+@pytest.mark.parametrize("command", ["pack", "index"])
+@pytest.mark.parametrize(
+    ("value", "words"), [("7", "entries=7 is below 16"), ("thin", "entries='thin' is neither a word")]
+)
+def test_a_bad_distance_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, value: str, words: str
+) -> None:
+    target = [str(tmp_path / "p")] if command == "pack" else []
+    with pytest.raises(SystemExit, match="2"):
+        main([command, str(tmp_path), *target, "--entries", value])
+    said = capsys.readouterr().err
+    assert words in said
+    assert "say auto (1,000), gpu (150), or a number of bytes from 16 to 1,000,000" in said
+
+
+def test_entries_of_a_pack_behind_an_address_gets_a_sentence(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    pack_folder(jpeg_folder, tmp_path / "served" / "p")
+    with serve(tmp_path / "served") as server:
+        assert main(["index", f"{server.url}/p", "--entries", "gpu"]) == 1
+        said = capsys.readouterr().err
+        assert f"{server.url}/p is not on this machine, and its index would be written anew there" in said
+        assert f"hint: change a copy, then bring that back: feedrate stage {server.url}/p" in said
+
+
+def test_remove_old_without_a_pack_gets_a_sentence(
+    jpeg_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", str(jpeg_folder), "--remove-old"]) == 1
+    assert "hint: feedrate index PACK --entries gpu --remove-old" in capsys.readouterr().err
+    assert not (jpeg_folder / "pack.json").exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.pack import PackOptions, describe, pack, verify
+from feedrate.pack import PackOptions, describe, index, pack, verify
 from images import read_tree, save_image
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 RUN = """
 import os, pathlib, shutil, signal, sys
 import feedrate.pack
-import feedrate.pack.appending, feedrate.report.change, feedrate.report.progress, pyarrow
+import feedrate.pack.appending, feedrate.pack.entries
+import feedrate.report.change, feedrate.report.progress, pyarrow
 from feedrate.cli import main
 folder, moments = pathlib.Path(os.environ["FOLDER"]), os.environ["MOMENTS"].split()
 WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.unlink", "fcntl.flock")
@@ -79,6 +80,7 @@ def start(tmp_path: Path) -> Path:
     options = PackOptions(workers=1, shard_bytes=8_000)
     pack(folder / "old", folder / "p", options)
     pack(folder / "new", folder / "q", options)
+    index(folder / "old", folder / "i", workers=1)
     lines = describe(folder / "p", samples=10).first_samples
     (folder / "t.csv").write_text("path,age\n" + "".join(f"{s.path},{i}\n" for i, s in enumerate(lines)))
     return folder
@@ -89,6 +91,8 @@ COMMANDS = {
     "add-column": ["add-column", "p", "t.csv", "--column", "age"],
     "merge": ["merge", "p", "q", "--to", "m"],
     "append": ["append", "new", "p", "--workers", "1"],
+    "entries": ["index", "p", "--entries", "16", "--workers", "1"],
+    "entries of an index": ["index", "i", "--entries", "16", "--workers", "1"],
 }
 
 
@@ -96,7 +100,7 @@ COMMANDS = {
 def test_killed_at_any_moment_the_pack_is_whole_and_the_command_goes_on(
     start: Path, tmp_path: Path, name: str
 ) -> None:
-    command, changed = COMMANDS[name], "m" if name == "merge" else "p"
+    command, changed = COMMANDS[name], {"merge": "m", "entries of an index": "i"}.get(name, "p")
     assert run(tmp_path, command, [0]) == {0: 0}
     expected = read_tree(tmp_path / "at-0")
     events = int((tmp_path / "events").read_text())

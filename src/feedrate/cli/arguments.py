@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
+from feedrate.format.entries import parse_entries
 
 T = TypeVar("T")
 
@@ -20,6 +21,14 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes to use (default: the cores this process may use)",
     )
+
+
+def add_entries(parser: argparse.ArgumentParser, more: str = "") -> None:
+    parser.add_argument(
+        "--entries", type=reader(parse_entries), metavar="auto|gpu|BYTES",
+        help="how far apart the places are where a decoder can enter a JPEG: every 1,000 bytes (auto, the "
+        f"default), every 150 (gpu: 3 %% of the data, for decoding on a GPU), or a number{more}",
+    )  # fmt: skip
 
 
 def add_allow_address(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,9 @@ The index is what a pack has beside its shards: where each sample lies, its chec
 the decoder can enter each JPEG. feedrate.Loader, feedrate.Dataset, 'feedrate verify' and
 'feedrate ls' take the folder with the index as they take a pack. When indexing is interrupted,
 the same command goes on where it stopped. When the files change, index them again.
+
+With --entries, PATH may be a pack, or have an index, already: its JPEGs get such entry points in
+new index files beside the old ones, and not a byte of its samples is written.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from feedrate.cli.arguments import add_workers
+from feedrate.cli.arguments import add_entries, add_workers
 from feedrate.cli.output import (
     add_json_arguments,
     add_strict,
@@ -28,6 +31,7 @@ from feedrate.cli.output import (
     show_result,
     write_json,
 )
+from feedrate.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--path-column", metavar="C", help="its column of file names (default: guessed)")
     parser.add_argument("--label-column", metavar="C", help="its column of labels (default: guessed)")
+    add_entries(parser, "; also for a pack or an index that is there")
+    parser.add_argument(
+        "--remove-old", action="store_true",
+        help="with --entries, of a pack that is there: delete index files that were replaced, but for those "
+        "that a process of this machine has open. Nobody may read the pack from another machine",
+    )  # fmt: skip
     add_workers(parser)
     add_strict(parser)
     add_json_arguments(parser)
@@ -55,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
     from feedrate.pack import index
+    from feedrate.pack.entries import find_pack
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.report.terminal import draw_index
@@ -64,13 +75,27 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = SourceOptions(arguments.labels, arguments.path_column, arguments.label_column)
     check_json_target(arguments)
+    is_new = arguments.entries is None or arguments.to is not None or arguments.labels is not None
+    pack = None if is_new else find_pack(arguments.path)
+    if pack is not None:
+        return _set_entries(arguments, pack)
+    if arguments.remove_old:
+        raise UsageError(
+            "--remove-old deletes index files that other entry points replaced in a pack that is there",
+            hint="feedrate index PACK --entries gpu --remove-old",
+        )
     if is_url(arguments.path):
         refuse_secrets(arguments.path)  # before it is said what is indexed
     say(f"indexing {arguments.path}")
     try:
         with ProgressBar() as bar:
             result = index(
-                arguments.path, arguments.to, options=options, workers=arguments.workers, watch=bar.update
+                arguments.path,
+                arguments.to,
+                options=options,
+                entries=arguments.entries or "auto",
+                workers=arguments.workers,
+                watch=bar.update,
             )
     except KeyboardInterrupt:
         say_error("interrupted", "run the same command again to go on")
@@ -79,3 +104,29 @@ def run(arguments: argparse.Namespace) -> int:
         show_result(draw_index, result)
     write_json(arguments, dump_document("index", result))
     return exit_code(arguments, len(result.rejected), f"{result.target}/rejected.jsonl")
+
+
+def _set_entries(arguments: argparse.Namespace, pack: str) -> int:
+    from feedrate.cli import EXIT_INTERRUPTED, say_error
+    from feedrate.pack import set_entries
+    from feedrate.report.change import draw_entries
+    from feedrate.report.document import dump_document
+    from feedrate.report.progress import ProgressBar
+
+    say(f"new entry points for {pack}")
+    try:
+        with ProgressBar() as bar:
+            result = set_entries(
+                pack,
+                arguments.entries,
+                remove_old=arguments.remove_old,
+                workers=arguments.workers,
+                watch=bar.update,
+            )
+    except KeyboardInterrupt:
+        say_error("interrupted", "run the same command again to go on")
+        return EXIT_INTERRUPTED
+    if arguments.json != "-":
+        show_result(draw_entries, result)
+    write_json(arguments, dump_document("entries", result))
+    return 0

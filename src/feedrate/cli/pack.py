@@ -21,7 +21,7 @@ import argparse
 import os
 from pathlib import Path
 
-from feedrate.cli.arguments import add_workers, positive, quality, reader, whole_number
+from feedrate.cli.arguments import add_entries, add_workers, positive, quality, reader, whole_number
 from feedrate.cli.engine import add_engine, read_engine
 from feedrate.cli.output import (
     add_json_arguments,
@@ -101,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pack faster: do not look where JPEGs can be entered. Loading is slower then, and damage found "
              "when it is loaded",
     )  # fmt: skip
+    add_entries(parser)
     parser.add_argument(
         "--map", metavar="MODULE:FUNCTION",
         help="a function of yours that every sample goes through once; MODULE may lie in the current folder",
@@ -145,6 +146,7 @@ def _run(arguments: argparse.Namespace) -> int:
         ),
         map=None if arguments.map is None else find_map(arguments.map),
         scan=not arguments.no_scan,
+        entries=arguments.entries or "auto",
         container=arguments.format,
     )
     check_json_target(arguments)

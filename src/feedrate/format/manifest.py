@@ -21,6 +21,7 @@ import numpy as np
 from feedrate.errors import NotFound, PackError
 from feedrate.format import containers
 from feedrate.format.addresses import find_address_problem
+from feedrate.format.entries import AUTO, dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.probe.paths import suggest_path
 from feedrate.units import typed
@@ -49,6 +50,7 @@ class IndexPart:
     crc32c: int
     columns: Mapping[str, tuple[int, ...]]
     folder: str = ""
+    entries: int = AUTO  # bytes of JPEG data from one entry point to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Shard:
         container: tar, tfrecord or hdf5; "ranges": a file that was there before, and was indexed; "files":
             a folder that was there before, and a value is the file under it that its path names.
         mtime_ns: of a file that was there before, when it was indexed.
+        identity: of a file that was there before: the checksum of its first index part, where that was
+            replaced by one with other entry points; 0: it was not.
     """
 
     name: str
@@ -76,6 +80,14 @@ class Shard:
     first_number: int = 0
     container: str = "tar"
     mtime_ns: int = 0
+    identity: int = 0
+
+    @property
+    def known_by(self) -> tuple[int, int, int]:
+        """Return what tells its samples from others, whatever their entry points: count, bytes, checksum."""
+        # Files that were indexed where they are have no checksum as a whole; their part of the index has.
+        crc32c = (self.identity or self.index.crc32c) if self.is_in_place else self.crc32c
+        return self.samples, self.size_bytes, crc32c
 
     @property
     def is_in_place(self) -> bool:
@@ -398,9 +410,11 @@ def _dump_shard(shard: Shard) -> dict[str, Any]:
         **({"first_number": shard.first_number} if shard.first_number else {}),
         **({} if shard.container == "tar" else {"container": shard.container}),
         **({"mtime_ns": shard.mtime_ns} if shard.mtime_ns else {}),
+        **({"identity": f"{shard.identity:08x}"} if shard.identity else {}),
         "index": {
             **({"folder": index.folder} if index.folder else {}),
             "name": index.name, "bytes": index.size_bytes, "crc32c": f"{index.crc32c:08x}",
+            **dump_entries(index.entries),
             "columns": _dump_columns(index.columns),
         },
     }  # fmt: skip
@@ -450,12 +464,14 @@ def _load_shard(document: dict[str, Any]) -> Shard:
             crc32c=_crc(index["crc32c"]),
             columns=_load_columns(index["columns"]),
             folder=_folder(index.get("folder", "")),
+            entries=find_entries(index),
         ),
         folder=(_any_folder if container == containers.RANGES else _folder)(document.get("folder", "")),
         prefix=_prefix(document.get("prefix", "")),
         first_number=_count(document.get("first_number", 0)),
         container=container,
         mtime_ns=_count(document.get("mtime_ns", 0), 2**63),
+        identity=_crc(document.get("identity", "00000000")),
     )
 
 

@@ -140,9 +140,14 @@ class Pack:
         for folder in sorted(packs):
             if not (self.path / folder / FILE_NAME).exists():
                 continue  # the files may be there all the same
-            there = {s.index.name: s.index.crc32c for s in read_manifest(self.path / folder).shards}
+            shards = read_manifest(self.path / folder).shards
+            there = {s.index.name: s.index.crc32c for s in shards}
+            # The same samples may have got other entry points there, in a new part beside the old one.
+            known = {s.known_by for s in shards}
             for shard in self.manifest.shards:
-                if shard.index.folder == folder and there.get(shard.index.name) != shard.index.crc32c:
+                if shard.index.folder != folder or there.get(shard.index.name) == shard.index.crc32c:
+                    continue
+                if shard.known_by not in known or not self.locate_file(shard.index).exists():
                     raise PackError(
                         f"{self.name} refers to {folder}/{shard.name}, and that is another pack now",
                         hint="merge the packs again: feedrate merge",

@@ -29,7 +29,9 @@ from feedrate.kernel.door import (
     simd_levels,
 )
 from feedrate.kernel.looking import (
+    BYTES_PER_ENTRY,
     Scan,
+    find_entry_points,
     scan,
     scan_headers,
     to_baseline,
@@ -57,6 +59,7 @@ from feedrate.kernel.reading import (
 )
 
 __all__ = [
+    "BYTES_PER_ENTRY",
     "DAMAGED_BUT_DECODED",
     "I32",
     "I64",
@@ -82,6 +85,7 @@ __all__ = [
     "crc32c_texts",
     "decode_batch",
     "decode_one",
+    "find_entry_points",
     "find_first",
     "gather_rows",
     "hash_stems",

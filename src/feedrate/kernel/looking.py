@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feedrate import pillow
 from feedrate.kernel.door import Status, as_bytes, native
@@ -43,6 +43,11 @@ def scan(data: bytes, bytes_per_entry: int = BYTES_PER_ENTRY) -> Scan:
     except pillow.Undecodable as error:
         return Scan(width, height, "", f"{words}; {error}", True, b"")
     return Scan(width, height, "", words, False, b"")
+
+
+def find_entry_points(data: Any, bytes_per_entry: int) -> bytes:
+    """Return the entry points of an image file; b"" for one that the kernel does not take."""
+    return native.scan(as_bytes(data), bytes_per_entry)[5]
 
 
 def scan_headers(data: bytes) -> Scan:

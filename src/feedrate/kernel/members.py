@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from feedrate.early import take_listed
 from feedrate.kernel.door import I64, U8, U32, Pool, as_bytes, native
+from feedrate.kernel.looking import BYTES_PER_ENTRY
 
 TAR_BLOCK_BYTES = 512
 _MEMBER_FACTS = ("left", "crc32c", "width", "height", "kind", "has_exif", "key_bytes", "entries_bytes")
@@ -126,6 +127,7 @@ def make_members(
     *,
     header: bytes,
     scan: bool = True,
+    bytes_per_entry: int = BYTES_PER_ENTRY,
     pool: Pool | None = None,
     memory: U8 | None = None,
 ) -> Members:
@@ -135,6 +137,7 @@ def make_members(
         paths: relative to `root`; path `i` is `paths[path_starts[i]:path_starts[i + 1]]`.
         header: a tar header for an empty name and size 0.
         scan: note entry points; else only the headers of JPEGs are read.
+        bytes_per_entry: as for `scan`.
         memory: for the members, if it is large enough: pages that were used before cost nothing.
 
     A sample is left to the caller when anything about it is out of the ordinary: its name, its size, its
@@ -157,6 +160,7 @@ def make_members(
         None if labels is None else np.ascontiguousarray(labels, np.int64),
         np.frombuffer(header, np.uint8),
         scan,
+        bytes_per_entry,
         starts,
         buffer,
         None if pool is None else pool._native,

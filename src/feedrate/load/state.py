@@ -25,10 +25,8 @@ _WORDS = {
 
 def fingerprint(manifest: Manifest) -> str:
     """Return what tells packs apart: the checksums of their shards, in order."""
-    # Files that were indexed where they are have no checksum as a whole; their part of the index has.
-    crcs = [s.index.crc32c if s.is_in_place else s.crc32c for s in manifest.shards]
-    shards = zip(manifest.shards, crcs, strict=True)
-    checks = ",".join(f"{s.samples}:{s.size_bytes}:{crc32c:08x}" for s, crc32c in shards)
+    known = (shard.known_by for shard in manifest.shards)
+    checks = ",".join(f"{samples}:{size_bytes}:{crc32c:08x}" for samples, size_bytes, crc32c in known)
     return f"{manifest.samples}-{kernel.crc32c(checks.encode()):08x}"
 
 

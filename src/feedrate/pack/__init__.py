@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from feedrate.pack.appending import AppendOptions, append
     from feedrate.pack.columns import ColumnOptions, add_column
     from feedrate.pack.describing import describe
+    from feedrate.pack.entries import set_entries
     from feedrate.pack.indexing import index
     from feedrate.pack.mapping import find_map
     from feedrate.pack.merging import MergeOptions, merge
@@ -45,6 +46,7 @@ __all__ = [
     "pack",
     "parse_shares",
     "read_quality",
+    "set_entries",
     "split",
     "unpack",
     "verify",
@@ -60,6 +62,7 @@ _HOMES = {
         "add_column",
     ),
     "feedrate.pack.describing": ("describe",),
+    "feedrate.pack.entries": ("set_entries",),
     "feedrate.pack.indexing": ("index",),
     "feedrate.pack.mapping": ("find_map",),
     "feedrate.pack.merging": (

@@ -20,6 +20,7 @@ from typing import Any
 
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format import containers
+from feedrate.format.entries import find_entries
 from feedrate.format.fields import Kind
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
@@ -160,6 +161,7 @@ def _pack_options(source: str, pack: Pack, options: AppendOptions) -> PackOption
         engine=options.engine,
         recode=Recode.from_settings(settings),
         scan=settings.get("scan", True),
+        entries=find_entries(settings),
         container=container if container in containers.NAMES else "tar",
         map=_find_map(source, pack, options.map),
     )

@@ -159,6 +159,7 @@ class Bulk:
             rows["label"][chosen] if has_label else None,
             header=_HEADER,
             scan=self._task.scan,
+            bytes_per_entry=self._task.bytes_per_entry,
             pool=pool,
             memory=memory,
         )

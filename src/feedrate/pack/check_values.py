@@ -11,6 +11,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.format.containers import FILES
+from feedrate.format.entries import find_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part
 from feedrate.format.manifest import Shard
@@ -79,7 +80,7 @@ def check_image(field: Field, part: Part, number: int, data: bytes) -> Iterator[
         yield from _check_raw(data, size, part.variable[f"{field.name}.entries"][number])
         return
     try:
-        facts = inspect_image(data)
+        facts = inspect_image(data, bytes_per_entry=find_entries(part.metadata))
     except UnusableValue as error:
         yield f"cannot be decoded: {error}"
         return

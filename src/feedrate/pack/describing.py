@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 
 from feedrate.errors import PackError, UsageError
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.kernel import Status
@@ -44,6 +44,7 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
             },
             shards=len(shards),
             shard_bytes=opened.manifest.shard_bytes,
+            entries=_list_entries(opened),
             index_bytes=opened.manifest.index_bytes + sum(p.size_bytes for p in opened.manifest.parts),
             rejected=rejected if isinstance(rejected, int) else 0,
             settings=dict(opened.manifest.settings),
@@ -53,6 +54,14 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
         )
     finally:
         opened.close()
+
+
+def _list_entries(pack: Pack) -> tuple[int, ...]:
+    """Return how far apart entry points are, in bytes: packs that were merged may differ."""
+    has_any = any(f.kind is Kind.IMAGE and f.coding is not Coding.RAW for f in pack.manifest.fields)
+    if not has_any or not pack.manifest.settings.get("scan", True):
+        return ()
+    return tuple(sorted({shard.index.entries for shard in pack.manifest.shards}))
 
 
 def _summarise(pack: Pack, field: Field) -> FieldSummary:

@@ -13,12 +13,13 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.errors import AlreadyExists, SourceError, StorageError, UsageError
 from feedrate.format.containers import FILES, RANGES
+from feedrate.format.entries import dump_entries, parse_entries
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest
 from feedrate.pack import listing
@@ -64,6 +65,7 @@ def index(
     target: str | os.PathLike[str] | None = None,
     *,
     options: SourceOptions | None = None,
+    entries: str | int = "auto",
     workers: int | None = None,
     watch: Watch = lambda _: None,
 ) -> IndexResult:
@@ -73,6 +75,8 @@ def index(
         source: tar or WebDataset shards, TFRecord files, a contiguous HDF5 file, or a folder of images; the
             address of WebDataset shards or TFRecord files (s3://bucket/train-*.tar), which needs a `target`.
         target: where the index goes; None: into the folder itself, or for a file to NAME.index beside it.
+        entries: how far apart the entry points of JPEGs are: `auto`, `gpu`, or a number of bytes. Those of an
+            index or a pack that is there: `set_entries`.
 
     Raises:
         NotFound: the source is not there.
@@ -81,6 +85,7 @@ def index(
         StorageError: the disk is full or failed; run the same again to go on.
     """
     begin_s = time.monotonic()
+    bytes_per_entry = parse_entries(entries)
     source = os.fspath(source)
     for scheme in ("file://", "local://"):
         source = source.removeprefix(scheme)
@@ -90,7 +95,9 @@ def index(
     if is_url(source):
         from feedrate.pack.indexing_elsewhere import index_elsewhere
 
-        result = index_elsewhere(source, folder, options or SourceOptions(), workers, watch)
+        result = index_elsewhere(
+            source, folder, options or SourceOptions(), workers, watch, bytes_per_entry=bytes_per_entry
+        )
         return dataclasses.replace(result, seconds=time.monotonic() - begin_s)
     is_beside = os.path.realpath(folder) == os.path.realpath(source)
     if not is_beside:
@@ -101,8 +108,8 @@ def index(
     with own_folder(folder):
         refuse_indexed(folder)  # by another process, meanwhile
         remove_temporaries(folder)
-        listed = _list(records, folder, watch)
-        result = _index(records, listed, folder, workers, watch)
+        listed = _list(records, folder, make_settings(bytes_per_entry), watch)
+        result = _index(records, listed, folder, workers, watch, bytes_per_entry)
         finish(folder)
     if is_beside:  # our own files are among what the reader passed over
         result = dataclasses.replace(result, ignored={})
@@ -138,7 +145,12 @@ class _Listed:
     rejected: tuple[Rejection, ...]
 
 
-def _list(records: InPlace, folder: Path, watch: Watch) -> _Listed:
+def make_settings(bytes_per_entry: int) -> dict[str, object]:
+    """Return the settings of an index, but for what is known at its end."""
+    return {"indexed": True, **dump_entries(bytes_per_entry)}
+
+
+def _list(records: InPlace, folder: Path, settings: Mapping[str, object], watch: Watch) -> _Listed:
     path = folder / listing.NAME
     rejected: list[Rejection] = []
     stretches = Stretches()
@@ -158,13 +170,20 @@ def _list(records: InPlace, folder: Path, watch: Watch) -> _Listed:
         fields = records.fields()
         writer.finish(fields)
         # The listing gets its name after this: it is no sign of an index that was begun.
-        begin(folder, {"indexed": True}, writer.fingerprint())
-    plan = digest_plan(writer.digest(), fields, {"indexed": True})
+        begin(folder, settings, writer.fingerprint())
+    plan = digest_plan(writer.digest(), fields, settings)
     return _Listed(path, fields, stretches.finish(), plan, tuple(rejected))
 
 
-def _index(records: InPlace, listed: _Listed, folder: Path, workers: int | None, watch: Watch) -> IndexResult:
-    tasks = list(_make_tasks(records.reader.root, listed, folder))
+def _index(
+    records: InPlace,
+    listed: _Listed,
+    folder: Path,
+    workers: int | None,
+    watch: Watch,
+    bytes_per_entry: int,
+) -> IndexResult:
+    tasks = list(_make_tasks(records.reader.root, listed, folder, bytes_per_entry))
     missing = [task for task in tasks if find_indexed(task) is None]
     total, left = (sum(task.last - task.first for task in some) for some in (tasks, missing))
     total_bytes, left_bytes = (sum(task.source_bytes for task in some) for some in (tasks, missing))
@@ -182,7 +201,8 @@ def _index(records: InPlace, listed: _Listed, folder: Path, workers: int | None,
             f"{folder}, or a file that was indexed, changed meanwhile", hint="run the same command again"
         )
     rejected = listed.rejected + tuple(r for one in done for r in one.rejected)
-    manifest = write_manifest(folder, listed.fields, done, rejected, listed.plan)
+    settings = {**make_settings(bytes_per_entry), "plan": listed.plan}
+    manifest = write_manifest(folder, listed.fields, done, rejected, settings)
     result = summarise(records.reader.root, folder, manifest, done, rejected)
     resumed = len(tasks) - len(missing)
     return dataclasses.replace(
@@ -195,7 +215,7 @@ def write_manifest(
     fields: tuple[Field, ...],
     done: list[ShardDone],
     rejected: tuple[Rejection, ...],
-    plan: str,
+    settings: Mapping[str, object],
 ) -> Manifest:
     """Write pack.json of all parts.
 
@@ -208,15 +228,16 @@ def write_manifest(
             f"not one sample can be indexed, all {len(rejected):,} were rejected: "
             f"'{rejected[0].path}': {rejected[0].reason}"
         )
-    settings = {"indexed": True, "rejected": len(rejected), "plan": plan}
-    manifest = Manifest(share_shapes(fields, done), tuple(one.shard for one in done), settings)
+    # In the order that they always had.
+    told = {"indexed": True, "rejected": len(rejected), **settings}
+    manifest = Manifest(share_shapes(fields, done), tuple(one.shard for one in done), told)
     if rejected:
         write_file(folder / REJECTED_NAME, dump_rejections(rejected))
     write_file(folder / FILE_NAME, dump_manifest(manifest))
     return manifest
 
 
-def _make_tasks(root: str, listed: _Listed, folder: Path) -> Iterator[IndexTask]:
+def _make_tasks(root: str, listed: _Listed, folder: Path, bytes_per_entry: int) -> Iterator[IndexTask]:
     root, target = os.path.realpath(root), os.path.realpath(folder)
     sizes: dict[bytes, tuple[int, int]] = {}
     for number, stretch in enumerate(listed.stretches):
@@ -231,7 +252,7 @@ def _make_tasks(root: str, listed: _Listed, folder: Path) -> Iterator[IndexTask]
             root=root, target=target, listing=os.path.realpath(listed.path), number=number,
             first=stretch.first, last=stretch.last, plan=listed.plan, path=path,
             container=FILES if stretch.home is None else RANGES, size_bytes=size_bytes, mtime_ns=mtime_ns,
-            source_bytes=stretch.source_bytes,
+            source_bytes=stretch.source_bytes, bytes_per_entry=bytes_per_entry,
         )  # fmt: skip
 
 

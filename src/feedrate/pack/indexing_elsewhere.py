@@ -20,7 +20,7 @@ from pathlib import Path
 from feedrate.errors import SourceError, StorageError
 from feedrate.format.fields import Field
 from feedrate.pack.files import explained, remove_temporaries
-from feedrate.pack.indexing import refuse_indexed, remove_all, summarise, write_manifest
+from feedrate.pack.indexing import make_settings, refuse_indexed, remove_all, summarise, write_manifest
 from feedrate.pack.plan import digest_plan
 from feedrate.pack.settling import SettleTask, read_settled, settle, unite_fields
 from feedrate.pack.surveying import Survey, SurveyTask, describe_shards, find_survey, survey
@@ -31,37 +31,48 @@ from feedrate.results.progress import Tick
 from feedrate.source.options import SourceOptions
 from feedrate.source.shards import Shards, find_shards
 
-_SETTINGS = {"indexed": True}
-
 
 def index_elsewhere(
-    source: str, folder: Path, options: SourceOptions, workers: int | None, watch: Callable[[Tick], None]
+    source: str,
+    folder: Path,
+    options: SourceOptions,
+    workers: int | None,
+    watch: Callable[[Tick], None],
+    *,
+    bytes_per_entry: int,
 ) -> IndexResult:
     """Index WebDataset shards or TFRecord files behind an address; see `index`."""
     refuse_foreign(folder)
     with own_folder(folder):
         refuse_indexed(folder)
         shards = find_shards(source, options)
-        digest = _digest(shards)
+        digest = _digest(shards, bytes_per_entry)
         remove_temporaries(folder)
         size_bytes = sum(file.size_bytes for file in shards.files)
-        begin(folder, _SETTINGS, {"files": len(shards.files), "bytes": size_bytes, "digest": digest})
+        settings = make_settings(bytes_per_entry)
+        begin(folder, settings, {"files": len(shards.files), "bytes": size_bytes, "digest": digest})
         with explained(folder):
             (folder / SURVEYS_NAME).mkdir(exist_ok=True)
-        result = _index(shards, folder, digest, workers, watch)
+        result = _index(shards, folder, digest, workers, watch, bytes_per_entry)
         finish(folder)
     return dataclasses.replace(result, source=source)
 
 
-def _digest(shards: Shards) -> str:
-    return hashlib.sha256(json.dumps(describe_shards(shards)).encode()).hexdigest()
+def _digest(shards: Shards, bytes_per_entry: int) -> str:
+    return hashlib.sha256(json.dumps(describe_shards(shards, bytes_per_entry)).encode()).hexdigest()
 
 
 def _index(
-    shards: Shards, folder: Path, digest: str, workers: int | None, watch: Callable[[Tick], None]
+    shards: Shards,
+    folder: Path,
+    digest: str,
+    workers: int | None,
+    watch: Callable[[Tick], None],
+    bytes_per_entry: int,
 ) -> IndexResult:
     tasks = [
-        SurveyTask(shards.pick(number), number, str(folder), digest) for number in range(len(shards.files))
+        SurveyTask(shards.pick(number), number, str(folder), digest, bytes_per_entry)
+        for number in range(len(shards.files))
     ]
     missing = [task for task in tasks if find_survey(task) is None]
     _survey(tasks, missing, workers, watch)
@@ -74,13 +85,14 @@ def _index(
         first = f": '{rejected[0].path}': {rejected[0].reason}" if rejected else ""
         raise SourceError(f"there is nothing to index in {shards.root}{first}")
     fields = unite_fields(found)
-    plan = digest_plan(digest, fields, _SETTINGS)
+    settings = make_settings(bytes_per_entry)
+    plan = digest_plan(digest, fields, settings)
     settling = list(_list_parts(tasks, found, fields, plan))
     for part in settling:
         settle(part)
     done = [read_settled(task) for task in settling]
     rejected += tuple(r for one in done for r in one.rejected)
-    manifest = write_manifest(folder, fields, done, rejected, plan)
+    manifest = write_manifest(folder, fields, done, rejected, {**settings, "plan": plan})
     ignored: Counter[str] = Counter()
     for one in found:
         ignored.update(one.ignored)

@@ -13,6 +13,7 @@ import numpy as np
 
 from feedrate.errors import StorageError
 from feedrate.format.containers import FILES, Content
+from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import dump_bare_table
 from feedrate.pack.listing import Listing, Sample, value_bytes
@@ -47,6 +48,7 @@ class IndexTask:
     size_bytes: int
     mtime_ns: int
     source_bytes: int
+    bytes_per_entry: int = AUTO
 
 
 # What one task takes: its part of the index fits into memory, and an interruption costs little.
@@ -93,12 +95,16 @@ def index_stretch(task: IndexTask) -> None:
     Raises:
         StorageError: a disk failed, or the file changed meanwhile. Single bad samples are noted and left out.
     """
-    writer = look_at_samples(task.root, task.target, task.listing, range(task.first, task.last))
+    span = range(task.first, task.last)
+    writer = look_at_samples(task.root, task.target, task.listing, span, bytes_per_entry=task.bytes_per_entry)
     if task.container != FILES:
         facts = os.stat(task.path)
         if (facts.st_size, facts.st_mtime_ns) != (task.size_bytes, task.mtime_ns):
             raise StorageError(f"{task.path} changed while it was indexed", hint="run the same command again")
-    metadata = {"plan": task.plan, "shard": os.path.basename(task.path), "bytes": task.size_bytes}
+    metadata = {
+        "plan": task.plan, "shard": os.path.basename(task.path), "bytes": task.size_bytes,
+        **dump_entries(task.bytes_per_entry),
+    }  # fmt: skip
     writer.write_index(Path(task.target) / index_name(task.number), metadata)
 
 
@@ -108,16 +114,21 @@ def look_at_samples(
     listed: str | os.PathLike[str],
     span: range,
     told: Callable[[int, int], None] = advance,
+    *,
+    bytes_per_entry: int = AUTO,
 ) -> SampleWriter:
     """Read some samples of a listing where they lie, and return what can be written about them.
 
     Args:
         root, scratch: as `Bytes` has them.
         told: of each sample, that it is done, and how many bytes it has.
+        bytes_per_entry: how far apart the entry points of images are.
     """
     listing, source = Listing(listed), Bytes(root, scratch)
     places = _Places()
-    writer = SampleWriter(_BareLoader(source, listing.fields, listing.fields, Recode()), places)
+    fields = listing.fields
+    loader = _BareLoader(source, fields, fields, Recode(), bytes_per_entry=bytes_per_entry)
+    writer = SampleWriter(loader, places)
     for sample in listing.samples(np.arange(span.start, span.stop, dtype=np.int64)):
         places.expect(sample)
         writer.add(sample)

@@ -158,7 +158,8 @@ def _move_part(
     data = dump_part(fields, Part(rows, variable, {**metadata, "shard": FILE_NAME, "bytes": size_bytes}))
     with appear(folder / name, expected_bytes=len(data)) as out:
         out.write(data)
-    return IndexPart(name, len(data), kernel.crc32c(data), locate_columns(data))
+    entries = one.shard.index.entries
+    return IndexPart(name, len(data), kernel.crc32c(data), locate_columns(data), entries=entries)
 
 
 def _copy(source: int, offsets: I64, lengths: I64, target: int, at: int) -> list[int]:

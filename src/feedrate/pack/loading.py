@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedrate import pillow
+from feedrate.format.entries import AUTO
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.keys import printable
 from feedrate.format.raw import dump_table
@@ -63,6 +64,7 @@ class SampleLoader:
         fields: those of the source.
         stored: those of the pack; others only where there is a `mapper`.
         scan: note where images can be entered, and see that they are whole.
+        bytes_per_entry: how far apart that is.
     """
 
     def __init__(
@@ -74,10 +76,12 @@ class SampleLoader:
         mapper: Mapper | None = None,
         *,
         scan: bool = True,
+        bytes_per_entry: int = AUTO,
     ) -> None:
         self.fields, self.stored = tuple(fields), tuple(stored)
         self.mapper, self.quality = mapper, QualityTally()
         self._source, self._recode, self._scan = source, recode, scan
+        self._bytes_per_entry = bytes_per_entry
         if mapper is not None:
             mapper.is_recoded = recode.raw or recode.quality is not None or recode.normalise
         # Masks and boxes follow an image's pixels as they lie in its file.
@@ -185,7 +189,7 @@ class SampleLoader:
 
     def _load_pixels(self, field: Field, path: bytes, data: bytes) -> Loaded:
         try:
-            facts = inspect_image(data, scan=self._scan)
+            facts = self._inspect(data)
         except UnusableValue as error:
             # A mask is not filled up: pixels that nobody labelled would become labels.
             may_fill = self._recode.keep_truncated and field.kind is Kind.IMAGE
@@ -207,11 +211,14 @@ class SampleLoader:
             loaded.entries = dump_table(loaded.data)
             now = ImageFacts(width, height, b"", None, False, None, format="raw")
         else:
-            now = facts if loaded.data is data else inspect_image(loaded.data, scan=self._scan)
+            now = facts if loaded.data is data else self._inspect(loaded.data)
             loaded.entries, loaded.pillow_reason = now.entries, now.pillow_reason
         loaded.columns, loaded.uniform = (width, height), {"shape": [height, width]}
         loaded.sizes, loaded.facts = (before, (width, height)), (facts, now)
         return loaded
+
+    def _inspect(self, data: bytes) -> ImageFacts:
+        return inspect_image(data, scan=self._scan, bytes_per_entry=self._bytes_per_entry)
 
     def _load_truncated(self, field: Field, path: bytes, data: bytes, error: UnusableValue) -> Loaded:
         try:

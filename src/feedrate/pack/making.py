@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedrate.errors import StorageError
+from feedrate.format.entries import AUTO, ROW_BYTES, estimate_share
 from feedrate.pack.begun import Listed, table_name
 from feedrate.pack.engine import run_shards
 from feedrate.pack.files import appear, free_bytes
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 # What is done when all shards are there: loaded while they are made.
 _NEEDED_LAST = ("feedrate.pack.concluding",)
-# What the index adds: entry points (0.8 % of photographs of 106 KB, measured), and a row per sample.
-_INDEX_SHARE, _INDEX_ROW_BYTES = 0.01, 200
 
 
 def make_shards(
@@ -73,6 +72,7 @@ def _plan_tasks(source: Listed, listed: Listing, folder: Path, options: PackOpti
             source_bytes=stretch.source_bytes,
             expected_bytes=stretch.expected_bytes,
             scan=options.scan,
+            bytes_per_entry=options.bytes_per_entry,
             container=options.container,
             map=options.map,
             made=tuple(dataclasses.replace(field, classes=None) for field in source.made),
@@ -102,7 +102,8 @@ def _run(
 
 def _check_room(folder: Path, missing: list[ShardTask]) -> None:
     tar_bytes, samples = sum(task.expected_bytes for task in missing), sum(task.samples for task in missing)
-    needed = int(tar_bytes * (1 + _INDEX_SHARE)) + samples * _INDEX_ROW_BYTES
+    share = estimate_share(min((task.bytes_per_entry for task in missing), default=AUTO))
+    needed = int(tar_bytes * (1 + share)) + samples * ROW_BYTES
     if any(task.container == "hdf5" for task in missing):
         needed *= 2  # parts, and the file that is made of them
     free = free_bytes(folder)

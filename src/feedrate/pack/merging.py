@@ -234,7 +234,7 @@ def _settings(folder: Path, packs: Sequence[Pack], prefixes: Sequence[str]) -> d
     every = [pack.manifest.settings for pack in packs]
     settings: dict[str, Any] = {
         name: every[0][name]
-        for name in ("seed", "shard_bytes", "format", "map", *RECODE_SETTINGS)
+        for name in ("seed", "shard_bytes", "format", "entries", "map", *RECODE_SETTINGS)
         if name in every[0] and all(other.get(name) == every[0][name] for other in every)
     }
     settings["rejected"] = sum(s.get("rejected", 0) for s in every)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from feedrate.errors import UsageError
 from feedrate.format import containers
+from feedrate.format.entries import AUTO, parse_entries
 from feedrate.pack.mapping import Map, refuse_unfindable
 from feedrate.pack.recode import Recode
 from feedrate.source.options import FieldSpec, SourceOptions
@@ -66,6 +67,8 @@ class PackOptions:
     engine: Engine = field(default_factory=Engine)  # who makes the shards
     recode: Recode = field(default_factory=Recode)  # to store fewer pixels, or other ones
     scan: bool = True  # note where JPEGs can be entered, which is what makes loading fast
+    # How far apart: "auto", "gpu" (for a decoder that wants them close), or a number of bytes.
+    entries: str | int = "auto"
     container: str = "tar"  # or "tfrecord" or "hdf5"
     map: Map | None = None  # a function for what is the same in every epoch; see find_map
 
@@ -87,11 +90,23 @@ class PackOptions:
                 "without a scan nobody sees which images end too early, so none can be filled up",
                 hint="leave out --no-scan or --keep-truncated",
             )
+        if self.bytes_per_entry != AUTO and (self.recode.raw or not self.scan):
+            why, option = (
+                ("rows of pixels have none", "--raw") if self.recode.raw else ("there are none", "--no-scan")
+            )
+            raise UsageError(
+                f"entries={self.entries} says how far apart entry points are, and with {option} {why}",
+                hint=f"leave out --entries or {option}",
+            )
         if self.map is not None:
             # A Slurm job gets the function's name, whatever the number of its processes.
             refuse_unfindable(self.map, workers=None if self.engine.name == "slurm" else self.workers)
         # It knows which of them fit together.
         _ = self.source
+
+    @property
+    def bytes_per_entry(self) -> int:
+        return parse_entries(self.entries)
 
     @property
     def source(self) -> SourceOptions:

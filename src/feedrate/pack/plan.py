@@ -15,6 +15,7 @@ import numpy as np
 
 from feedrate.draws import I64
 from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
+from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import dump_field
 from feedrate.pack.listing import Listing, Rows, Sample, value_bytes
@@ -54,6 +55,7 @@ class ShardTask(NamedTuple):
     container: str = "tar"
     map: Map | None = None
     made: tuple[Field, ...] = ()  # what the map makes, without the names of classes
+    bytes_per_entry: int = AUTO
 
     @property
     def samples(self) -> int:
@@ -137,6 +139,7 @@ def describe_settings(reader: Reader, options: PackOptions) -> dict[str, object]
         settings["format"] = options.container
     if not options.scan:
         settings["scan"] = False
+    settings |= dump_entries(options.bytes_per_entry)
     if options.map is not None:
         settings["map"] = options.map.settings()
     if reader.table is not None:

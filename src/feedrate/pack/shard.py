@@ -17,6 +17,7 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import PackError
 from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
+from feedrate.format.entries import dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
 from feedrate.format.keys import printable
@@ -70,7 +71,15 @@ def begin_shard(task: ShardTask, listing: Listing) -> Callable[[], MapCost]:
     source = Bytes(task.source, task.target)
     mapper = None if task.map is None else Mapper(task.map, listing.fields)
     fields = task.stored_fields(listing.fields)
-    loader = SampleLoader(source, listing.fields, fields, task.recode, mapper, scan=task.scan)
+    loader = SampleLoader(
+        source,
+        listing.fields,
+        fields,
+        task.recode,
+        mapper,
+        scan=task.scan,
+        bytes_per_entry=task.bytes_per_entry,
+    )
     with ExitStack() as stack:
         output = Output(stack.enter_context(appear(shard_path, expected_bytes=task.expected_bytes)))
         writer = SampleWriter(loader, container.write(output))
@@ -88,7 +97,7 @@ def begin_shard(task: ShardTask, listing: Listing) -> Callable[[], MapCost]:
         "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
         "crc32c": f"{output.crc32c:08x}",
         **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
-        **({"notes": notes} if notes else {}),
+        **({"notes": notes} if notes else {}), **dump_entries(task.bytes_per_entry),
     }  # fmt: skip
 
     def finish() -> MapCost:
@@ -136,7 +145,8 @@ def read_part_done(target: Path, index: str, shard: str, plan: str, container: s
         if metadata.get("plan") != plan:
             return None
         data = index_path.read_bytes()
-        part = IndexPart(index, len(data), kernel.crc32c(data), locate_columns(data))
+        columns, entries = locate_columns(data), find_entries(metadata)
+        part = IndexPart(index, len(data), kernel.crc32c(data), columns, entries=entries)
         crc32c = int(metadata.get("crc32c", "0"), 16)
         return ShardDone(
             Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container),

@@ -19,6 +19,7 @@ from typing import Any
 
 from feedrate import kernel
 from feedrate.errors import NotFound, PackError, StorageError
+from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.fields import Field
 from feedrate.format.manifest import dump_field, load_field
 from feedrate.pack import listing
@@ -50,6 +51,7 @@ class SurveyTask:
     number: int
     target: str
     plan: str
+    bytes_per_entry: int = AUTO
 
     @property
     def file(self) -> PlacedFile:
@@ -167,11 +169,14 @@ def _list(records: InPlace, folder: Path) -> _Listed:
 
 def _write_part(task: SurveyTask, part: int, stretch: Stretch, near: Path) -> int:
     name = os.path.basename(os.fsdecode(task.file.path))
-    metadata = {"plan": task.plan, "shard": name, "bytes": task.file.size_bytes}
+    entries = task.bytes_per_entry
+    metadata = {"plan": task.plan, "shard": name, "bytes": task.file.size_bytes, **dump_entries(entries)}
     span = range(stretch.first, stretch.last)
     path = task.part_path(part)
     # Bytes were counted when they came.
-    writer = look_at_samples(str(near), str(near), near / listing.NAME, span, lambda *_: advance(0, 0))
+    writer = look_at_samples(
+        str(near), str(near), near / listing.NAME, span, lambda *_: advance(0, 0), bytes_per_entry=entries
+    )
     writer.write_index(path, metadata)
     return kernel.crc32c(path.read_bytes())
 
@@ -186,10 +191,11 @@ def _refuse_change(source: Place, file: PlacedFile) -> None:
         raise StorageError(f"{address} changed while it was indexed", hint="run the same command again")
 
 
-def describe_shards(shards: Shards) -> dict[str, Any]:
+def describe_shards(shards: Shards, bytes_per_entry: int) -> dict[str, Any]:
     """Return what decides an index of shards elsewhere: it must be the same when it is gone on with."""
     return {
         "root": shards.root,
         "files": [(os.fsdecode(f.path), f.size_bytes, f.mtime_ns) for f in shards.files],
         "fields": [str(one) for one in shards.chosen.items()],
+        **dump_entries(bytes_per_entry),
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import AlreadyExists, StorageError, UsageError
+from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME
 from feedrate.pack import listing
@@ -77,6 +78,7 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
     asked: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
     asked |= options.recode.settings()
     asked |= {} if options.scan else {"scan": False}
+    asked |= dump_entries(options.bytes_per_entry)
     if options.container != "tar":
         asked["format"] = options.container
     if options.map is not None:
@@ -85,10 +87,16 @@ def refuse_finished(folder: Path, options: PackOptions) -> None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
         asked["labels"] = there.settings.get("labels")
     difference = _first_difference(asked, there.settings)
+    hint = f"use it, or name another folder, or delete it first: rm -r {typed(folder)}"
+    as_there = {**asked, "entries": there.settings.get("entries")}
+    if difference and _first_difference(as_there, there.settings) is None:
+        hint = (
+            f"give it such entry points: feedrate index {typed(folder)} --entries {options.bytes_per_entry}"
+        )
     raise AlreadyExists(
         f"{folder} already holds a finished pack of {format_count(there.samples, 'sample')}"
         + (f" ({difference})" if difference else ""),
-        hint=f"use it, or name another folder, or delete it first: rm -r {typed(folder)}",
+        hint=hint,
     )
 
 
@@ -150,11 +158,12 @@ _WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "l
           "path_column": "path column", "label_column": "label column",
           "label_separator": "label separator", "resize": "shorter side",
           "max_side": "longer side", "encoded": "what is encoded anew",
-          "map": "map function, or its code,"}  # fmt: skip
+          "map": "map function, or its code,", "entries": "distance of entry points"}  # fmt: skip
 # Compared also where only the pack that is there has them.
-_COMPARED = frozenset(
-    ("labels", "resize", "max_side", "raw", "quality", "encoded", "normalise", "scan", "map", "format")
-)
+_COMPARED = frozenset((
+    "labels", "resize", "max_side", "raw", "quality", "encoded", "normalise", "scan", "entries", "map",
+    "format",
+))  # fmt: skip
 
 
 def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
@@ -167,6 +176,8 @@ def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str 
             return f"the {word} is another one"
         if name == "shard_bytes":
             ours, theirs = format_bytes(ours or 0), format_bytes(theirs or 0)
+        if name == "entries":
+            ours, theirs = (f"{AUTO if value is None else value} bytes" for value in (ours, theirs))
         ours, theirs = ("not set" if value is None else value for value in (ours, theirs))
         return f"{word} is {ours} here, {theirs} there"
     return None

@@ -7,6 +7,7 @@ import json
 from typing import NamedTuple
 
 from feedrate import kernel, pillow
+from feedrate.format.entries import AUTO
 from feedrate.format.fields import Kind
 from feedrate.format.raw import read_npy
 from feedrate.pack.exif import find_orientation
@@ -50,7 +51,7 @@ def dump_number(value: int | float) -> bytes:
     return json.dumps(value).encode()
 
 
-def inspect_image(data: bytes, *, scan: bool = True) -> ImageFacts:
+def inspect_image(data: bytes, *, scan: bool = True, bytes_per_entry: int = AUTO) -> ImageFacts:
     """Look at an image file. What the kernel does not take, or finds damaged, Pillow has decoded in full.
 
     Without `scan`, only headers are looked at: there are no entry points, and damage behind them is not seen.
@@ -60,7 +61,7 @@ def inspect_image(data: bytes, *, scan: bool = True) -> ImageFacts:
     """
     if not data:
         raise UnusableValue("the file is empty")
-    found = kernel.scan(data) if scan else kernel.scan_headers(data)
+    found = kernel.scan(data, bytes_per_entry) if scan else kernel.scan_headers(data)
     if found.reason is None:
         is_gray, orientation = found.sampling == "gray" if scan else None, find_orientation(data)
         return ImageFacts(

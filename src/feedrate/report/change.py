@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of `append`, `add-column`, `split` and `merge` as plain lines."""
+"""Results of `append`, `add-column`, `split`, `merge`, and `index` of a pack that is there as plain lines."""
 
 from __future__ import annotations
 
 from feedrate.report.lines import Command, Line, lay_out
 from feedrate.report.terminal import most, rejection_lines, table_lines
-from feedrate.results.change import AppendResult, ClassShare, ColumnResult, MergeResult, SplitResult
+from feedrate.results.change import (
+    AppendResult,
+    ClassShare,
+    ColumnResult,
+    EntriesResult,
+    MergeResult,
+    SplitResult,
+)
 from feedrate.units import format_bytes, format_count, format_seconds, typed
 
 
@@ -49,6 +56,33 @@ def draw_column(result: ColumnResult, width: int | None = None) -> str:
     samples = format_count(result.samples, "sample")
     head = f"{verb} '{result.name}' ({kind}) for {samples} of {result.pack}, from {result.table}"
     return lay_out([head, *table_lines(rows)], width)
+
+
+def draw_entries(result: EntriesResult, width: int | None = None) -> str:
+    distance = f"entry points about every {result.entries:,} bytes"
+    before = ", ".join(f"{entries:,}" for entries in result.entries_before)
+    share, removed = result.index_bytes / max(result.shard_bytes, 1), result.removed_parts
+    head = f"{result.pack} has {distance} now (before: {before})"
+    if not result.changed_parts:
+        head = f"{result.pack} has {distance} already"
+    rows = [
+        ("index", f"{format_bytes(result.index_bytes)}, before {format_bytes(result.index_bytes_before)}"
+                  + (f": {share:.2%} of the data" if result.shard_bytes else "")),
+        ("samples", f"{format_count(result.samples, 'sample')}, not one byte of them written"),
+        ("time", format_seconds(result.seconds)),
+        ("removed", format_count(len(removed), "old index file") if removed else ""),
+        ("old", f"{format_count(len(result.old_parts), 'index file')} kept for whoever has the pack open: "
+                f"{_name_some(result.old_parts)}" if result.old_parts else ""),
+    ]  # fmt: skip
+    lines: list[Line] = [head, *table_lines(rows)]
+    if result.old_parts:
+        command = f"feedrate index {typed(result.pack)} --entries {result.entries} --remove-old"
+        lines += ["", Command(f"when nobody reads it any more: {command}")]
+    return lay_out(lines, width)
+
+
+def _name_some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
 
 
 def draw_merge(result: MergeResult, width: int | None = None) -> str:

@@ -147,6 +147,7 @@ def draw_description(description: PackDescription, width: int | None = None) -> 
                 *(("parts", f"{name}: {most(c)}") for name, c in description.column_counts.items()),
                 ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
                            f"and {format_bytes(description.index_bytes)} of index"),
+                ("entries", _say_entries(description)),
                 ("memory", say_resident(description.resident_share)),
                 ("rejected", _if(description.rejected, "input", "(named in rejected.jsonl)")),
             ]
@@ -156,6 +157,13 @@ def draw_description(description: PackDescription, width: int | None = None) -> 
         lines += ["", ("key", "path", "bytes", "label")]
         lines += [(s.key, s.path, f"{s.size_bytes:,}", s.label or "") for s in description.first_samples]
     return lay_out(lines, width)
+
+
+def _say_entries(description: PackDescription) -> str:
+    """Say how far apart entry points are, where somebody has chosen that."""
+    if len(description.entries) < 2 and "entries" not in description.settings:
+        return ""
+    return f"about every {' or '.join(f'{n:,}' for n in description.entries)} bytes of a JPEG"
 
 
 def say_resident(share: float | None) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `append`, `add-column`, `split` and `merge` return."""
+"""What `append`, `add-column`, `split`, `merge`, and `index` of a pack that is there return."""
 
 from __future__ import annotations
 
@@ -121,3 +121,30 @@ class AppendResult:
     new_classes: tuple[str, ...]
     rejected: tuple[Rejection, ...]
     unassigned: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesResult:
+    """`feedrate index PACK --entries N`.
+
+    Attributes:
+        entries: bytes of JPEG data from one entry point to the next.
+        entries_before: what its parts had before; none where it has no shards.
+        changed_parts: how many of the index's `parts` were written anew.
+        shard_bytes: what holds the samples.
+        old_parts: index parts that were replaced, now or earlier, and are still there.
+        removed_parts: such parts that were deleted.
+    """
+
+    pack: str
+    entries: int
+    entries_before: tuple[int, ...]
+    samples: int
+    parts: int
+    changed_parts: int
+    index_bytes: int
+    index_bytes_before: int
+    shard_bytes: int
+    old_parts: tuple[str, ...]
+    removed_parts: tuple[str, ...]
+    seconds: float

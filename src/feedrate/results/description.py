@@ -49,4 +49,5 @@ class PackDescription:
         default_factory=dict
     )  # of added columns of classes
     pixels: str = ""  # what packing did to them
+    entries: tuple[int, ...] = ()  # bytes from one entry point to the next; several where packs were merged
     resident_share: float | None = None  # of its bytes, in the page cache; None: unknown
