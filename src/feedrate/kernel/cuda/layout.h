@@ -34,13 +34,13 @@ enum {
 };
 
 struct GpuItem {
-    unsigned word;               // where its bytes begin
-    unsigned end;                // in bits from there
+    unsigned word;               // the one it begins in
+    unsigned end;                // in bits from the start of that word
     short predictor[3], end_predictor[3];
     unsigned short row;          // of the window
     short column;                // of the window; below zero: MCUs to pass over
     unsigned short count;        // MCUs
-    unsigned char first_bit;     // where it begins in its first byte
+    unsigned char first_bit;     // where it begins in its first word
     unsigned char how_it_ends;
 };
 
