@@ -156,7 +156,7 @@ bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& wor
 }  // namespace
 
 int64_t GpuSizes::memory(int height, int width) const {
-    const int64_t tables = images * kGpuTables * kGpuTableWords * 4, bounds = images * 2 * (height + width) * 4;
+    const int64_t tables = images * kGpuPairs * kGpuPairWords * 4, bounds = images * 2 * (height + width) * 4;
     return staged + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
 }
 
@@ -167,7 +167,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
     const Box box{b[0], b[1], b[2], b[3]};
     const auto filter = static_cast<Filter>(r.filters[i]);
     Header header;
-    thread_local Entries entries;
+    thread_local Entries kept;
+    Entries& entries = kept;
     s.is_taken = false;
     if (!packed.size || !check_entries(packed, r.crcs[i]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
     if (!is_inside(box, header) || !is_possible(header) || !entries.open(packed, header).ok()) return;
@@ -285,7 +286,7 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
         more.items_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
         more.words_at = round_up(more.items_at + (items + s.items) * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
-        more.staged = round_up(more.words_at + more_bytes, kAlignment);
+        more.staged = round_up(more.words_at + more_bytes + kGpuReadAhead, kAlignment);
         const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
         s.is_taken = fits;
         if (!fits) continue;
@@ -375,9 +376,10 @@ void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) co
     }
     std::memcpy(staged + static_cast<size_t>(s.number) * sizeof(GpuImage), &image, sizeof(GpuImage));
     auto* group = reinterpret_cast<GpuGroup*>(staged + sizes_.groups_at) + s.first_group;
-    for (int64_t first = 0; first < s.items; first += kGpuGroupItems, ++group) {
-        const int64_t here = std::min<int64_t>(std::max<int64_t>(count - first, 0), kGpuGroupItems);
-        *group = {s.number, static_cast<int>(s.first_item + first), static_cast<int>(here)};
+    const int64_t groups = (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
+    for (int64_t n = 0; n < groups; ++n) {
+        const int64_t first = count * n / groups, end = count * (n + 1) / groups;
+        group[n] = {s.number, static_cast<int>(s.first_item + first), static_cast<int>(end - first)};
     }
 }
 

@@ -75,7 +75,7 @@ void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<
     const GpuSizes& s = plan.sizes();
     const Memory staged = allocate(s.staged), coefficients = allocate(s.blocks * 128), samples = allocate(s.samples), pixels = allocate(s.pixels * 4),
                  between = allocate(s.between * 4), weights = allocate(s.weights * 4), bounds = allocate(s.images * (w.height + w.width) * 8),
-                 tables = allocate(s.images * kGpuTables * kGpuTableWords * 4);
+                 tables = allocate(s.images * kGpuPairs * kGpuPairWords * 4);
     plan.fill(own_data.data(), nullptr, staged.get());
     out.assign(cases.size() * static_cast<size_t>(w.height * w.width * w.channels), 77);
     statuses.assign(cases.size(), -1);
@@ -83,8 +83,7 @@ void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<
     uint8_t *images = staged.get(), *groups = images + s.groups_at, *items = images + s.items_at, *words = images + s.words_at;
     int32_t* status = statuses.data();
     start("prepare", s.images, 1, images, tables.get(), bounds.get(), weights.get(), status, w.width, w.height);
-    start("read_coefficients", s.groups, 1, images, groups, items, words, tables.get(), coefficients.get(), status,
-          static_cast<int>((s.staged - s.words_at) / 4));
+    start("read_coefficients", s.groups, 1, images, groups, items, words, tables.get(), coefficients.get(), status);
     start("transform_blocks", 2, s.images, images, coefficients.get(), samples.get());
     start("convert_pixels", 3, s.images, images, samples.get(), pixels.get(), w.channels);
     start("resize_first", 3, s.images, images, pixels.get(), bounds.get(), weights.get(), between.get(), w.width, w.height);
