@@ -117,6 +117,20 @@ def test_the_threads_of_a_block_work_together(library: Path) -> None:
     assert_same(Emulator(library, threads=3), cases, (9, 8))
 
 
+def test_the_source_becomes_machine_code_without_any_header(request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("feedrate.kernel.cuda.nvrtc")
+    code = request.getfixturevalue("nvrtc").compile(batch.source(), "sm_90", batch.COMPILE_OPTIONS)
+    kernels = [
+        b"prepare",
+        b"read_coefficients",
+        b"transform_blocks",
+        b"convert_pixels",
+        b"resize_first",
+        b"resize_last",
+    ]
+    assert [name for name in kernels if name not in code] == []
+
+
 def test_a_row_of_several_scans_apart_is_the_same_from_any_density(launch: Emulator) -> None:
     data = make_jpeg(200, 64, "4:2:0", quality=98)
     cases = [
