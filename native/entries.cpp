@@ -2,6 +2,7 @@
 #include "entries.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "crc32c.h"
 
@@ -48,7 +49,7 @@ class PackedReader {
 public:
     PackedReader(const uint8_t* at, const uint8_t* end) : at_(at), end_(end) {}
     uint32_t get(int bits) {
-        for (; count_ < bits; count_ += 8) held_ |= static_cast<uint64_t>(at_ < end_ ? *at_++ : 0) << count_;
+        if (count_ < bits) refill();
         const auto value = static_cast<uint32_t>(held_ & ((uint64_t{1} << bits) - 1));
         held_ >>= bits;
         count_ -= bits;
@@ -56,6 +57,21 @@ public:
     }
 
 private:
+    // 56 bits or more afterwards.
+    void refill() {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        if (end_ - at_ >= 8) {
+            uint64_t word;
+            std::memcpy(&word, at_, 8);
+            held_ |= word << count_;
+            at_ += (63 - count_) / 8;
+            count_ |= 56;
+            return;
+        }
+#endif
+        for (; count_ <= 56; count_ += 8) held_ |= static_cast<uint64_t>(at_ < end_ ? *at_++ : 0) << count_;
+    }
+
     const uint8_t *at_, *end_;
     uint64_t held_ = 0;
     int count_ = 0;

@@ -85,6 +85,68 @@ bool is_inside(const Box& box, const Header& header) {
            box.bottom <= header.height && pixels <= kMaxCropPixels / 2;
 }
 
+// Where the entropy-coded data ends that begins at `from`: at a marker other than a restart marker.
+const uint8_t* find_end(const uint8_t* from, const uint8_t* limit) {
+    while (from < limit) {
+        const auto* found = static_cast<const uint8_t*>(std::memchr(from, 0xFF, static_cast<size_t>(limit - from)));
+        if (!found || limit - found < 2) return limit;
+        if (found[1] != 0 && (found[1] < 0xD0 || found[1] > 0xD7)) return found;
+        from = found + 2;
+    }
+    return limit;
+}
+
+// Copies entropy-coded bytes without their stuffing, and tells where any of them has gone. What lies between two bytes of 0xFF is copied
+// at once, when the second is passed, however many entry points stand there.
+class Unstuffing {
+public:
+    Unstuffing(const uint8_t* limit, uint8_t* out) : limit_(limit), to_(out) {}
+    // Goes on at `from`; what was reached must have been finished.
+    void begin(const uint8_t* from) {
+        from_ = from;
+        mark_ = find(from);
+    }
+    // Where the byte at `target` goes; null when a marker stands before it, or it is a stuffed zero.
+    uint8_t* reach(const uint8_t* target) {
+        while (mark_ < target)
+            if (!pass()) return nullptr;
+        return target < from_ ? nullptr : to_ + (target - from_);
+    }
+    // Where the next marker, or the end of all, would go.
+    uint8_t* reach_marker() {
+        while (mark_ < limit_ && pass()) {}
+        return to_ + (mark_ - from_);
+    }
+    const uint8_t* marker() const { return mark_; }
+    // Copies what lies before `target`, which was reached; the next byte goes to where this returns.
+    uint8_t* finish(const uint8_t* target) {
+        std::memcpy(to_, from_, static_cast<size_t>(target - from_));
+        to_ += target - from_;
+        from_ = target;
+        return to_;
+    }
+    // Lets `count` bytes be, up to a multiple of four.
+    void pad(uint8_t* origin, int64_t count) { to_ = origin + round_up(to_ + count - origin, 4); }
+    uint8_t* at() const { return to_; }
+
+private:
+    const uint8_t* find(const uint8_t* from) const {
+        const void* found = from < limit_ ? std::memchr(from, 0xFF, static_cast<size_t>(limit_ - from)) : nullptr;
+        return found ? static_cast<const uint8_t*>(found) : limit_;
+    }
+    // Copies up to the byte of 0xFF, and with it, unless it begins a marker.
+    bool pass() {
+        if (limit_ - mark_ < 2 || mark_[1] != 0) return false;
+        const uint8_t* next = mark_ + 2;
+        finish(mark_ + 1);
+        begin(next);
+        return true;
+    }
+
+    const uint8_t *limit_, *from_ = nullptr, *mark_ = nullptr;
+    uint8_t* to_;
+};
+
 bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
     if (pool) return pool->run(count, work);
     for (int64_t i = 0; i < count; ++i) work(i);
@@ -94,7 +156,7 @@ bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& wor
 }  // namespace
 
 int64_t GpuSizes::memory(int height, int width) const {
-    const int64_t tables = images * kGpuTables * kGpuTableWords * 4, bounds = images * 2 * (height + width) * 4;
+    const int64_t tables = images * kGpuPairs * kGpuPairWords * 4, bounds = images * 2 * (height + width) * 4;
     return staged + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
 }
 
@@ -105,7 +167,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
     const Box box{b[0], b[1], b[2], b[3]};
     const auto filter = static_cast<Filter>(r.filters[i]);
     Header header;
-    thread_local Entries entries;
+    thread_local Entries kept;
+    Entries& entries = kept;
     s.is_taken = false;
     if (!packed.size || !check_entries(packed, r.crcs[i]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
     if (!is_inside(box, header) || !is_possible(header) || !entries.open(packed, header).ok()) return;
@@ -147,7 +210,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
     s.restart_interval = header.restart_interval, s.mcus_per_row = header.mcus_per_row;
     s.first_row = rows.begin, s.first_column = columns.begin;
     s.stretches.clear();
-    s.items = 0, s.bytes = static_cast<int64_t>(kUnstuffSlack);
+    s.items = 0, s.bytes = 4 * (rows.end - rows.begin);  // of padding
     const int step = entries.step();
     for (int row = rows.begin; row < rows.end; ++row)
         for (int column = columns.begin / step * step; column < columns.end; column += step) {
@@ -163,14 +226,18 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
             for (int n = 0; n < header.component_count; ++n) item.predictor[n] = static_cast<short>(entry.predictor[n]);
             // What one entry point says, decode() compares with what it finds; a predictor that no block can have is found there.
             bool fits = std::equal(item.predictor, item.predictor + header.component_count, entry.predictor);
-            int64_t bytes = std::min(s.scan_bytes - entry.bit / 8, kMaxMcuBytes * (stop - column) + 8);
+            int64_t bytes;
             if (number + 1 < entries.count()) {
                 const Entry& next = entries.at(number + 1);
                 item.end = next.bit;
                 item.how_it_ends = end == stop ? kGpuEndsAt : kGpuEndsBefore;
                 for (int n = 0; n < header.component_count; ++n) item.end_predictor[n] = static_cast<short>(next.predictor[n]);
                 fits = fits && std::equal(item.end_predictor, item.end_predictor + header.component_count, next.predictor);
-                bytes = next.bit / 8 - entry.bit / 8 + 1;
+                bytes = next.bit / 8 - entry.bit / 8;
+            } else {
+                const uint8_t *from = file.data + header.scan_begin + entry.bit / 8, *limit = file.data + header.scan_end;
+                bytes = find_end(from, limit) - from;
+                s.scan_bytes = entry.bit / 8 + bytes;
             }
             if (!fits) return;
             int64_t parts = 1;
@@ -179,7 +246,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
                 parts += (first + item.count - 1) / every - first / every;
             }
             s.items += parts;
-            s.bytes += bytes + 8 * parts;
+            s.bytes += bytes;
             s.stretches.push_back(item);
         }
     s.is_taken = true;
@@ -219,7 +286,7 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
         more.items_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
         more.words_at = round_up(more.items_at + (items + s.items) * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
-        more.staged = round_up(more.words_at + more_bytes, kAlignment);
+        more.staged = round_up(more.words_at + more_bytes + kGpuReadAhead, kAlignment);
         const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
         s.is_taken = fits;
         if (!fits) continue;
@@ -233,56 +300,67 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
 // Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes begin at `word`
 // of all; their room follows from look_at.
 bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const {
-    const uint8_t *begin = data + s.scan, *scan_end = begin + s.scan_bytes;
+    const uint8_t *begin = data + s.scan, *limit = begin + s.scan_bytes;
     const int every = s.restart_interval;
-    uint8_t* out = bytes;
+    Unstuffing in(limit, bytes);
+    int row = -1;
     count = 0;
     for (const GpuItem& stretch : s.stretches) {
-        const bool has_end = stretch.end != kNoEnd;
         const uint8_t* from = begin + stretch.word / 8;
-        const uint8_t* end = has_end ? begin + stretch.end / 8 : std::min(scan_end, from + kMaxMcuBytes * stretch.count + 8);
+        const bool has_end = stretch.end != kNoEnd, is_exact = stretch.how_it_ends == kGpuEndsAt;
+        const uint8_t* end = has_end ? begin + stretch.end / 8 : limit;
+        if (stretch.row != row) in.begin(from);
+        row = stretch.row;
+        const uint8_t* at = in.reach(from);
+        if (!at) return false;
         int64_t mcu = static_cast<int64_t>(s.first_row + stretch.row) * s.mcus_per_row + s.first_column + stretch.column;
         GpuItem item = stretch;
-        item.first_bit = static_cast<unsigned char>(stretch.word % 8);
+        unsigned first_bit = stretch.word % 8;
         for (int left = stretch.count; left > 0;) {
-            int64_t until = mcu + left;
-            if (every) until = std::min(until, (mcu / every + 1) * every);
+            const int64_t until = every ? std::min(mcu + left, (mcu / every + 1) * every) : mcu + left;
+            left -= static_cast<int>(until - mcu);
             item.count = static_cast<unsigned short>(until - mcu);
             item.how_it_ends = stretch.how_it_ends;
-            left -= item.count;
-            size_t size = 0;
-            const uint8_t* stop = level().unstuff(from, end, out, static_cast<size_t>(end - from), size);
-            item.word = static_cast<unsigned>(word + (out - bytes) / 4);
-            item.end = static_cast<unsigned>(size * 8);
-            if (stop < end) {
-                // A marker: the end of the image, or the one that the next MCU begins with.
-                const bool is_last = !left && !(every && until % every == 0 && stretch.how_it_ends == kGpuEndsAt);
-                if (!is_last) {
-                    item.how_it_ends = kGpuEndsPadded;
-                    while (stop < end && *stop == 0xFF) ++stop;
-                    if (stop >= end || !every || until % every || *stop != 0xD0 + ((until / every - 1) & 7)) return false;
-                    from = stop + 1;
-                    // The next entry point stands behind the marker, and begins anew.
-                    if (!left && (from != end || stretch.end % 8 || std::any_of(stretch.end_predictor, stretch.end_predictor + 3, [](short p) { return p != 0; })))
-                        return false;
-                } else if (has_end && stretch.how_it_ends == kGpuEndsAt) {
-                    return false;
-                }
-            } else {
-                // No marker, so none may be due.
-                if (left || (every && until % every == 0 && stretch.how_it_ends == kGpuEndsAt)) return false;
-                if (has_end && stretch.end % 8) {
-                    if (*end == 0xFF && !(scan_end - end > 1 && end[1] == 0)) return false;
-                    out[size++] = *end;
-                    item.end += stretch.end % 8;
-                }
+            item.word = static_cast<unsigned>(word + (at - bytes) / 4);
+            const int64_t aside = (at - bytes) % 4;  // bytes of the word before the item's first
+            item.first_bit = static_cast<unsigned char>(aside * 8 + first_bit);
+            const bool is_marker_due = every && until % every == 0 && (left || is_exact);
+            const uint8_t* stop = is_marker_due ? in.reach_marker() : in.reach(end);
+            if (!stop) {
+                // A marker in what the crop does not need is nobody's business here: the decoder stops before it, or tells.
+                if (is_exact) return false;
+                stop = in.reach_marker();
             }
-            out += round_up(static_cast<int64_t>(size), 4);
+            item.end = static_cast<unsigned>((stop - at + aside) * 8);
+            if (is_marker_due) {
+                const uint8_t* marker = in.marker();
+                in.finish(marker);
+                while (marker < limit && *marker == 0xFF) ++marker;
+                if (marker >= limit || *marker != 0xD0 + ((until / every - 1) & 7)) return false;
+                item.how_it_ends = kGpuEndsPadded;
+                in.begin(marker + 1);
+                at = in.at();
+                // The next entry point stands behind the marker, and begins anew.
+                const bool is_anew = marker + 1 == end && stretch.end % 8 == 0 &&
+                                     std::all_of(stretch.end_predictor, stretch.end_predictor + 3, [](short p) { return p == 0; });
+                if (!left && !is_anew) return false;
+            } else if (is_exact) {
+                // The last bits are in a byte that may not begin a marker.
+                if (stretch.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0)) return false;
+                item.end += stretch.end % 8;
+            }
             items[count++] = item;
             mcu = until;
             item.column = static_cast<short>(item.column + item.count);
-            item.first_bit = 0;
+            first_bit = 0;
             std::fill_n(item.predictor, 3, short{0});
+        }
+        // The last of its row: its bytes to the end, and what is begun of the next.
+        if (&stretch == &s.stretches.back() || (&stretch + 1)->row != row) {
+            const bool is_open = in.reach(end) != nullptr;
+            in.finish(is_open ? end : in.marker());
+            if (is_open && end < limit) *in.at() = *end;
+            in.pad(bytes, is_open && end < limit);
         }
     }
     return true;
@@ -298,9 +376,10 @@ void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) co
     }
     std::memcpy(staged + static_cast<size_t>(s.number) * sizeof(GpuImage), &image, sizeof(GpuImage));
     auto* group = reinterpret_cast<GpuGroup*>(staged + sizes_.groups_at) + s.first_group;
-    for (int64_t first = 0; first < s.items; first += kGpuGroupItems, ++group) {
-        const int64_t here = std::min<int64_t>(std::max<int64_t>(count - first, 0), kGpuGroupItems);
-        *group = {s.number, static_cast<int>(s.first_item + first), static_cast<int>(here)};
+    const int64_t groups = (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
+    for (int64_t n = 0; n < groups; ++n) {
+        const int64_t first = count * n / groups, end = count * (n + 1) / groups;
+        group[n] = {s.number, static_cast<int>(s.first_item + first), static_cast<int>(end - first)};
     }
 }
 

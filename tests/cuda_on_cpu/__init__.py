@@ -74,19 +74,25 @@ def aligned(size: int) -> Any:
     return whole[start : start + size]
 
 
-def decode(
-    launch: Emulator, cases: Sequence[Case], size: tuple[int, int], channels: int = 3, **options: Any
-) -> tuple[Any, Any, Any]:
-    """Decode a batch as a GPU would; return the pixels, the statuses, and which samples were taken."""
-    plan = batch.BatchPlan()
+def look(plan: batch.BatchPlan, cases: Sequence[Case], size: tuple[int, int], **options: Any) -> Any:
+    """Plan a batch; return its files, one behind the other, and which samples were taken."""
     data, starts = join([case.data for case in cases])
     entries, entry_starts = join([case.entries for case in cases])
     crcs = np.array([kernel.crc32c(case.data) for case in cases], np.uint32)
-    taken = plan.look(
+    boxes, flips = np.array([case.box for case in cases], np.int32), np.array([case.flip for case in cases])
+    filters = np.array([case.filter for case in cases], np.uint8)
+    return data, plan.look(
         data, starts, crcs, entries, entry_starts,
-        boxes=np.array([case.box for case in cases], np.int32), flips=np.array([case.flip for case in cases]),
-        filters=np.array([case.filter for case in cases], np.uint8), size=size, **options,
+        boxes=boxes, flips=flips, filters=filters, size=size, **options,
     )  # fmt: skip
+
+
+def decode(
+    launch: batch.Launch, cases: Sequence[Case], size: tuple[int, int], channels: int = 3, **options: Any
+) -> tuple[Any, Any, Any]:
+    """Decode a batch as a GPU would; return the pixels, the statuses, and which samples were taken."""
+    plan = batch.BatchPlan()
+    data, taken = look(plan, cases, size, **options)
     buffers = {name: aligned(size) for name, size in plan.buffer_bytes().items()}
     plan.fill(data, buffers["staged"])
     out = np.full((len(cases), *size, channels), 77, np.uint8)

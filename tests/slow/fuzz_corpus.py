@@ -71,7 +71,7 @@ def write_corpus(folder: Path, *, spoilt_per_file: int) -> list[Path]:
 def build(program: Path, compiler: str, *options: str, driver: bool) -> None:
     """Compile the kernel's decoders and the fuzzer's entry; `driver` adds a main()."""
     # What needs Python, threads or files is not part of it.
-    others = {"module.cpp", "batch.cpp", "files.cpp", "pool.cpp", "members.cpp", "folder.cpp"}
+    others = {"module.cpp", "batch.cpp", "files.cpp", "pool.cpp", "members.cpp", "folder.cpp", "gpu_plan.cpp"}
     sources = [path for path in sorted(NATIVE.glob("*.cpp")) if path.name not in others]
     sources += [NATIVE / "fuzz" / "decode_fuzzer.cpp"]
     sources += [NATIVE / "fuzz" / "run_corpus.cpp"] if driver else []

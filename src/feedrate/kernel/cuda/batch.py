@@ -29,7 +29,7 @@ COMPILE_OPTIONS = ("--fmad=false",)
 MAX_IMAGES = 65535  # a grid's second dimension
 MOST_MEMORY = 4 << 30
 # As in layout.h.
-_TABLE_WORDS = 4 * ((1 << 10) + 12 + 64)
+_TABLE_WORDS = 2 * ((1 << 9) + (1 << 11) + 2 * 82)
 _ALIGNMENT = 256
 
 
@@ -165,8 +165,8 @@ def run(
     if not sizes.images:
         return
     staged = buffers["staged"]
-    images, groups, items = staged[: sizes.groups_at], staged[sizes.groups_at :], staged[sizes.items_at :]
-    words, word_count = staged[sizes.words_at :], (sizes.staged - sizes.words_at) // 4
+    starts = (0, sizes.groups_at, sizes.items_at, sizes.words_at)
+    images, groups, items, words = (staged[start:] for start in starts)
     tables, bounds, weights, samples = (buffers[k] for k in ("tables", "bounds", "weights", "samples"))
     # When blocks have become samples, nobody needs the coefficients any more.
     coefficients = pixels = buffers["coefficients"]
@@ -176,7 +176,7 @@ def run(
     launch("prepare", (n, 1), 128, 0, [images, tables, bounds, weights, statuses, *shape])
     launch(
         "read_coefficients", (sizes.groups, 1), 128, 0,
-        [images, groups, items, words, tables, coefficients, statuses, i32(word_count)],
+        [images, groups, items, words, tables, coefficients, statuses],
     )  # fmt: skip
     launch("transform_blocks", (16, n), 128, 0, [images, coefficients, samples])
     launch("convert_pixels", (32, n), 128, 0, [images, samples, pixels, i32(channels)])

@@ -4,19 +4,25 @@
 //
 // A thread clears a block's coefficients when it begins the block, so that nobody else has to; it stores them interleaved with those of 31 other blocks,
 // as the IDCT loads them. Bytes come without stuffing, four at a time, one word ahead of their use. Loops end after a known number of
-// MCUs, blocks and coefficients, whatever the bits say, and no word past the last is read.
+// MCUs, blocks and coefficients, whatever the bits say. Where an item ends is looked at once per block, and behind the last item there is room
+// for as much as a block can read (kGpuReadAhead): no word needs a check of its own.
 
 // The next 32 bits are those of `high` and `low` from `bit` on.
 struct BitReader {
     const unsigned* words;
-    unsigned at, limit;  // the next word to load; how many there are
-    unsigned high, low, next, bit;
+    unsigned at;  // the next word to load
+    unsigned high, low, bit;
+    unsigned next;  // as it lies in memory: who turned it at once would wait for it
 
-    __device__ unsigned load() {
-        const unsigned word = at < limit ? __byte_perm(words[at], 0, 0x0123) : 0;
-        ++at;
-        return word;
+    __device__ void begin(const unsigned* from, unsigned word, unsigned first_bit) {
+        words = from;
+        at = word + 3;
+        high = turned(words[word]);
+        low = turned(words[word + 1]);
+        next = words[word + 2];
+        bit = first_bit;
     }
+    __device__ static unsigned turned(unsigned word) { return __byte_perm(word, 0, 0x0123); }
     __device__ unsigned peek() const { return __funnelshift_l(low, high, bit); }
     // 31 bits at the most.
     __device__ void drop(unsigned count) {
@@ -24,32 +30,25 @@ struct BitReader {
         if (bit >= 32) {
             bit -= 32;
             high = low;
-            low = next;
-            next = load();
+            low = turned(next);
+            next = words[at++];
         }
     }
+    __device__ unsigned position(unsigned first_word) const { return (at - 3 - first_word) * 32 + bit; }
 };
 
-// `top`: the next 32 bits. 0 when they begin no code.
-__device__ unsigned find_symbol(const unsigned* table, unsigned top) {
-    const unsigned symbol = table[top >> (32 - kGpuLookahead)];
-    if (symbol) return symbol;
-    const unsigned* ends = table + (1 << kGpuLookahead);
-    for (int length = kGpuLookahead + 1; length <= 16; ++length) {
+// A code that the lookup does not hold. `top`: the next 32 bits. 0 when they begin no code.
+__device__ unsigned find_long(const unsigned* longer, int lookahead, unsigned top) {
+    for (int length = lookahead; length <= 16; ++length) {
         const unsigned code = top >> (32 - length);
-        if (code >= ends[length - 11]) continue;
-        const unsigned number = (code + ends[6 + length - 11]) & 255;
-        return make_symbol(length, ends[12 + number / 4] >> (8 * (number % 4)) & 255);
+        if (code >= longer[length - 8]) continue;
+        const unsigned number = (code + longer[9 + length - 8]) & 255;
+        return make_symbol(code, length, longer[18 + number / 4] >> (8 * (number % 4)) & 255, top >> (31 - length) & 1);
     }
     return 0;
 }
 
-// The value that stands behind the code.
-__device__ int value_of(unsigned symbol, unsigned top) {
-    const unsigned rest = top << (symbol >> 8 & 31), size = symbol >> 16 & 15;
-    const int magnitude = (int)(rest >> 1 >> (31 - size));
-    return (int)rest < 0 ? magnitude : magnitude + 1 - (1 << size);
-}
+__device__ short value_of(unsigned symbol, unsigned top) { return (short)((top >> ((0u - symbol) & 31)) + (symbol >> 8)); }
 
 // What a block of the MCU needs to know; in shared memory.
 struct GpuBlock {
@@ -58,18 +57,49 @@ struct GpuBlock {
     int quant;                 // of the DC value
 };
 
+// Where something lies in shared memory. The compiler would work that out anew for every symbol, which takes longer than all the rest: so it is
+// not told where the number comes from.
+#ifdef __CUDA_ARCH__
+typedef unsigned SharedAt;
+__device__ SharedAt shared_at(const void* memory) {
+    SharedAt at;
+    asm volatile("{\n .reg .u64 wide;\n cvta.to.shared.u64 wide, %1;\n cvt.u32.u64 %0, wide;\n}" : "=r"(at) : "l"(memory) : "memory");
+    return at;
+}
+__device__ unsigned load_word(SharedAt at, unsigned number) {
+    unsigned word;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at + 4 * number));
+    return word;
+}
+#else
+typedef const unsigned* SharedAt;
+__device__ SharedAt shared_at(const void* memory) { return (const unsigned*)memory; }
+__device__ unsigned load_word(SharedAt at, unsigned number) { return at[number]; }
+#endif
+
+// What all threads of a block read.
+struct GpuShared {
+    unsigned tables[kGpuPairs * kGpuPairWords];
+    unsigned place[64];  // of a zigzag index among a block's coefficients
+    GpuBlock blocks[kGpuMaxBlocks];
+};
+
 // Decodes the AC symbols of one block. The index that it ends with: 63, or 128 more than that of the last coefficient, or, for what is no
 // code or runs past the block, something between.
-__device__ int read_ac(BitReader& in, const unsigned* table, const unsigned short* place, short* to) {
-    int k = 0;
+__device__ int read_ac(BitReader& in, const GpuShared& shared, int table, SharedAt lookup, SharedAt place, short* to) {
+    unsigned k = 0;
     while (k < 63) {
-        const unsigned top = in.peek(), symbol = find_symbol(table, top);
-        if (!symbol) return 64;
+        const unsigned top = in.peek();
+        unsigned symbol = load_word(lookup, top >> (32 - kGpuAcLookahead));
+        if (!symbol) {
+            symbol = find_long(shared.tables + table + (1 << kGpuAcLookahead), kGpuAcLookahead, top);
+            if (!symbol) return 64;
+        }
         k += symbol >> 24;
         in.drop(symbol & 63);
-        if (to && k < 64) to[place[k]] = (short)value_of(symbol, top);
+        if (to && k < 64) to[load_word(place, k)] = value_of(symbol, top);
     }
-    return k;
+    return (int)k;
 }
 
 __device__ void clear_block(short* to, int dc) {
@@ -78,18 +108,21 @@ __device__ void clear_block(short* to, int dc) {
     for (int row = 1; row < 8; ++row) *(uint4*)(to + row * apart) = make_uint4(0, 0, 0, 0);
 }
 
-__device__ int read_item(const GpuItem& item, const GpuBlock* blocks, int block_count, const unsigned* tables, const unsigned short* place,
-                         const unsigned* words, unsigned word_count, short* coefficients) {
+__device__ int read_item(const GpuItem& item, const GpuShared& shared, int block_count, const unsigned* words, short* coefficients) {
+    const SharedAt tables = shared_at(shared.tables), place = shared_at(shared.place);
     BitReader in;
-    in.words = words, in.at = item.word, in.limit = word_count, in.bit = item.first_bit;
-    in.high = in.load(), in.low = in.load(), in.next = in.load();
+    in.begin(words, item.word, item.first_bit);
     int a = item.predictor[0], b = item.predictor[1], c = item.predictor[2];
     for (int mcu = 0; mcu < item.count; ++mcu) {
         const int column = item.column + mcu;
         for (int i = 0; i < block_count; ++i) {
-            const GpuBlock block = blocks[i];
-            const unsigned top = in.peek(), symbol = find_symbol(tables + block.dc, top);
-            if (!symbol) return kGpuBadCode;
+            const GpuBlock block = shared.blocks[i];
+            const unsigned top = in.peek();
+            unsigned symbol = load_word(tables, block.dc + (top >> (32 - kGpuDcLookahead)));
+            if (!symbol) {
+                symbol = find_long(shared.tables + block.dc + (1 << kGpuDcLookahead), kGpuDcLookahead, top);
+                if (!symbol) return kGpuBadCode;
+            }
             in.drop(symbol & 63);
             const int dc = (block.component == 0 ? a : block.component == 1 ? b : c) + value_of(symbol, top);
             if (dc != (short)dc) return kGpuBadValue;
@@ -102,15 +135,15 @@ __device__ int read_item(const GpuItem& item, const GpuBlock* blocks, int block_
                 to = coefficients + (number / kGpuBlocksTogether * 64 * kGpuBlocksTogether + number % kGpuBlocksTogether * 8);
                 clear_block(to, dc);
             }
-            const int k = read_ac(in, tables + block.ac, place, to);
+            const int k = read_ac(in, shared, block.ac, shared_at(shared.tables + block.ac), place, to);
             if (k > 63 && k < 128) return kGpuBadCode;
             // A block of one value is decoded in another way, which differs where no encoder goes.
             const int flat = dc * block.quant;
             if (k == 128 && (flat > 8191 || flat < -8192)) return kGpuBadValue;
-            if ((in.at - 3 - item.word) * 32 + in.bit > item.end) return kGpuBadEnd;
+            if (in.position(item.word) > item.end) return kGpuBadEnd;
         }
     }
-    const unsigned left = item.end - ((in.at - 3 - item.word) * 32 + in.bit);
+    const unsigned left = item.end - in.position(item.word);
     const bool same = a == item.end_predictor[0] && b == item.end_predictor[1] && c == item.end_predictor[2];
     if (item.how_it_ends == kGpuEndsAt && (left || !same)) return kGpuBadEnd;
     return item.how_it_ends == kGpuEndsPadded && left >= 8 ? kGpuBadEnd : 0;
@@ -122,24 +155,22 @@ __device__ const unsigned char kNatural[64] = {
 };
 
 extern "C" __global__ void read_coefficients(const GpuImage* images, const GpuGroup* groups, const GpuItem* items, const unsigned* words,
-                                             const unsigned* tables, short* coefficients, int* statuses, int word_count) {
-    __shared__ unsigned own_tables[kGpuTables * kGpuTableWords];
-    __shared__ unsigned short place[64];
-    __shared__ GpuBlock blocks[kGpuMaxBlocks];
+                                             const unsigned* tables, short* coefficients, int* statuses) {
+    __shared__ GpuShared shared;
     const GpuGroup group = groups[blockIdx.x];
     const GpuImage& image = images[group.image];
-    const unsigned* from = tables + (long long)group.image * kGpuTables * kGpuTableWords;
-    for (int i = threadIdx.x; i < kGpuTables * kGpuTableWords; i += blockDim.x) own_tables[i] = from[i];
-    for (int i = threadIdx.x; i < 64; i += blockDim.x) place[i] = (unsigned short)(kNatural[i] / 8 * 8 * kGpuBlocksTogether + kNatural[i] % 8);
+    const unsigned* from = tables + (long long)group.image * kGpuPairs * kGpuPairWords;
+    for (int i = threadIdx.x; i < kGpuPairs * kGpuPairWords; i += blockDim.x) shared.tables[i] = from[i];
+    for (int i = threadIdx.x; i < 64; i += blockDim.x) shared.place[i] = kNatural[i] / 8 * 8 * kGpuBlocksTogether + kNatural[i] % 8;
     if (threadIdx.x == 0) {
         int n = 0;
         for (int i = 0; i < image.components; ++i) {
             const GpuComponent& c = image.component[i];
-            const int dc = 2 * c.pair * kGpuTableWords;
+            const int dc = c.pair * kGpuPairWords;
             for (int y = 0; y < c.v; ++y)
                 for (int x = 0; x < c.h && n < kGpuMaxBlocks; ++x, ++n) {
-                    const GpuBlock block = {i, dc, dc + kGpuTableWords, c.first_block + y * c.wide + x, c.h, c.v * c.wide, image.quant[i][0]};
-                    blocks[n] = block;
+                    const GpuBlock block = {i, dc, dc + kGpuDcWords, c.first_block + y * c.wide + x, c.h, c.v * c.wide, image.quant[i][0]};
+                    shared.blocks[n] = block;
                 }
         }
     }
@@ -147,7 +178,7 @@ extern "C" __global__ void read_coefficients(const GpuImage* images, const GpuGr
     short* own = coefficients + image.first_block * 64;
     for (int i = threadIdx.x; i < group.count; i += blockDim.x) {
         const GpuItem item = items[group.first + i];
-        const int bad = read_item(item, blocks, image.blocks_per_mcu, own_tables, place, words, (unsigned)word_count, own);
+        const int bad = read_item(item, shared, image.blocks_per_mcu, words, own);
         if (bad) atomicOr(statuses + image.sample, bad);
     }
 }

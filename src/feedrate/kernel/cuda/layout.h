@@ -8,13 +8,20 @@
 #pragma once
 
 enum {
-    kGpuLookahead = 10,                         // bits that a Huffman lookup sees
-    kGpuTableWords = (1 << kGpuLookahead) + 12 + 64,  // lookup, then for lengths 11 to 16 code ends and symbol offsets, then symbols
-    kGpuTables = 4,                             // of an image: two pairs of DC and AC
+    // Bits that a Huffman lookup sees: a code and the bit behind it. Longer codes are one in 300 of photographs' AC symbols.
+    kGpuDcLookahead = 9,
+    kGpuAcLookahead = 11,
+    kGpuLongWords = 2 * 9 + 64,                 // for lengths 8 to 16 code ends and symbol offsets, then symbols
+    kGpuDcWords = (1 << kGpuDcLookahead) + kGpuLongWords,
+    kGpuAcWords = (1 << kGpuAcLookahead) + kGpuLongWords,
+    kGpuPairWords = kGpuDcWords + kGpuAcWords,
+    kGpuPairs = 2,                              // of Huffman tables that an image may have
     kGpuGroupItems = 128,
     kGpuBlocksTogether = 32,                    // blocks whose coefficients are interleaved
     kGpuMaxBlocks = 10,                         // of an MCU
     kGpuWeightBits = 22,                        // Pillow's
+    // Behind the last item: bytes that a thread may read before it looks where its item ends, a block of 64 codes of 31 bits and what is read ahead.
+    kGpuReadAhead = 512,
 };
 
 // How an item must end.
@@ -34,13 +41,13 @@ enum {
 };
 
 struct GpuItem {
-    unsigned word;               // where its bytes begin
-    unsigned end;                // in bits from there
+    unsigned word;               // the one it begins in
+    unsigned end;                // in bits from the start of that word
     short predictor[3], end_predictor[3];
     unsigned short row;          // of the window
     short column;                // of the window; below zero: MCUs to pass over
     unsigned short count;        // MCUs
-    unsigned char first_bit;     // where it begins in its first byte
+    unsigned char first_bit;     // where it begins in its first word
     unsigned char how_it_ends;
 };
 
@@ -65,7 +72,7 @@ struct GpuCode {
 struct alignas(16) GpuImage {
     unsigned short quant[3][64]; // of each component, by row and column
     GpuComponent component[3];
-    GpuCode code[kGpuTables];    // DC and AC of the first pair, then of the second
+    GpuCode code[2 * kGpuPairs]; // DC and AC of the first pair, then of the second
     long long first_block;       // of its coefficients, a multiple of kGpuBlocksTogether
     long long samples, pixels, between;  // where these begin: in bytes, in pixels, in pixels
     long long weights[2];        // across, down

@@ -5,29 +5,34 @@
 // device's sine and cosine may differ from the C library's in the last bit. That shows only where a weight lies within a hair of the
 // border between two integers: such an image is marked as unsure, and decoded by the CPU.
 
-// A symbol: bits in all, from bit 8 bits of the code, from bit 16 bits of the value, from bit 24 how far the zigzag index moves
-// (128: end of the block). 0: no such code.
-__device__ unsigned make_symbol(int length, unsigned symbol) {
+// A symbol: bits of code and value together; from bit 8 on, in 16 bits, what makes the value of these bits: it takes the code away, and more if the first bit
+// of the value is 0; from bit 24 on how far the zigzag index moves (128: end of the block). 0: no such code.
+__device__ unsigned make_symbol(unsigned code, int length, unsigned symbol, bool positive) {
     const unsigned size = symbol & 15, run = symbol >> 4;
     const unsigned move = size == 0 && run != 15 ? 128 : run + 1;
-    return (length + size) | length << 8 | size << 16 | move << 24;
+    const unsigned base = (positive ? 0u : 1u - (1u << size)) - (code << size);
+    return (length + size) | (base & 0xFFFF) << 8 | move << 24;
 }
 
 // The planner has seen that the counts make a prefix code.
-__device__ void build_table(const GpuCode& code, unsigned* table) {
-    const int all = 1 << kGpuLookahead;
+__device__ void build_table(const GpuCode& code, int lookahead, unsigned* table) {
+    const int all = 1 << lookahead;
+    unsigned* longer = table + all;
     int end = 0;  // of the part of the lookup that codes fill
     int first = 0, used = 0;
     for (int length = 1; length <= 16; ++length) {
         const int count = code.counts[length - 1];
-        if (length <= kGpuLookahead) {
-            const int spread = kGpuLookahead - length;
-            for (int i = threadIdx.x; i < count << spread; i += blockDim.x)
-                table[(first << spread) + i] = make_symbol(length, code.symbols[(used + (i >> spread)) & 255]);
+        if (length < lookahead) {
+            const int spread = lookahead - length;
+            for (int i = threadIdx.x; i < count << spread; i += blockDim.x) {
+                const int n = i >> spread;
+                table[(first << spread) + i] = make_symbol(first + n, length, code.symbols[(used + n) & 255], i >> (spread - 1) & 1);
+            }
             if (count) end = (first + count) << spread;
-        } else if (threadIdx.x == 0) {
-            table[all + length - 11] = count ? first + count : 0;
-            table[all + 6 + length - 11] = (unsigned)(used - first);
+        }
+        if (length >= 8 && threadIdx.x == 0) {
+            longer[length - 8] = count ? first + count : 0;
+            longer[9 + length - 8] = (unsigned)(used - first);
         }
         first = (first + count) << 1;
         used += count;
@@ -35,7 +40,7 @@ __device__ void build_table(const GpuCode& code, unsigned* table) {
     for (int i = end + threadIdx.x; i < all; i += blockDim.x) table[i] = 0;
     for (int i = threadIdx.x; i < 64; i += blockDim.x) {
         const unsigned char* s = code.symbols + 4 * i;
-        table[all + 12 + i] = s[0] | s[1] << 8 | s[2] << 16 | (unsigned)s[3] << 24;
+        longer[18 + i] = s[0] | s[1] << 8 | s[2] << 16 | (unsigned)s[3] << 24;
     }
 }
 
@@ -104,7 +109,11 @@ __device__ bool make_taps(int in_size, int out_size, int filter, int most, int* 
 extern "C" __global__ void prepare(const GpuImage* images, unsigned* tables, int* bounds, int* weights, int* statuses, int width, int height) {
     const GpuImage& image = images[blockIdx.x];
     if (threadIdx.x == 0) statuses[image.sample] = image.status;
-    for (int i = 0; i < kGpuTables; ++i) build_table(image.code[i], tables + ((long long)blockIdx.x * kGpuTables + i) * kGpuTableWords);
+    for (int pair = 0; pair < kGpuPairs; ++pair) {
+        unsigned* to = tables + ((long long)blockIdx.x * kGpuPairs + pair) * kGpuPairWords;
+        build_table(image.code[2 * pair], kGpuDcLookahead, to);
+        build_table(image.code[2 * pair + 1], kGpuAcLookahead, to + kGpuDcWords);
+    }
     int* own = bounds + (long long)blockIdx.x * 2 * (width + height);
     const bool sure_across = make_taps(image.width, width, image.filter, image.taps[0], own, weights + image.weights[0]);
     const bool sure_down = make_taps(image.height, height, image.filter, image.taps[1], own + 2 * width, weights + image.weights[1]);

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU decoder's kernels, run on the CPU: pixels are those of the CPU path, byte for byte."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_images import SAMPLINGS, make_jpeg, random_box
+
+from cuda_on_cpu import Case, Emulator, build, decode, look
+from feedrate import kernel
+from feedrate.filters import FILTERS
+from feedrate.kernel.cuda import batch
+
+BILINEAR = FILTERS["bilinear"]
+REFUSED, BAD_END = 1, 8  # as in layout.h
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    return build(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="module")
+def launch(library: Path) -> Emulator:
+    return Emulator(library)
+
+
+def whole(data: bytes, *, bytes_per_entry: int = 100, filter_: int = BILINEAR) -> Case:
+    scan = kernel.scan(data, bytes_per_entry)
+    return Case(data, scan.entries, (0, 0, scan.width, scan.height), False, filter_)
+
+
+def by_cpu(case: Case, size: tuple[int, int], channels: int = 3) -> Any:
+    return kernel.decode_one(
+        case.data, box=case.box, size=size, flip=case.flip, mode="RGB" if channels == 3 else "L",
+        entries=case.entries, filter_=case.filter,
+    )  # fmt: skip
+
+
+def assert_same(launch: Emulator, cases: list[Case], size: tuple[int, int], channels: int = 3) -> None:
+    out, statuses, taken = decode(launch, cases, size, channels)
+    assert taken.all()
+    assert not statuses.any()
+    for case, pixels in zip(cases, out, strict=True):
+        assert np.array_equal(pixels, by_cpu(case, size, channels)), (case.box, case.filter, case.flip)
+
+
+def draw_cases(sampling: str, seed: int, count: int) -> Iterator[Case]:
+    """Random images of one sampling: odd sizes, crops, filters, qualities and densities of entry points."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        width, height = (int(n) for n in rng.integers(1, 90, 2))
+        options: dict[str, Any] = {
+            "quality": int(rng.choice([20, 75, 95])),
+            "optimize": bool(rng.integers(2)),
+        }
+        if rng.random() < 0.3:
+            options["restart_marker_blocks"] = int(rng.integers(1, 9))
+        data = make_jpeg(width, height, sampling, seed=int(rng.integers(99)), **options)
+        entries = kernel.scan(data, int(rng.choice([1, 60, 300, 10**6]))).entries
+        flip, filter_ = bool(rng.integers(2)), int(rng.integers(6))
+        yield Case(data, entries, random_box(rng, width, height), flip, filter_)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_pixels_are_those_of_the_cpu_path(launch: Emulator, sampling: str) -> None:
+    for seed, size in enumerate([(7, 33), (40, 24), (1, 1), (64, 90)]):
+        assert_same(launch, list(draw_cases(sampling, seed, 25)), size)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_gray_pixels_are_those_of_the_cpu_path(launch: Emulator, sampling: str) -> None:
+    assert_same(launch, list(draw_cases(sampling, 9, 12)), (17, 20), channels=1)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (2, 3), (3, 2), (4, 5), (17, 16), (16, 17)])
+def test_every_pixel_of_a_small_image_is_the_same(
+    launch: Emulator, sampling: str, width: int, height: int
+) -> None:
+    data = make_jpeg(width, height, sampling, quality=95)
+    assert_same(launch, [whole(data)], (height, width))
+
+
+@pytest.mark.parametrize("name", list(FILTERS))
+def test_every_filter_is_the_same_up_and_down(launch: Emulator, name: str) -> None:
+    data = make_jpeg(150, 120, "4:2:0")
+    cases = [
+        whole(data, filter_=FILTERS[name])._replace(box=box)
+        for box in [(0, 0, 150, 120), (3, 5, 20, 117), (10, 50, 149, 60), (31, 31, 63, 63), (0, 0, 64, 120)]
+    ]
+    assert_same(launch, cases, (32, 64))
+
+
+@pytest.mark.parametrize("name", ["bicubic", "lanczos"])
+def test_the_order_of_passes_before_pillow_13_is_the_same(
+    launch: Emulator, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = whole(make_jpeg(40, 150), filter_=FILTERS[name])
+    monkeypatch.setattr("feedrate.pillow.resizes_as_kernel", lambda: False)
+    out, _, _ = decode(launch, [case], (32, 32), before_13=True)
+    assert np.array_equal(out[0], by_cpu(case, (32, 32)))
+    assert not np.array_equal(out[0], decode(launch, [case], (32, 32))[0][0])
+
+
+def test_the_threads_of_a_block_work_together(library: Path) -> None:
+    cases = list(draw_cases("4:2:0", 5, 3))
+    assert_same(Emulator(library, threads=3), cases, (9, 8))
+
+
+def test_the_source_becomes_machine_code_without_any_header(request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("feedrate.kernel.cuda.nvrtc")
+    code = request.getfixturevalue("nvrtc").compile(batch.source(), "sm_90", batch.COMPILE_OPTIONS)
+    kernels = [
+        b"prepare",
+        b"read_coefficients",
+        b"transform_blocks",
+        b"convert_pixels",
+        b"resize_first",
+        b"resize_last",
+    ]
+    assert [name for name in kernels if name not in code] == []
+
+
+def test_a_row_of_several_scans_apart_is_the_same_from_any_density(launch: Emulator) -> None:
+    data = make_jpeg(200, 64, "4:2:0", quality=98)
+    cases = [
+        whole(data, bytes_per_entry=n)._replace(box=(101, 9, 150, 40)) for n in (1, 50, 200, 1000, 10**6)
+    ]
+    assert len({case.entries for case in cases}) > 2
+    assert_same(launch, cases, (20, 20))
+
+
+def test_a_dense_index_of_a_large_image_is_more_than_one_group(launch: Emulator) -> None:
+    assert_same(launch, [whole(make_jpeg(300, 200, "4:4:4"), bytes_per_entry=1)], (30, 40))
+
+
+def test_what_the_kernel_does_not_take_is_left_alone(launch: Emulator) -> None:
+    good = whole(make_jpeg(20, 20))
+    progressive = make_jpeg(20, 20, progressive=True)
+    left = [
+        good._replace(entries=b""),
+        good._replace(data=progressive),
+        good._replace(data=b""),
+        good._replace(box=(0, 0, 21, 20)),
+        good._replace(box=(5, 5, 5, 9)),
+        good._replace(entries=whole(make_jpeg(20, 20, seed=1)).entries),
+        good._replace(entries=good.entries[:-1]),
+    ]
+    out, statuses, taken = decode(launch, [*left, good], (8, 8))
+    assert taken.tolist() == [False] * len(left) + [True]
+    assert statuses.tolist() == [-1] * len(left) + [0]
+    assert (out[:-1] == 77).all()
+
+
+def test_samples_beyond_the_memory_are_not_taken() -> None:
+    case, plan = whole(make_jpeg(200, 200)), batch.BatchPlan()
+    look(plan, [case] * 2, (8, 8))
+    room = sum(plan.buffer_bytes().values())
+    assert look(plan, [case] * 4, (8, 8), most_memory=room)[1].tolist() == [True, True, False, False]
+
+
+def test_a_batch_of_which_nothing_is_taken_launches_nothing() -> None:
+    def refuse(*_: Any) -> None:
+        pytest.fail("a kernel was launched")
+
+    _, statuses, _ = decode(refuse, [Case(b"", b"", (0, 0, 1, 1), False, BILINEAR)], (8, 8))
+    assert statuses.tolist() == [-1]
+
+
+def spoil(case: Case, change: Any) -> Case:
+    """Change bytes behind the headers, and tie the entry points to the new file, as a forger would."""
+    data = bytearray(case.data)
+    begin = data.index(b"\xff\xda")
+    begin += 2 + struct.unpack_from(">H", data, begin + 2)[0]
+    change(data, begin)
+    return forge(case._replace(data=bytes(data)))
+
+
+def forge(case: Case) -> Case:
+    entries = bytearray(case.entries)
+    struct.pack_into("<I", entries, 4, kernel.crc32c(case.data))
+    struct.pack_into("<I", entries, 8, kernel.crc32c(entries[12:], kernel.crc32c(entries[:8])))
+    return case._replace(entries=bytes(entries))
+
+
+def test_a_marker_in_the_data_is_refused(launch: Emulator) -> None:
+    case = spoil(
+        whole(make_jpeg(64, 64)), lambda data, at: data.__setitem__(slice(at + 300, at + 302), b"\xff\xd0")
+    )
+    out, statuses, taken = decode(launch, [case], (8, 8))
+    assert taken.all()
+    assert statuses[0] == REFUSED
+    assert not out.any()
+
+
+def test_an_entry_point_at_another_bit_is_found(launch: Emulator) -> None:
+    case = whole(make_jpeg(64, 64, "4:4:4"))
+    entries = bytearray(case.entries)
+    entries[-3] ^= 8
+    _, statuses, taken = decode(launch, [forge(case._replace(entries=bytes(entries)))], (8, 8))
+    assert not taken[0] or statuses[0]
+
+
+def test_a_restart_marker_of_the_wrong_number_is_refused(launch: Emulator) -> None:
+    case = whole(make_jpeg(64, 64, restart_marker_blocks=2))
+
+    def change(data: bytearray, at: int) -> None:
+        data[data.index(b"\xff\xd1", at) + 1] = 0xD2
+
+    assert decode(launch, [spoil(case, change)], (8, 8))[1][0] == REFUSED
+
+
+def test_data_that_ends_early_is_found(launch: Emulator) -> None:
+    case = whole(make_jpeg(64, 64))
+    _, statuses, _ = decode(launch, [forge(case._replace(data=case.data[:-40]))], (8, 8))
+    assert statuses[0] & BAD_END
+
+
+def test_a_plan_is_used_again_for_the_next_batch() -> None:
+    large, small, plan = whole(make_jpeg(64, 64)), whole(make_jpeg(9, 9)), batch.BatchPlan()
+    seen = []
+    for cases in ([large, large], [small], [large, small]):
+        look(plan, cases, (8, 8))
+        seen.append((plan.sizes.images, plan.sizes.pixels))
+    assert seen == [(2, 2 * 64 * 64), (1, 81), (2, 64 * 64 + 81)]
+
+
+def test_a_plan_is_filled_only_with_the_data_it_was_made_for() -> None:
+    with pytest.raises(ValueError, match="data is not what the plan was made for"):
+        batch.BatchPlan().fill(np.zeros(3, np.uint8), np.zeros(256, np.uint8))
+
+
+def test_more_images_than_a_grid_holds_are_refused() -> None:
+    none, n = np.zeros(0, np.uint8), batch.MAX_IMAGES + 1
+    with pytest.raises(ValueError, match="at most 65535 images, got 65536"):
+        batch.BatchPlan().look(
+            none, np.zeros(n + 1, np.int64), np.zeros(n, np.uint32), none, np.zeros(n + 1, np.int64),
+            boxes=np.zeros((n, 4), np.int32), flips=np.zeros(n, np.bool_), size=(8, 8),
+        )  # fmt: skip
+
+
+def test_quantisers_that_overflow_give_a_status_or_the_same_pixels(launch: Emulator) -> None:
+    # Values beyond the range of samples, and beyond that of the IDCT.
+    data = bytearray(make_jpeg(48, 48, "4:2:0", quality=90))
+    at = data.index(b"\xff\xdb") + 5
+    for value in (1, 60, 255):
+        data[at] = data[at + 2] = value
+        case = whole(bytes(data))
+        out, statuses, _ = decode(launch, [case], (20, 20))
+        assert statuses[0] or np.array_equal(out[0], by_cpu(case, (20, 20)))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_damaged_data_gives_a_status_or_the_pixels_of_the_cpu_path(launch: Emulator, sampling: str) -> None:
+    rng = np.random.default_rng(3)
+    cases = []
+    for case in draw_cases(sampling, 7, 40):
+
+        def change(data: bytearray, begin: int) -> None:
+            for at in rng.integers(begin, len(data), int(rng.integers(1, 4))):
+                data[at] = int(rng.integers(256))
+
+        cases.append(spoil(case, change))
+    out, statuses, taken = decode(launch, cases, (16, 16))
+    good = 0
+    for i, case in enumerate(cases):
+        if taken[i] and statuses[i] == 0:
+            assert np.array_equal(out[i], by_cpu(case, (16, 16)))
+            good += 1
+        elif taken[i]:
+            assert not out[i].any()
+    assert 0 < good < len(cases)
