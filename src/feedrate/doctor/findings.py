@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from feedrate.doctor import causes_loader, causes_loop, causes_machine, causes_pack
+from feedrate.doctor import causes_dataset, causes_loader, causes_loop, causes_machine, causes_pack
 from feedrate.doctor.evidence import WORTH_A_VERDICT, Evidence
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.ranking import rank
@@ -166,6 +166,29 @@ CATALOGUE: tuple[Entry, ...] = (
         causes_loader.find_pinned_workers,
         cures=("unpin-workers", "faster-decode"),
         explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
+    ),
+    Entry(
+        "workers-idle",
+        "Some workers have no data",
+        "An iterable dataset divides its shards among the workers; one that gets none ends at once.",
+        causes_dataset.find_idle_workers,
+        cures=("more-shards", "faster-decode"),
+        explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
+    ),
+    Entry(
+        "large-views",
+        "Small parts of large tensors are handed over whole",
+        "torch hands another process the whole storage under a tensor, not the part that the tensor shows.",
+        causes_dataset.find_large_views,
+        cures=("clone-views",),
+        explains=("handover-bound", "workers-starved"),
+    ),
+    Entry(
+        "slow-start",
+        "Samples are decoded before the training begins, in one thread",
+        "Each is read and decoded after the other while the other cores, and the device, have nothing to do.",
+        causes_dataset.find_slow_start,
+        cures=("decode-side-by-side",),
     ),
     Entry(
         "handover-bound",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from feedrate.doctor.dataset_habits import Views, count_idle_workers, measure_views, read_start
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import KernelTime, Measured, PackImages, Timing
 from feedrate.doctor.pack_stages import Drained, PackStages, estimate_sample, read_stages
@@ -40,7 +41,8 @@ def measure(
     batch = _facts_of_loader(main, "batch", loop.loader)
     beside = _cpu_beside(workers)
     received = _receive_cpu(main, loop)
-    feeder = _pickling_s(batch, received, beside)
+    views = measure_views(workers)
+    feeder = _pickling_s(batch, views, received, beside)
     feeding = len(loop.loaders)  # a step takes a batch of each
     stages = read_stages(main.facts_of("loader-stats"), loop.loader, loop.start_ns)
     return Measured(
@@ -89,6 +91,9 @@ def measure(
         computing_device_s=max(_usual_device_s(main, "wall") - _usual_device_s(main, "a"), 0.0),
         stages=stages,
         images=images,
+        idle=count_idle_workers(recording, main, loop.loaders, loop.end_ns),
+        views=views,
+        start=read_start(main),
     )  # fmt: skip
 
 
@@ -176,14 +181,15 @@ def _receive_cpu(main: Process, loop: Loop) -> float:
     return float(waits["cpu"].mean()) * 1e-9 if len(waits) else 0.0
 
 
-def _pickling_s(batch: Fact, receive_cpu_s: float, beside_s: float) -> float:
+def _pickling_s(batch: Fact, views: Views | None, receive_cpu_s: float, beside_s: float) -> float:
     """Return what handing a batch to its pipe takes of the CPU time beside the worker's own thread.
 
     Tensors are moved to shared memory, at half a gigabyte a second even on a slow machine; other objects take
     about as long to pickle as to read back. Where more was spent, other threads (BLAS, OpenMP) helped with
     the samples, and the handing over took what it usually takes.
     """
-    size = sum(int(tensor.get("bytes") or 0) for tensor in batch.get("tensors") or ())
+    size = sum(float(tensor.get("bytes") or 0) for tensor in batch.get("tensors") or ())
+    size = max(size, views.copied_bytes) if views is not None else size
     longest_s = 0.002 + size / 5e8 + 3 * receive_cpu_s
     usual_s = 0.0003 + size / 1e9 + receive_cpu_s
     return beside_s if beside_s <= longest_s else usual_s

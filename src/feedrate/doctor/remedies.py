@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from feedrate.doctor import remedies_kept, remedies_loader, remedies_loop, remedies_machine, remedies_pack
+from feedrate.doctor import (
+    remedies_dataset,
+    remedies_kept,
+    remedies_loader,
+    remedies_loop,
+    remedies_machine,
+    remedies_pack,
+)
 from feedrate.doctor.measured import Measured
 from feedrate.results.doctor import Remedy
 
@@ -24,9 +31,12 @@ _OF_WORKERS: tuple[Make, ...] = (
     remedies_kept.read_from_memory,
     remedies_loader.vectorise_transform,
     remedies_kept.preprocess_once,
+    remedies_dataset.feed_all_workers,
+    remedies_dataset.clone_views,
 )
 ALL: tuple[Make, ...] = (
     *_OF_WORKERS,
+    remedies_dataset.decode_side_by_side,
     remedies_loop.evaluate_less,
     remedies_loop.save_less,
     remedies_loop.write_less,

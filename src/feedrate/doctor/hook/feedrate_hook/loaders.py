@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from . import clock, copies, layout, opens, pack_loader, stacks, training
+from . import clock, copies, layout, opens, pack_loader, prelude, stacks, training
 from .describe import count_samples, describe_batch, describe_loader, describe_torch
 from .device import device
 from .passes import Pass, Passes
@@ -95,6 +95,7 @@ class Loaders:
 
     def begin_iterator(self, loader: Any) -> None:
         """An iterator will be made, or a persistent one begins again and asks for its first indices."""
+        prelude.end()
         copies.forget_closed(loader)
         mine = self._iterators.get(getattr(loader, "_iterator", None))
         if mine is not None:
@@ -269,6 +270,7 @@ class Loaders:
         mine = self._iterator(iterator)
         if mine.loader is None:
             # Made past DataLoader.__iter__ (fastai does): the iterator stands for its loader.
+            prelude.end()
             session.become("main")
             mine.loader = self._know(iterator, iterator)
             self._begin_pass(mine, mine.loader, start_ns)

@@ -12,13 +12,13 @@ from . import clock
 from .session import session
 from .wrapping import get_ident, install, unseen
 
-
 _HEAP_TYPE, _IMMUTABLE = 1 << 9, 1 << 8  # of a type's flags; the second came with Python 3.10
 
 
 class Fetch:
     """The times of one probed fetch, by part. Belongs to the thread that fetches."""
 
+    times_steps = True  # each transform of a Compose by its name, too
     __slots__ = (
         "_cpu",
         "_kinds",
@@ -135,7 +135,8 @@ def timed_generator(name: str) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             made = original(*args, **kwargs)
-            return _timed_values(made, kind, name) if here.is_fetching and hasattr(made, "send") else made
+            is_timed = here.is_fetching or get_ident() in open_fetches
+            return _timed_values(made, kind, name) if is_timed and hasattr(made, "send") else made
 
         return wrapper
 
@@ -251,7 +252,7 @@ def timed_steps(original: Any) -> Any:
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         fetch = open_fetches.get(get_ident()) if open_fetches else None
-        if fetch is None:
+        if fetch is None or not fetch.times_steps:
             return original(self, *args, **kwargs)
         return original(_Steps(self, fetch), *args, **kwargs)
 

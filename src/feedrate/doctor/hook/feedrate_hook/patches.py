@@ -19,6 +19,7 @@ from . import (
     stacks,
     tracebacks,
     training,
+    views,
 )  # fmt: skip
 from .describe import describe_torch
 from .device import device
@@ -58,7 +59,7 @@ def _patch_torch(module: Any) -> None:
 
 def after_fork() -> None:
     """Forget what belongs to the parent."""
-    for part in (stacks, draws, opens, fetching, loaders, training):
+    for part in (stacks, draws, opens, fetching, loaders, training, views):
         part.after_fork()
     device.after_fork()
 
