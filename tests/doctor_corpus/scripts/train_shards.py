@@ -35,7 +35,7 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(1)
     loader = DataLoader(Shards(args.folder, args.shards, args.rounds), batch_size=8, num_workers=args.workers)

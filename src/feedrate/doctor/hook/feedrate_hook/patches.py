@@ -41,6 +41,8 @@ def install() -> None:
     add("torch.optim.optimizer", training.patch_optimizer)
     add("torch.autograd", training.patch_autograd)
     add("torch", _patch_torch)
+    for name in ("tensorflow", "jax"):
+        add(name, _note_framework)
     for name in catalogue.PARTS:
         add(name, _patch_parts)
     for name in savers.SAVERS:
@@ -50,6 +52,11 @@ def install() -> None:
 
 def _patch_parts(module: Any) -> None:
     parts.patch_parts(module, catalogue.PARTS.get(module.__name__, []))
+
+
+def _note_framework(module: Any) -> None:
+    """Another framework that may train; nothing of it is changed."""
+    session.facts("framework", module=module.__name__, version=str(getattr(module, "__version__", "")))
 
 
 def _patch_torch(module: Any) -> None:

@@ -26,13 +26,11 @@ class Views:
     def look(self, batch: Any) -> None:
         """A batch was made in a worker, and will be handed over."""
         self._looks += 1
-        self.is_looking = self._looks < (_MOST_LOOKS if not self._written else _MOST_LOOKS + _MOST_BATCHES)
-        if session.torch is None or self._written >= _MOST_BATCHES:
-            return
-        used, copied = weigh(_tensors_in(batch, []))
+        used, copied = weigh(_tensors_in(batch, []) if session.torch is not None else [])
         if self._written or copied > 2 * used + _LEAST_BYTES:
             self._written += 1
             session.facts("views", used_bytes=used, copied_bytes=copied)
+        self.is_looking = self._written < _MOST_BATCHES if self._written else self._looks < _MOST_LOOKS
 
 
 def weigh(tensors: list[Any]) -> tuple[int, int]:
