@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from feedrate.doctor import causes_dataset, causes_loader, causes_loop, causes_machine, causes_pack
+from feedrate.doctor import (
+    causes_dataset,
+    causes_loader,
+    causes_loop,
+    causes_machine,
+    causes_opaque,
+    causes_pack,
+)
 from feedrate.doctor.evidence import WORTH_A_VERDICT, Evidence
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.ranking import rank
@@ -44,7 +51,7 @@ class Entry:
 
 def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
     """Return the findings of a run, the verdict first: reasons before what they explain."""
-    finders = causes_pack.FINDERS if m.is_pack_loader else {}
+    finders = causes_pack.FINDERS if m.is_pack_loader else causes_opaque.FINDERS if m.opaque else {}
     found = {
         entry.code: (entry, evidence)
         for entry in CATALOGUE
@@ -198,12 +205,26 @@ CATALOGUE: tuple[Entry, ...] = (
         cures=("lighter-handover", "fewer-workers", "more-workers"),
     ),
     Entry(
+        "loader-bound",
+        "Training waits for its loader",
+        "What the loader does cannot be seen from Python.",
+        causes_opaque.find_slow_loader,
+        cures=(),
+    ),
+    Entry(
         "contended",
         "Other processes take the machine",
         "Cores (or the GPU) are shared with work that is not this run's.",
         causes_machine.find_contention,
         cures=("stop-others", "faster-decode", "normalise", "fewer-workers"),
-        explains=(*_LOADER, "workers-oversubscribed", "workers-starved", "main-thread-bound", "device-bound"),
+        explains=(
+            *_LOADER,
+            "workers-oversubscribed",
+            "workers-starved",
+            "loader-bound",
+            "main-thread-bound",
+            "device-bound",
+        ),
         explains_from=0.3,  # some company is usual on shared machines, and hides no other cause
         is_outside=True,
     ),

@@ -175,6 +175,11 @@ class Measured:
         return str(self.loader.get("framework") or "")
 
     @property
+    def opaque(self) -> str:
+        """Return whose loader it is, if its stages cannot be seen (DALI); empty: they can."""
+        return str(self.loader.get("opaque") or "")
+
+    @property
     def reads_pack(self) -> bool:
         """Return whether samples come from a pack, by a feedrate.Loader or a feedrate.Dataset."""
         return bool(self.loader.get("pack"))

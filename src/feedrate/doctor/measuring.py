@@ -54,9 +54,7 @@ def measure(
         torch=main.last("torch"),
         module=main.last("module"),
         worker_facts=[fact for p in workers for fact in p.facts_of("worker")],
-        sample=measure_sample(made_by, window=window)
-        if stages is None
-        else _pack_sample(main, stages, loader, around),
+        sample=_measure_sample(main, made_by, window, stages, loader, around),
         sample_again=measure_sample(recording.processes, layout.AGAIN),
         device=_device_timing(main, layout.REPLAY),
         drain=Timing.of(batch_seconds(main, layout.DRAIN, skip=1)),
@@ -95,6 +93,20 @@ def measure(
         views=views,
         start=read_start(main),
     )  # fmt: skip
+
+
+def _measure_sample(
+    main: Process,
+    made_by: Sequence[Process],
+    window: tuple[int, int],
+    stages: PackStages | None,
+    loader: Fact,
+    around: Surroundings,
+) -> SampleCost | None:
+    if stages is not None:
+        return _pack_sample(main, stages, loader, around)
+    # Fetches in this process would be those of another loader.
+    return None if loader.get("opaque") else measure_sample(made_by, window=window)
 
 
 def _pack_sample(main: Process, stages: PackStages, loader: Fact, around: Surroundings) -> SampleCost:

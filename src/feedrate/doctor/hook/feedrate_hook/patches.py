@@ -37,6 +37,7 @@ def install() -> None:
     add("torchdata.stateful_dataloader.stateful_dataloader", loader.patch_stateful)
     add("feedrate.load.iteration", loader.patch_pack_iterator)
     add("feedrate.load.loader", loader.patch_pack_loader)
+    add("nvidia.dali.plugin.pytorch", loader.patch_dali)
     add("torch._utils", tracebacks.patch_utils)
     add("torch.optim.optimizer", training.patch_optimizer)
     add("torch.autograd", training.patch_autograd)
