@@ -203,6 +203,85 @@ def test_nothing_is_said_of_a_run_whose_loader_is_known(tmp_path: Path) -> None:
     assert said == []
 
 
+TENSORFLOW = {"kind": "framework", "module": "tensorflow", "version": "2.20.0"}
+
+
+def write_readings(run: Path, *, cores: float, gpu: float | None, others: float = 0.0) -> None:
+    """What the sampler writes: ten seconds of a run that uses so many cores and so much of a GPU."""
+    gpus = [{"name": "H200", "utilisation": gpu}] if gpu is not None else []
+    readings = [
+        {
+            "t_ns": second * 10**9, "passed_s": 1.0, "processes": [{"pid": 5, "start": 1}], "gpus": gpus,
+            "cpu": {"ours": cores, "others": others}, "disks": {"sda": {"read_per_s": 2e8, "busy": 0.4}},
+            "network": {"received_per_s": 0.0},
+        }
+        for second in range(10)
+    ]  # fmt: skip
+    (run / "machine.jsonl").write_text("".join(json.dumps(one) + "\n" for one in readings))
+
+
+def train_elsewhere(run: Path, *facts: Mapping[str, Any], **end: Any) -> DoctorError:
+    write_facts(run, PROCESS, *(facts or (TENSORFLOW,)))
+    with pytest.raises(DoctorError) as caught:
+        check_seen(observe(run, seconds=10.0, **end))
+    return caught.value
+
+
+def test_of_another_framework_is_told_what_was_seen_from_outside_and_what_was_not(tmp_path: Path) -> None:
+    write_readings(tmp_path, cores=0.5, gpu=0.31)
+    error = train_elsewhere(tmp_path)
+    assert str(error).startswith(
+        "the command uses TensorFlow 2.20.0, and asked no DataLoader or feedrate.Loader for a batch: its "
+        "steps, what they wait for and what a sample costs cannot be seen; from outside, in 10.0 s: it used "
+        "0.5 of "
+    )
+    assert "disks gave 200 MB/s (the busiest 40% of the time)" in str(error)
+    assert "GPU 0 was 31% busy" in str(error)
+    assert str(error.hint).startswith("the GPU is idle for much of the time and neither cores nor disks are")
+    assert "feedrate.tensorflow.dataset" in str(error.hint)
+    assert error.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpu", "hint"),
+    [
+        (0.5, 0.95, "the GPU is busy, so data is hardly what it waits for"),
+        (1e4, 0.31, "the GPU is idle for much of the time and all cores are busy"),
+        (1e4, None, "all cores are busy: they may be the limit"),
+    ],
+)
+def test_the_next_step_follows_from_what_the_machine_did(
+    tmp_path: Path, cores: float, gpu: float | None, hint: str
+) -> None:
+    write_readings(tmp_path, cores=cores, gpu=gpu)
+    assert str(train_elsewhere(tmp_path).hint).startswith(hint)
+
+
+def test_cores_that_other_processes_have_are_not_called_free(tmp_path: Path) -> None:
+    write_readings(tmp_path, cores=0.5, gpu=None, others=1e4)
+    assert "all cores are busy, 10000.0 of them with other processes" in str(train_elsewhere(tmp_path).hint)
+
+
+def test_a_run_of_another_framework_that_was_interrupted_is_told_of_all_the_same(tmp_path: Path) -> None:
+    write_readings(tmp_path, cores=0.5, gpu=None)
+    error = train_elsewhere(
+        tmp_path, {**TENSORFLOW, "module": "jax"}, exit_code=130, signal=2, interrupted=True
+    )
+    assert "uses JAX 2.20.0" in str(error)
+    assert "how busy a GPU was is not known" in str(error)
+    assert "feedrate.jax.batches" in str(error.hint)
+    assert error.exit_code == 130
+
+
+def test_a_run_of_another_framework_that_was_over_at_once_is_told_so(tmp_path: Path) -> None:
+    assert "it was too short to see what it used of the machine" in str(train_elsewhere(tmp_path))
+
+
+def test_a_run_of_another_framework_that_failed_is_told_its_error(tmp_path: Path) -> None:
+    error = train_elsewhere(tmp_path, TENSORFLOW, CRASH, exit_code=1)
+    assert "before its first batch: KeyError: 'root'" in str(error)
+
+
 @pytest.mark.parametrize(
     ("command", "hint"),
     [

@@ -36,6 +36,21 @@ def test_a_script_without_torch(capfd: pytest.CaptureFixture[str]) -> None:
     assert "error: the command never imported torch, so there was no data loading to watch\n" in captured.err
 
 
+def test_a_script_of_another_framework(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """TensorFlow is not installed where tests run: a module of its name stands in for it."""
+    (tmp_path / "tensorflow.py").write_text("__version__ = '2.20.0'\n")
+    script = tmp_path / "train.py"
+    script.write_text("import tensorflow\nprint('mine')\n")
+    assert run(sys.executable, str(script)) == 1
+    captured = capfd.readouterr()
+    assert captured.out == "mine\n"
+    assert (
+        "error: the command uses TensorFlow 2.20.0, and asked no DataLoader or feedrate.Loader"
+        in captured.err
+    )
+    assert "feedrate.tensorflow.dataset(PACK)" in captured.err
+
+
 def test_a_script_that_crashes_before_the_first_batch(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,8 @@ class Case:
         period: after so many steps everything comes round again (validation, checkpoint, epoch).
         warm_up: steps that a bare run leaves out.
         last_step: the reason ends here (the cache is warm then); 0: it does not end.
+        from_start: the reason comes before the first step: bare runs are measured from their start to the
+            last step.
         is_drifting: what a step costs changes as the model learns: bare runs are measured over the steps
             that the doctor watches too, however long they take.
         speedup: by the remedy, without the doctor, one round on 2 quiet cores, no GPU; None: not measured so.
@@ -65,6 +67,7 @@ class Case:
     period: int = 1
     warm_up: int = 10
     last_step: int = 0
+    from_start: bool = False
     is_drifting: bool = False
     crashes: bool = False
     speedup: float | None = None
@@ -93,6 +96,10 @@ resnet = Run("{photos} --workers 1")
 alone = Run("{photos} --workers 1 --threads 1")
 spectrograms = Run("{waves} --workers {cores}")
 trainer = Run("--data-dir {photos}")
+shards = Run("{mount} --workers 4", surroundings=LATE)
+dali = Run("{mount}", surroundings=LATE)
+crops = Run("{volume} --workers {cores}")
+preloaded = Run("{photos}")
 safely = Run("--out {out}")
 generator = Run("--data {volume} --out {out}")
 imagefolder = Run("{photos} -j 4")
@@ -170,6 +177,28 @@ CASES = (
     Case(
         "pinned-workers", "workers-pinned", "worker_init_fn puts all workers on the first core",
         "train_numa.py", numa, changed(numa, "--no-pinning"), remedies=("unpin-workers",), tier="slow",
+    ),
+    Case(
+        "one-shard", "workers-idle",
+        "an IterableDataset of one shard on a server that is 4 ms away: three of four workers have no data",
+        "train_shards.py", shards, changed(shards, "--shards 4"), remedies=("more-shards",), needs=FUSE,
+        model="net",
+    ),
+    Case(
+        "dali-one-thread", "loader-bound",
+        "a pipeline of DALI's (its look-alike) with one thread reads from a server that is 4 ms away",
+        "train_dali.py", dali, changed(dali, "--threads 4"), needs=FUSE, model="net",
+    ),
+    Case(
+        "crops-of-clips", "large-views",
+        "crops of 0.2 MB are views of clips of 7 MB, which workers hand over whole",
+        "train_crops.py", crops, changed(crops, "--clone"), remedies=("clone-views",), model="net",
+    ),
+    Case(
+        "decoded-in-advance", "slow-start",
+        "the dataset decodes all its crops when it is made, one after the other",
+        "train_preloaded.py", preloaded, changed(preloaded, "--threads {cores}"),
+        remedies=("decode-side-by-side",), model="net", last_step=240, from_start=True,
     ),
     Case(
         "lists-of-arrays", "handover-bound", "batches are lists of numpy arrays, 38 MB through a pipe each",

@@ -182,6 +182,7 @@ class Speed:
 def measure(case: Case, run: Run, place: Place, seconds: float = 12.0) -> Speed:
     """Return the speed of the bare script once it is warm."""
     prepare(case, run, place)
+    launched = time.perf_counter()
     process = subprocess.Popen(
         make_command(case, run, place),
         env=make_environ(run, place), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -191,6 +192,8 @@ def measure(case: Case, run: Run, place: Place, seconds: float = 12.0) -> Speed:
     reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
     reader.start()
     moments, foreign_cores = watch(process, case, seconds)
+    if case.from_start:
+        moments = [(0, launched), *moments[-1:]]
     end(process)
     reader.join(5)
     if process.returncode == NOT_ALLOWED:
@@ -215,7 +218,7 @@ def watch(
             foreign = foreign_cpu_s(process.pid)
         steps = moments[-1][0] - moments[0][0]
         is_over = steps >= (WATCHED_STEPS if case.is_drifting else ENOUGH_STEPS)
-        is_over |= moments[-1][1] - moments[0][1] >= seconds and not case.is_drifting
+        is_over |= moments[-1][1] - moments[0][1] >= seconds and not (case.is_drifting or case.from_start)
         if (is_over and len(moments) > 2) or (case.last_step and moments[-1][0] >= case.last_step):
             break
     if len(moments) < 2:

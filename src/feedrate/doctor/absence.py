@@ -13,6 +13,7 @@ from feedrate.doctor.command import read_python_call
 from feedrate.doctor.facts import read_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed
+from feedrate.doctor.other_framework import explain_framework
 from feedrate.doctor.records import read_run
 from feedrate.doctor.standstill import LOADERS
 from feedrate.doctor.timeline import PARTS
@@ -39,17 +40,22 @@ def check_seen(observed: Observed) -> None:
     """
     kinds: set[str] = set()
     alone: Mapping[str, Any] | None = None
+    framework: Mapping[str, Any] | None = None
     error: str | None = None
     for fact in read_facts(observed.run_folder):
         kinds.add(str(fact.get("kind")))
         alone = fact if fact.get("kind") == "no-loader" else alone
+        framework = fact if fact.get("kind") == "framework" else framework
         if fact.get("kind") == "end" and fact.get("error"):
             error = str(fact["error"])
     if "batch" in kinds:
         return
     message, hint = _explain(observed, kinds, error)
-    if alone is not None and (observed.interrupted or not (observed.exit_code or error)):
-        message, hint = _explain_alone(observed, alone)
+    if observed.interrupted or not (observed.exit_code or error):
+        if alone is not None:
+            message, hint = _explain_alone(observed, alone)
+        elif framework is not None and "loader" not in kinds and observed.standstill is None:
+            message, hint = explain_framework(observed, framework)
     raise DoctorError(message, hint=hint, exit_code=observed.exit_code or 1)
 
 

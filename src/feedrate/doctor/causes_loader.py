@@ -50,7 +50,7 @@ def find_starved_workers(m: Measured) -> Evidence | None:
     else:
         now = m.pipeline
         number = best_workers(now, m.most_workers, m.each_worker)
-        if number <= m.workers:
+        if number <= m.workers or m.idle.count:  # more would have no data either
             return None
         gain, how = now.gain_of(now.with_(workers=number * m.each_worker)), "by the cost model"
     if gain < STARVED_GAIN:

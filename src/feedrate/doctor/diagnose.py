@@ -128,6 +128,8 @@ def _unseen(m: Measured, mode: str) -> list[str]:
             f"what {m.framework} does in a step, which is from one batch that it takes to the next: it takes "
             "them ahead of their use"
         )
+    if m.opaque:
+        unseen.append(f"what {m.opaque} does for a sample: it works in threads of its own and on the GPU")
     if m.is_on_gpu and not m.around.gpu_name and importlib.util.find_spec("pynvml") is None:
         unseen.append("how busy the GPU was: nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     if not m.loop.validations and m.loop.has_optimizer:

@@ -19,9 +19,17 @@ def list_facts(m: Measured, trace: MachineTrace) -> tuple[Fact, ...]:
 def _loader_facts(m: Measured) -> list[Fact]:
     if m.is_pack_loader:
         return _pack_loader_facts(m)
+    if m.opaque:
+        return [
+            *_dataset_facts(m),
+            Fact("pipeline threads", str(m.loader.get("pipeline_threads") or UNKNOWN)),
+            Fact("batches ahead", str(m.loader.get("prefetch") or UNKNOWN)),
+            *_batch_facts(m),
+        ]
     return [
         *_dataset_facts(m),
         Fact("workers", str(m.workers)),
+        *([Fact("workers without data", str(m.idle.count))] if m.loader.get("iterable") else []),
         Fact("persistent workers", str(bool(m.loader.get("persistent_workers")))),
         Fact("pinned memory", str(bool(m.loader.get("pin_memory")))),
         *_batch_facts(m),

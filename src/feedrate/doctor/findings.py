@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from feedrate.doctor import causes_loader, causes_loop, causes_machine, causes_pack
+from feedrate.doctor import (
+    causes_dataset,
+    causes_loader,
+    causes_loop,
+    causes_machine,
+    causes_opaque,
+    causes_pack,
+)
 from feedrate.doctor.evidence import WORTH_A_VERDICT, Evidence
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.ranking import rank
@@ -44,7 +51,7 @@ class Entry:
 
 def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
     """Return the findings of a run, the verdict first: reasons before what they explain."""
-    finders = causes_pack.FINDERS if m.is_pack_loader else {}
+    finders = causes_pack.FINDERS if m.is_pack_loader else causes_opaque.FINDERS if m.opaque else {}
     found = {
         entry.code: (entry, evidence)
         for entry in CATALOGUE
@@ -168,6 +175,29 @@ CATALOGUE: tuple[Entry, ...] = (
         explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
     ),
     Entry(
+        "workers-idle",
+        "Some workers have no data",
+        "An iterable dataset divides its shards among the workers; one that gets none ends at once.",
+        causes_dataset.find_idle_workers,
+        cures=("more-shards", "faster-decode"),
+        explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
+    ),
+    Entry(
+        "large-views",
+        "Small parts of large tensors are handed over whole",
+        "torch hands another process the whole storage under a tensor, not the part that the tensor shows.",
+        causes_dataset.find_large_views,
+        cures=("clone-views",),
+        explains=("handover-bound", "workers-starved"),
+    ),
+    Entry(
+        "slow-start",
+        "Samples are decoded before the training begins, in one thread",
+        "Each is read and decoded after the other while the other cores, and the device, have nothing to do.",
+        causes_dataset.find_slow_start,
+        cures=("decode-side-by-side",),
+    ),
+    Entry(
         "handover-bound",
         "Handing batches over holds up the training",
         "Collating, pickling and shared memory take time beside the making of samples.",
@@ -175,12 +205,26 @@ CATALOGUE: tuple[Entry, ...] = (
         cures=("lighter-handover", "fewer-workers", "more-workers"),
     ),
     Entry(
+        "loader-bound",
+        "Training waits for its loader",
+        "What the loader does cannot be seen from Python.",
+        causes_opaque.find_slow_loader,
+        cures=(),
+    ),
+    Entry(
         "contended",
         "Other processes take the machine",
         "Cores (or the GPU) are shared with work that is not this run's.",
         causes_machine.find_contention,
         cures=("stop-others", "faster-decode", "normalise", "fewer-workers"),
-        explains=(*_LOADER, "workers-oversubscribed", "workers-starved", "main-thread-bound", "device-bound"),
+        explains=(
+            *_LOADER,
+            "workers-oversubscribed",
+            "workers-starved",
+            "loader-bound",
+            "main-thread-bound",
+            "device-bound",
+        ),
         explains_from=0.3,  # some company is usual on shared machines, and hides no other cause
         is_outside=True,
     ),

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean
 
+from feedrate.doctor.dataset_habits import IdleWorkers, Start, Views
 from feedrate.doctor.overhead import measure_overhead
 from feedrate.doctor.pack_stages import PACK_LOADER, PackStages
 from feedrate.doctor.records import Fact
@@ -155,6 +156,9 @@ class Measured:
     computing_device_s: float  # device time from the forward pass to the end of the step
     stages: PackStages | None = None  # of a feedrate.Loader
     images: PackImages | None = None  # of its pack
+    idle: IdleWorkers = field(default_factory=IdleWorkers)
+    views: Views | None = None  # that matter
+    start: Start | None = None  # before the first step
 
     @property
     def workers(self) -> int:
@@ -171,6 +175,11 @@ class Measured:
         return str(self.loader.get("framework") or "")
 
     @property
+    def opaque(self) -> str:
+        """Return whose loader it is, if its stages cannot be seen (DALI); empty: they can."""
+        return str(self.loader.get("opaque") or "")
+
+    @property
     def reads_pack(self) -> bool:
         """Return whether samples come from a pack, by a feedrate.Loader or a feedrate.Dataset."""
         return bool(self.loader.get("pack"))
@@ -183,7 +192,7 @@ class Measured:
     @property
     def makers(self) -> int:
         """Return how many workers or threads make batches beside the training; 0: it makes them itself."""
-        return self.workers or self.threads
+        return max(self.workers - self.idle.count, 0) or self.threads
 
     @property
     def samples_per_step(self) -> float:
@@ -236,6 +245,11 @@ class Measured:
     @property
     def batch_bytes(self) -> int:
         return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
+
+    @property
+    def handed_bytes(self) -> float:
+        """Return what comes to the training process with a batch: of views, all that lies under them."""
+        return max(self.batch_bytes, self.views.copied_bytes if self.views is not None else 0.0)
 
     @property
     def is_batch_of_floats(self) -> bool:
@@ -316,7 +330,7 @@ class Measured:
         cpu = self.sample.total.cpu_s * n + beside
         # A worker that waits for a core, because others have them all, is still making its batch.
         made = max(
-            (self.sample.total.wall_s * n + beside) / self.workers,
+            (self.sample.total.wall_s * n + beside) / max(self.makers, 1),
             cpu / max(self.around.cores - self.around.cores_others, 0.5),
             self.receive_cpu_s,
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from feedrate.doctor.dataset_habits import Views, count_idle_workers, measure_views, read_start
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import KernelTime, Measured, PackImages, Timing
 from feedrate.doctor.pack_stages import Drained, PackStages, estimate_sample, read_stages
@@ -40,7 +41,8 @@ def measure(
     batch = _facts_of_loader(main, "batch", loop.loader)
     beside = _cpu_beside(workers)
     received = _receive_cpu(main, loop)
-    feeder = _pickling_s(batch, received, beside)
+    views = measure_views(workers)
+    feeder = _pickling_s(batch, views, received, beside)
     feeding = len(loop.loaders)  # a step takes a batch of each
     stages = read_stages(main.facts_of("loader-stats"), loop.loader, loop.start_ns)
     return Measured(
@@ -52,9 +54,7 @@ def measure(
         torch=main.last("torch"),
         module=main.last("module"),
         worker_facts=[fact for p in workers for fact in p.facts_of("worker")],
-        sample=measure_sample(made_by, window=window)
-        if stages is None
-        else _pack_sample(main, stages, loader, around),
+        sample=_measure_sample(main, made_by, window, stages, loader, around),
         sample_again=measure_sample(recording.processes, layout.AGAIN),
         device=_device_timing(main, layout.REPLAY),
         drain=Timing.of(batch_seconds(main, layout.DRAIN, skip=1)),
@@ -89,7 +89,24 @@ def measure(
         computing_device_s=max(_usual_device_s(main, "wall") - _usual_device_s(main, "a"), 0.0),
         stages=stages,
         images=images,
+        idle=count_idle_workers(recording, main, loop.loaders, loop.end_ns),
+        views=views,
+        start=read_start(main),
     )  # fmt: skip
+
+
+def _measure_sample(
+    main: Process,
+    made_by: Sequence[Process],
+    window: tuple[int, int],
+    stages: PackStages | None,
+    loader: Fact,
+    around: Surroundings,
+) -> SampleCost | None:
+    if stages is not None:
+        return _pack_sample(main, stages, loader, around)
+    # Fetches in this process would be those of another loader.
+    return None if loader.get("opaque") else measure_sample(made_by, window=window)
 
 
 def _pack_sample(main: Process, stages: PackStages, loader: Fact, around: Surroundings) -> SampleCost:
@@ -176,14 +193,15 @@ def _receive_cpu(main: Process, loop: Loop) -> float:
     return float(waits["cpu"].mean()) * 1e-9 if len(waits) else 0.0
 
 
-def _pickling_s(batch: Fact, receive_cpu_s: float, beside_s: float) -> float:
+def _pickling_s(batch: Fact, views: Views | None, receive_cpu_s: float, beside_s: float) -> float:
     """Return what handing a batch to its pipe takes of the CPU time beside the worker's own thread.
 
     Tensors are moved to shared memory, at half a gigabyte a second even on a slow machine; other objects take
     about as long to pickle as to read back. Where more was spent, other threads (BLAS, OpenMP) helped with
     the samples, and the handing over took what it usually takes.
     """
-    size = sum(int(tensor.get("bytes") or 0) for tensor in batch.get("tensors") or ())
+    size = sum(float(tensor.get("bytes") or 0) for tensor in batch.get("tensors") or ())
+    size = max(size, views.copied_bytes) if views is not None else size
     longest_s = 0.002 + size / 5e8 + 3 * receive_cpu_s
     usual_s = 0.0003 + size / 1e9 + receive_cpu_s
     return beside_s if beside_s <= longest_s else usual_s

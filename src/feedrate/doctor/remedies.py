@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from feedrate.doctor import remedies_kept, remedies_loader, remedies_loop, remedies_machine, remedies_pack
+from feedrate.doctor import (
+    remedies_dataset,
+    remedies_kept,
+    remedies_loader,
+    remedies_loop,
+    remedies_machine,
+    remedies_pack,
+)
 from feedrate.doctor.measured import Measured
 from feedrate.results.doctor import Remedy
 
@@ -24,9 +31,12 @@ _OF_WORKERS: tuple[Make, ...] = (
     remedies_kept.read_from_memory,
     remedies_loader.vectorise_transform,
     remedies_kept.preprocess_once,
+    remedies_dataset.feed_all_workers,
+    remedies_dataset.clone_views,
 )
 ALL: tuple[Make, ...] = (
     *_OF_WORKERS,
+    remedies_dataset.decode_side_by_side,
     remedies_loop.evaluate_less,
     remedies_loop.save_less,
     remedies_loop.write_less,
@@ -50,7 +60,8 @@ ALL: tuple[Make, ...] = (
     remedies_pack.stage_pack,
     remedies_pack.load_to_device,
 )
-# What makes no sense for a feedrate.Loader, which has threads and reads a pack already.
+# What makes no sense for a feedrate.Loader, which has threads and reads a pack already, nor for other loaders
+# without workers.
 _OF_DATALOADER = {
     *_OF_WORKERS,
     remedies_loop.move_to_workers,
@@ -61,5 +72,7 @@ _OF_DATALOADER = {
 
 def remedies_of(m: Measured) -> dict[str, Remedy]:
     """Return every remedy that can be judged from this run, by name."""
-    made = (make(m) for make in ALL if not (m.is_pack_loader and make in _OF_DATALOADER))
+    left_out = _OF_DATALOADER if m.is_pack_loader or m.opaque else set()
+    left_out = left_out | {remedies_pack.load_to_device} if m.opaque else left_out
+    made = (make(m) for make in ALL if make not in left_out)
     return {remedy.name: remedy for remedy in made if remedy is not None}

@@ -40,7 +40,7 @@ def change_workers(m: Measured) -> Remedy | None:
         prediction, then, basis = good[n], pinned.with_(workers=n * m.each_worker), "measured"
     else:
         n = best_workers(pinned, m.most_workers, m.each_worker)
-        if m.workers == n:
+        if m.workers == n or m.idle.count:  # those that are there have no data
             return None
         then = pinned.with_(workers=n * m.each_worker)
         prediction, basis = predict_change(pinned, then, m.step_s), "predicted"
@@ -95,7 +95,7 @@ def unpin_workers(m: Measured) -> Remedy | None:
 
 def lighten_handover(m: Measured) -> Remedy | None:
     sample = m.sample
-    if sample is None or m.workers == 0:
+    if sample is None or m.workers == 0 or m.views is not None:  # of these, cloning helps
         return None
     n, now = m.samples_per_step, m.pipeline
     cost = sample.kind("collate").cpu_s * n + m.feeder_cpu_s

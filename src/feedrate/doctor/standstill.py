@@ -148,6 +148,8 @@ def _describe(kinds: set[str], steps: int) -> str:
     """Return what the command has not done so far."""
     if not kinds:
         return "and no Python process of it has loaded the hook so far"
+    if "framework" in kinds and "loader" not in kinds:
+        return "and what it loads by means of TensorFlow or JAX is not seen"
     if "loader" not in kinds:
         return f"waiting for it to ask a {LOADERS} for its first batch"
     if "batch" not in kinds:

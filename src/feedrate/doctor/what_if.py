@@ -205,7 +205,7 @@ def freeing_s(m: Measured) -> float:
 
     A batch from a worker lies in shared memory; to unmap many megabytes takes as long as to fill them.
     """
-    if m.workers == 0 or m.batch_bytes < 1e6:
+    if m.workers == 0 or m.handed_bytes < 1e6:
         return 0.0
     headers = sum(share for line, share in m.looks_main.lines.items() if source_of(line).startswith("for "))
     return min(headers * (m.own_s - m.wait_s), other_s(m))

@@ -16,7 +16,8 @@ from feedrate.results.doctor import Remedy
 _SET = (
     "loader", "dataset", "pinned memory", "persistent workers", "prefetch factor", "batch", "precision",
     "model", "channels last", "data lies in", "file system", "torch", "start method", "collate", "affinity",
-    "pack", "threads", "cache", "scratch", "batches arrive on", "image", "transform",
+    "pack", "threads", "cache", "scratch", "batches arrive on", "image", "transform", "workers without data",
+    "pipeline threads",
 )  # fmt: skip
 _PLACE = re.compile(r", made at .*")  # moves with every edit of the script
 _FEEDRATE = "feedrate"
@@ -49,6 +50,7 @@ _SHORTER_SAMPLE = {
     "stage": (("read", 1), ("decode", 1), ("rest", 1)),
     "pack": (("read", 0), ("read", 1)),
     "lighter-handover": (("collate", 0), ("hand-over", 0)),
+    "clone-views": (("hand-over", 0),),
 }
 
 
@@ -226,6 +228,7 @@ def _is_true(value: str) -> bool:
 _BY_SETTING: dict[str, Callable[[Remedy, Seen, Seen, list[str]], bool]] = {
     "more-workers": _workers,
     "fewer-workers": _workers,
+    "more-shards": _turned_to("workers without data", lambda value: value == "0"),
     "larger-batch": _batch,
     "persistent-workers": _turned_to("persistent workers", _is_true),
     "pinned-memory": _turned_to("pinned memory", _is_true),

@@ -2,13 +2,15 @@
 """Which functions are timed as readers, decoders and transforms of a fetch, by the module that defines them.
 
 A name that ends in "@" takes the file's path as its first argument and opens it where Python does not see it.
+One that ends in "+" calls decoders or readers that have names of their own: its time is what is left without
+them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .parts import timed_by_class, timed_load, timed_resize, timed_steps
+from .parts import timed_by_class, timed_generator, timed_load, timed_resize, timed_steps
 
 
 def _all(kind: str, library: str, names: str, owner: str = "") -> list[tuple[str, Any]]:
@@ -112,7 +114,11 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
         ("_FileInFile.read", "read:tarfile"),
         ("_FileInFile.readinto", "read:tarfile"),
     ],
-    "soundfile": [("read", "decode:soundfile.read@")],
+    # soundfile.read opens a SoundFile and reads it: one part.
+    "soundfile": [
+        ("read", "decode:soundfile.read@"),
+        *_all("decode", "soundfile.SoundFile", "read buffer_read buffer_read_into", "SoundFile."),
+    ],
     "torchaudio": [("load", "decode:torchaudio.load@")],
     "librosa.core.audio": [("load", "decode:librosa.load")],
     "librosa": [("load", "decode:librosa.load")],
@@ -120,6 +126,58 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
     "nibabel.dataobj_images": [("DataobjImage.get_fdata", "decode:nibabel.get_fdata")],
     "pydicom.filereader": [("dcmread", "read:pydicom.dcmread")],
     "decord.video_reader": [("VideoReader.get_batch", "decode:decord.get_batch")],
+    # The first look at a file scans it; where that is slow, it is the reading.
+    "torchcodec.decoders._video_decoder": [
+        ("VideoDecoder.__init__", "read:torchcodec.VideoDecoder"),
+        *_all(
+            "decode",
+            "torchcodec",
+            "__getitem__ get_frame_at get_frames_at get_frames_in_range get_frame_played_at"
+            " get_frames_played_at get_frames_played_in_range get_all_frames",
+            "VideoDecoder.",
+        ),
+    ],
+    "torchcodec.decoders._audio_decoder": [
+        ("AudioDecoder.__init__", "read:torchcodec.AudioDecoder"),
+        *_all("decode", "torchcodec", "get_all_samples get_samples_played_in_range", "AudioDecoder."),
+    ],
+    "av.container.core": [("open", "read:av.open@")],
+    # Compiled classes of older builds cannot be changed: their decoding counts as the dataset's own code.
+    "av.container.input": [
+        ("InputContainer.decode", timed_generator("decode:av.decode")),
+        ("InputContainer.demux", timed_generator("read:av.demux")),
+        ("InputContainer.seek", "read:av.seek"),
+    ],
+    "av.packet": [("Packet.decode", "decode:av.decode")],
+    "datasets.formatting.formatting": [
+        ("query_table", "read:datasets.query_table"),
+        *(
+            (f"{kind}ArrowExtractor.extract_{what}", "read:datasets.extract")
+            for kind in ("Python", "Numpy")
+            for what in ("row", "column", "batch")
+        ),
+    ],
+    "datasets.formatting.torch_formatter": [
+        (f"TorchFormatter.format_{what}", "transform:datasets.to_torch")
+        for what in ("row", "column", "batch")
+    ],
+    "datasets.features.image": [("Image.decode_example", "decode:datasets.Image+")],
+    "datasets.features.audio": [("Audio.decode_example", "decode:datasets.Audio+")],
+    "datasets.features.video": [("Video.decode_example", "decode:datasets.Video+")],
+    "litdata.streaming.reader": [("BinaryReader.read", "read:litdata")],
+    "litdata.streaming.item_loader": [
+        (f"PyTreeLoader.{name}", "decode:litdata.deserialize+")
+        for name in ("deserialize", "mds_deserialize", "_batch_deserialize_payload")
+    ],
+    "streaming.base.dataset": [("StreamingDataset.prepare_shard", "read:streaming.prepare_shard")],
+    **{
+        f"streaming.base.format.{folder}.reader": [
+            (f"{kind}Reader.get_sample_data", "read:streaming.get_sample_data"),
+            (f"{kind}Reader.decode_sample", "decode:streaming.decode_sample+"),
+        ]
+        for folder, kind in (("mds", "MDS"), ("json", "JSON"), ("xsv", "XSV"))
+    },
+    "webdataset.autodecode": [("Decoder.decode", "decode:webdataset+")],
     "requests.sessions": [("Session.request", "read:requests")],
     "boto3.s3.inject": [("download_fileobj", "read:boto3")],
     # One call of the kernel reads and decodes: what it computes is decoding, what it waits for is storage.

@@ -7,10 +7,11 @@ import os
 import sys
 from typing import Any
 
-from . import clock, draws, layout, opens, stacks
+from . import clock, draws, layout, opens, prelude, stacks
 from .describe import count_samples
 from .parts import Fetch, here, open_fetches, wrap_methods
 from .session import session
+from .views import views
 from .wrapping import get_ident, install, name_of, unseen
 
 # Timing the parts may take this share of a fetch; where many short calls would take more, some are left out.
@@ -19,6 +20,7 @@ _MOST_SHARE_LATER = 0.002  # once many were timed
 _MANY_TIMED = 48  # fetches
 _FIRST = 128
 _LONG_REST = 4
+_MOST_ENDS = 20  # of a worker's passes, that are written down
 
 
 class _Samples(list):  # type: ignore[type-arg]
@@ -43,6 +45,8 @@ class Fetching:
         self._last_end: clock.Reading | None = None
         self._others_ns = 0
         self._collate_names: dict[int, str] = {}
+        self._ends = 0
+        self._ended_at = 0  # the fetch at which the last pass was over
 
     @unseen
     def fetch(self, fetcher: Any, original: Any, indices: Any) -> Any:
@@ -79,6 +83,9 @@ class Fetching:
             else:
                 with session.scope.lent():
                     batch = original(fetcher, asked)
+        except StopIteration:
+            self._note_end(worker, number)
+            raise
         finally:
             here.is_fetching = session.fetching = False
             if fetch is not None:
@@ -95,9 +102,22 @@ class Fetching:
             session.ring.write(layout.FETCH, 0, start[0], *spent, samples, worker, number)
             if fetch is not None:
                 self._record_parts(number, fetch, start[0], end[0])
+            if worker >= 0 and views.is_looking:
+                views.look(batch)
         except Exception as error:
             session.trouble("fetch", error)
         return batch
+
+    def _note_end(self, worker: int, number: int) -> None:
+        """A worker's part of an iterable dataset is at its end; where it was empty, that comes at once."""
+        batches, self._ended_at = number - self._ended_at, number + 1
+        if worker < 0 or self._ends >= _MOST_ENDS or session.ring.phase != layout.REAL:
+            return
+        self._ends += 1
+        try:
+            session.facts("worker-ended", worker_id=worker, batches=batches, shards=_count_shards())
+        except Exception as error:
+            session.trouble("fetch", error)
 
     def _record_handover(self, end: clock.Reading) -> None:
         start = self._last_end
@@ -165,6 +185,7 @@ class Fetching:
 def _begin(worker: int) -> None:
     """The first fetch of this process."""
     if worker >= 0:
+        prelude.forget()
         session.is_worker = True
         session.become("worker")
         session.facts("worker", worker_id=worker, pid=os.getpid(), affinity=_affinity(), threads=_threads())
@@ -210,6 +231,13 @@ def _worker_id() -> int:
         _Torch.worker = sys.modules.get("torch.utils.data._utils.worker")
     info = getattr(_Torch.worker, "_worker_info", None)
     return int(info.id) if info is not None else -1
+
+
+def _count_shards() -> int | None:
+    """Return how many shards the dataset says that it has; None: it does not say."""
+    dataset = getattr(getattr(_Torch.worker, "_worker_info", None), "dataset", None)
+    shards = getattr(dataset, "num_shards", None)  # of Hugging Face's iterable datasets
+    return shards if isinstance(shards, int) else None
 
 
 def _affinity() -> list[int] | None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The patches of torch's DataLoader, of what derives from it, and of feedrate's Loader."""
+"""The patches of torch's DataLoader, of what derives from it, of feedrate's Loader and DALI's iterators."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import clock, layout, pack_loader
+from . import clock, dali, layout, pack_loader
 from .describe import tensors_of
 from .loaders import loaders
 from .parts import here
@@ -120,3 +120,12 @@ def patch_pack_loader(module: Any) -> None:
 def patch_pack_iterator(module: Any) -> None:
     """feedrate.load.iteration has been imported."""
     install(module, "LoaderIterator.__next__", _waited)
+
+
+def patch_dali(module: Any) -> None:
+    """nvidia.dali.plugin.pytorch has been imported."""
+    dali.Found.classes = tuple(kind for name in dali.CLASSES if (kind := getattr(module, name, None)))
+    for kind in dali.Found.classes:
+        install(module, f"{kind.__name__}.__init__", dali.made_unseen)
+        install(module, f"{kind.__name__}.__iter__", _iterated)
+        install(module, f"{kind.__name__}.__next__", _waited)

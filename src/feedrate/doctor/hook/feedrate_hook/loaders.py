@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from . import clock, copies, layout, opens, pack_loader, stacks, training
+from . import clock, copies, dali, layout, opens, pack_loader, prelude, stacks, training
 from .describe import count_samples, describe_batch, describe_loader, describe_torch
 from .device import device
 from .passes import Pass, Passes
@@ -95,6 +95,7 @@ class Loaders:
 
     def begin_iterator(self, loader: Any) -> None:
         """An iterator will be made, or a persistent one begins again and asks for its first indices."""
+        prelude.end()
         copies.forget_closed(loader)
         mine = self._iterators.get(getattr(loader, "_iterator", None))
         if mine is not None:
@@ -107,8 +108,9 @@ class Loaders:
         mine = self._iterator(iterator)
         mine.loader = known = self._know(loader, iterator)
         if mine.keeper is None:
-            # A persistent iterator belongs to its loader: to hold on to the loader would keep both alive.
-            is_owned = getattr(loader, "_iterator", None) is iterator
+            # A persistent iterator belongs to its loader, and some are their own loader: to hold on to the
+            # loader would keep both alive.
+            is_owned = iterator is loader or getattr(loader, "_iterator", None) is iterator
             mine.keeper = weakref.ref(loader) if is_owned else lambda: loader
         mine.taken = 0
         self._begin_pass(mine, known, start[0])
@@ -134,11 +136,13 @@ class Loaders:
             name = f"loader-{self._count}"
             place = making.place if making is not None else ""
             is_of_pack = pack_loader.is_pack_loader(loader)
-            facts = (
-                pack_loader.describe_pack_loader(loader, name, place)
-                if is_of_pack
-                else describe_loader(loader, iterator, name, place)
-            )
+            is_dali = dali.is_dali(loader)
+            if is_of_pack:
+                facts = pack_loader.describe_pack_loader(loader, name, place)
+            elif is_dali:
+                facts = dali.describe_dali(loader, name, place)
+            else:
+                facts = describe_loader(loader, iterator, name, place)
             known = self._predecessor(making, facts) if making is not None else None
             if known is not None:
                 session.facts("loader-anew", loader=known.name)
@@ -151,6 +155,9 @@ class Loaders:
                 if is_of_pack:
                     known.notes = pack_loader.Notes()
                     pack_loader.leave_alone(facts)
+                if is_dali:
+                    why = f"batches come from {dali.NAME}, which cannot be asked for them in another way"
+                    pack_loader.skip_experiments(why)
             if making is not None:
                 self._by_making[self._kind(making, facts)] = known
             self._loaders.put(loader, known)
@@ -269,6 +276,7 @@ class Loaders:
         mine = self._iterator(iterator)
         if mine.loader is None:
             # Made past DataLoader.__iter__ (fastai does): the iterator stands for its loader.
+            prelude.end()
             session.become("main")
             mine.loader = self._know(iterator, iterator)
             self._begin_pass(mine, mine.loader, start_ns)

@@ -99,12 +99,17 @@ def _find_framework() -> str | None:
 def leave_alone(facts: dict[str, Any]) -> None:
     """There are no experiments where torch does not train: no step of another framework can be fed by us."""
     framework = facts.get("framework")
-    if session.is_passive or (framework is None and session.torch is not None):
-        return
-    session.is_passive = True
-    whose = f"{framework} trains" if framework is not None else "torch is not used"
-    for phase in range(layout.DRAIN, len(layout.PHASES)):
-        session.facts("skipped", phase=phase, why=f"{whose}, and experiments need a loop of torch's")
+    if framework is not None or session.torch is None:
+        whose = f"{framework} trains" if framework is not None else "torch is not used"
+        skip_experiments(f"{whose}, and experiments need a loop of torch's")
+
+
+def skip_experiments(why: str) -> None:
+    """This run has none of them, unless it had none anyway."""
+    if not session.is_passive:
+        session.is_passive = True
+        for phase in range(layout.DRAIN, len(layout.PHASES)):
+            session.facts("skipped", phase=phase, why=why)
 
 
 # -- what its stages did -----------------------------------------------------------------------------------

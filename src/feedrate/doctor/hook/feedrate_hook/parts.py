@@ -12,10 +12,13 @@ from . import clock
 from .session import session
 from .wrapping import get_ident, install, unseen
 
+_HEAP_TYPE, _IMMUTABLE = 1 << 9, 1 << 8  # of a type's flags; the second came with Python 3.10
+
 
 class Fetch:
     """The times of one probed fetch, by part. Belongs to the thread that fetches."""
 
+    times_steps = True  # each transform of a Compose by its name, too
     __slots__ = (
         "_cpu",
         "_kinds",
@@ -101,9 +104,12 @@ class Here(threading.local):
 here = Here()
 
 
-def timed(name: str, takes_path: bool = False) -> Callable[[Any], Any]:
-    """Return what makes a wrapper that times a function as a part of the fetch."""
-    kind = name.partition(":")[0]
+def timed(name: str, takes_path: bool = False, holds_parts: bool = False) -> Callable[[Any], Any]:
+    """Return what makes a wrapper that times a function as a part of the fetch.
+
+    `holds_parts`: parts of the same kind inside of it are timed by their own names.
+    """
+    kind = name if holds_parts else name.partition(":")[0]
 
     def make(original: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -120,6 +126,38 @@ def timed(name: str, takes_path: bool = False) -> Callable[[Any], Any]:
         return wrapper
 
     return make
+
+
+def timed_generator(name: str) -> Callable[[Any], Any]:
+    """Return what makes a wrapper that times each value which a generator makes, also in later fetches."""
+    kind = name.partition(":")[0]
+
+    def make(original: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            is_timed = here.is_fetching or get_ident() in open_fetches
+            return _timed_values(made, kind, name) if is_timed and hasattr(made, "send") else made
+
+        return wrapper
+
+    return make
+
+
+def _timed_values(made: Any, kind: str, name: str) -> Any:
+    try:
+        while True:
+            fetch = open_fetches.get(get_ident()) if open_fetches else None
+            is_timed = fetch is not None and fetch.enter(kind, name)
+            try:
+                value = next(made)
+            except StopIteration as end:
+                return end.value
+            finally:
+                if is_timed:
+                    fetch.leave()  # type: ignore[union-attr]
+            yield value
+    finally:
+        made.close()
 
 
 def timed_resize(original: Any) -> Any:
@@ -214,7 +252,7 @@ def timed_steps(original: Any) -> Any:
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         fetch = open_fetches.get(get_ident()) if open_fetches else None
-        if fetch is None:
+        if fetch is None or not fetch.times_steps:
             return original(self, *args, **kwargs)
         return original(_Steps(self, fetch), *args, **kwargs)
 
@@ -246,15 +284,27 @@ def patch_parts(module: Any, entries: list[tuple[str, Any]]) -> None:
     """Install a module's entries of the catalogue: (attribute, part name or maker of the wrapper)."""
     is_patched = False
     for path, part in entries:
-        make = part if callable(part) else timed(part.rstrip("@"), takes_path=part.endswith("@"))
+        make = part if callable(part) else _timed_as(part)
         try:
-            if install(module, path, make):
+            if _can_be_patched(module, path) and install(module, path, make):
                 is_patched = True
                 _note_method(module, path)
         except Exception as error:
             session.trouble(f"patch {module.__name__}.{path}", error)
     if is_patched:
         session.facts("patched", module=module.__name__)
+
+
+def _timed_as(part: str) -> Callable[[Any], Any]:
+    return timed(part.rstrip("@+"), takes_path=part.endswith("@"), holds_parts=part.endswith("+"))
+
+
+def _can_be_patched(module: Any, path: str) -> bool:
+    """Whether the owner of a name takes new attributes: classes that are compiled often do not."""
+    owner = getattr(module, path.split(".")[0], None) if "." in path else module
+    return not isinstance(owner, type) or bool(
+        owner.__flags__ & _HEAP_TYPE and not owner.__flags__ & _IMMUTABLE
+    )
 
 
 def _note_method(module: Any, path: str) -> None:

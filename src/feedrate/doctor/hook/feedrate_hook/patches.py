@@ -19,6 +19,7 @@ from . import (
     stacks,
     tracebacks,
     training,
+    views,
 )  # fmt: skip
 from .describe import describe_torch
 from .device import device
@@ -36,10 +37,13 @@ def install() -> None:
     add("torchdata.stateful_dataloader.stateful_dataloader", loader.patch_stateful)
     add("feedrate.load.iteration", loader.patch_pack_iterator)
     add("feedrate.load.loader", loader.patch_pack_loader)
+    add("nvidia.dali.plugin.pytorch", loader.patch_dali)
     add("torch._utils", tracebacks.patch_utils)
     add("torch.optim.optimizer", training.patch_optimizer)
     add("torch.autograd", training.patch_autograd)
     add("torch", _patch_torch)
+    for name in ("tensorflow", "jax"):
+        add(name, _note_framework)
     for name in catalogue.PARTS:
         add(name, _patch_parts)
     for name in savers.SAVERS:
@@ -51,6 +55,11 @@ def _patch_parts(module: Any) -> None:
     parts.patch_parts(module, catalogue.PARTS.get(module.__name__, []))
 
 
+def _note_framework(module: Any) -> None:
+    """Another framework that may train; nothing of it is changed."""
+    session.facts("framework", module=module.__name__, version=str(getattr(module, "__version__", "")))
+
+
 def _patch_torch(module: Any) -> None:
     training.patch_torch(module)
     savers.patch_savers(os)
@@ -58,7 +67,7 @@ def _patch_torch(module: Any) -> None:
 
 def after_fork() -> None:
     """Forget what belongs to the parent."""
-    for part in (stacks, draws, opens, fetching, loaders, training):
+    for part in (stacks, draws, opens, fetching, loaders, training, views):
         part.after_fork()
     device.after_fork()
 

@@ -40,10 +40,11 @@ def begin() -> None:
     session.start(run)
     session.describe_process()
     try:
-        from . import patches, tracebacks
+        from . import patches, prelude, tracebacks
 
         tracebacks.watch()
         patches.install()
+        prelude.begin()
     except Exception as error:
         session.trouble("start", error)
         return
