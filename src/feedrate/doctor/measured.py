@@ -73,6 +73,35 @@ class KernelTime:
 
 
 @dataclass(frozen=True, slots=True)
+class LoaderTrial:
+    """Some of the user's files, drained as a feedrate.Loader would.
+
+    Attributes:
+        images: how many files were held for it.
+        threads: that one rank would decode with.
+        images_per_s: for one rank, while all of them decode on all cores.
+        cpu_s: CPU time of an image then, all threads; `alone_cpu_s`: with one thread at work.
+        by_pillow: share of the images that the kernel leaves to Pillow.
+        scan_s: CPU time of looking through a file, which packing does once.
+        call: the arguments that were tried, as they are written.
+    """
+
+    images: int
+    threads: int
+    images_per_s: float
+    cpu_s: float
+    alone_cpu_s: float
+    by_pillow: float = 0.0
+    scan_s: float = 0.0
+    call: str = ""
+
+    @property
+    def busy_threads(self) -> float:
+        """Return how many threads were at work at a time: small batches leave some without."""
+        return max(min(self.images_per_s * self.cpu_s, float(self.threads)), 0.1)
+
+
+@dataclass(frozen=True, slots=True)
 class PackImages:
     """Some images of a pack, timed on this machine; seconds of CPU per image.
 
@@ -155,6 +184,7 @@ class Measured:
     computing_device_s: float  # device time from the forward pass to the end of the step
     stages: PackStages | None = None  # of a feedrate.Loader
     images: PackImages | None = None  # of its pack
+    trial: LoaderTrial | None = None  # of image files, by what a feedrate.Loader does
 
     @property
     def workers(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime, Measured, PackImages, Timing
+from feedrate.doctor.measured import KernelTime, LoaderTrial, Measured, PackImages, Timing
 from feedrate.doctor.pack_stages import Drained, PackStages, estimate_sample, read_stages
 from feedrate.doctor.records import Fact, Process, Recording
 from feedrate.doctor.sample import SampleCost, makers, measure_sample
@@ -23,6 +23,7 @@ def measure(
     warmup: int,
     kernel: KernelTime | None,
     images: PackImages | None = None,
+    trial: LoaderTrial | None = None,
 ) -> Measured | None:
     """Sum up a recording; None when no process made enough steps."""
     loops = {
@@ -89,6 +90,7 @@ def measure(
         computing_device_s=max(_usual_device_s(main, "wall") - _usual_device_s(main, "a"), 0.0),
         stages=stages,
         images=images,
+        trial=trial,
     )  # fmt: skip
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from feedrate.doctor import remedies_kept, remedies_loader, remedies_loop, remedies_machine, remedies_pack
+from feedrate.doctor import (
+    remedies_feed,
+    remedies_kept,
+    remedies_loader,
+    remedies_loop,
+    remedies_machine,
+    remedies_pack,
+)
 from feedrate.doctor.measured import Measured
 from feedrate.results.doctor import Remedy
 
 Make = Callable[[Measured], Remedy | None]
 
 _OF_WORKERS: tuple[Make, ...] = (
+    remedies_feed.replace_loader,
     remedies_loader.change_workers,
     remedies_loader.persist_workers,
     remedies_loader.unpin_workers,
