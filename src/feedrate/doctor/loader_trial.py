@@ -7,6 +7,7 @@ and a disk add is left out here; the cost model knows what storage gave in the r
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +25,7 @@ from feedrate.load.pipeline import Feed
 from feedrate.load.ring import DEFAULT_PREFETCH, Ring
 from feedrate.load.samples import IMAGE, Samples, open_files
 from feedrate.probe.cpu import count_usable_cores
+from feedrate.probe.process import read_queued_s
 
 _MOST_FILES = 256
 _MOST_BYTES = 64 << 20
@@ -116,6 +118,7 @@ def _try(images: Sequence[str], options: TrialOptions, ranks: int) -> LoaderTria
         images=len(samples),
         threads=max(cores // ranks, 1),
         images_per_s=drained.images_per_s / ranks,
+        busy_threads=min(drained.busy, cores) / ranks,
         cpu_s=drained.cpu_s,
         alone_cpu_s=min(alone.cpu_s, drained.cpu_s),
         by_pillow=drained.by_pillow,
@@ -175,6 +178,7 @@ class _Maker:
         for low, high, sides in ((0, 2, widths), (1, 3, heights)):
             np.clip(geometry.boxes[:, low], 0, sides - 1, out=geometry.boxes[:, low])
             np.clip(geometry.boxes[:, high], 1, sides, out=geometry.boxes[:, high])
+        geometry.boxes[list(geometry.refused)] = 0  # nothing of them is decoded
         report = samples.decode_chosen(chosen, geometry, self._ring.lend(self._batch), self._pool)
         return int((report.statuses == 0).sum()), report.by_pillow
 
@@ -182,6 +186,7 @@ class _Maker:
 @dataclass(frozen=True, slots=True)
 class _Drained:
     images_per_s: float
+    busy: float
     cpu_s: float
     by_pillow: float
 
@@ -199,7 +204,7 @@ def _drain(samples: Samples, options: TrialOptions, batch: int, threads: int, se
         rates: list[float] = []
         images, by_pillow, window = 0, 0, 0
         began = started = time.perf_counter()
-        cpu_began = time.process_time()
+        cpu_began, queued_began = time.process_time(), read_queued_s(os.getpid())
         while (now := time.perf_counter()) - began < seconds or not rates:
             if window and now - started >= _WINDOW_S:
                 rates.append(window / (now - started))
@@ -208,8 +213,13 @@ def _drain(samples: Samples, options: TrialOptions, batch: int, threads: int, se
             if not made:
                 raise ValueError(f"{options.image!r} takes none of these images")
             images, window, by_pillow = images + made, window + made, by_pillow + left
-        cpu_s = (time.process_time() - cpu_began) / images
+        cpu_s = time.process_time() - cpu_began
+        queued_s = read_queued_s(os.getpid()) - queued_began
+        seconds = time.perf_counter() - began
     finally:
         feed.stop()
-    # The best window: others may have had the cores in the rest, which the model knows of the run itself.
-    return _Drained(max(rates), cpu_s, by_pillow / images)
+    # The best window, and threads that waited for a core as if they had one: others may have had the cores,
+    # and how many they had in the run itself is what the model goes by.
+    busy, each_s = (cpu_s + max(queued_s, 0.0)) / seconds, cpu_s / images
+    # A batch that was begun before its window counts whole in it: no more than the threads can do.
+    return _Drained(min(max(rates), threads / each_s), max(busy, 0.1), each_s, by_pillow / images)

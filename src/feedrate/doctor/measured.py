@@ -80,6 +80,7 @@ class LoaderTrial:
         images: how many files were held for it.
         threads: that one rank would decode with.
         images_per_s: for one rank, while all of them decode on all cores.
+        busy_threads: of one rank, that had something to do at a time: small batches leave some without.
         cpu_s: CPU time of an image then, all threads; `alone_cpu_s`: with one thread at work.
         by_pillow: share of the images that the kernel leaves to Pillow.
         scan_s: CPU time of looking through a file, which packing does once.
@@ -89,16 +90,12 @@ class LoaderTrial:
     images: int
     threads: int
     images_per_s: float
+    busy_threads: float
     cpu_s: float
     alone_cpu_s: float
     by_pillow: float = 0.0
     scan_s: float = 0.0
     call: str = ""
-
-    @property
-    def busy_threads(self) -> float:
-        """Return how many threads were at work at a time: small batches leave some without."""
-        return max(min(self.images_per_s * self.cpu_s, float(self.threads)), 0.1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,16 +81,18 @@ def main():
 
         pack(args.data, args.write_pack)
         return
+    torch.set_num_threads(1)  # leave the cores to the workers
     dataset = Pets(args.data, args.size, args.repeat)
     if args.pack:
         import feedrate
 
+        files = len(dataset) // args.repeat  # an epoch goes through them several times
         loader = feedrate.Loader(
             args.pack,
             batch_size=args.batch_size,
             image=feedrate.RandomResizedCrop(args.size),
             flip=True,
-            order=lambda epoch: np.random.default_rng(epoch).permutation(len(dataset)) % 240,
+            order=lambda epoch: np.random.default_rng(epoch).permutation(len(dataset)) % files,
             normalize="imagenet",
         )
     else:
