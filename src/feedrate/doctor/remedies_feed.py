@@ -15,7 +15,7 @@ from feedrate.doctor.sample import SampleCost
 from feedrate.doctor.surroundings import DataFiles
 from feedrate.doctor.what_if import DONE_BY_DECODER, copying_s, make_remedy, read_blocked
 from feedrate.model.pipeline import Pipeline
-from feedrate.model.predict import predict_change
+from feedrate.model.predict import Prediction, around, predict_change
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
 
@@ -28,7 +28,7 @@ _BATCH_CPU_S, _TAKING_S = 0.9e-3, 0.2e-3
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 # Besides decoding, what every dataset does: it makes a tensor, some calls of Python a sample.
 _PLAIN_S, _PLAIN_BYTES_PER_S = 0.3e-3, 0.6e9
-_OWN_SHARE = 0.1  # of a sample's CPU: code of the user's own that weighs less may run in the Loader's threads
+_OWN_SHARE = 0.1  # of a sample's CPU: with more of it in code of the user's own, nothing is predicted
 # What a Loader does without Python of the user's: in its kernel; on a GPU also by `on_device=`.
 _IN_KERNEL = frozenset({
     *DONE_BY_DECODER, "Normalize", "ConvertImageDtype", "ToPureTensor", "PIL.mirror",
@@ -56,12 +56,19 @@ def replace_loader(m: Measured) -> Remedy | None:
         return Remedy(NAME, _TITLE, 1.0, 1.0, 1.0, note=why)
     then = predict_pipeline(m, sample, data, trial)
     return make_remedy(
-        m, NAME, _TITLE, predict_change(m.pipeline, then, m.step_s), then,
+        m, NAME, _TITLE, _predict(m, then), then,
         decode_s=then.fetch_cpu_s / m.samples_per_step,
         command=f"feedrate pack {shlex.quote(data.folder)} PACK",
         change=write_call(m, trial),
         note=_note(m, sample, data, trial),
     )  # fmt: skip
+
+
+def _predict(m: Measured, then: Pipeline) -> Prediction:
+    prediction = predict_change(m.pipeline, then, m.step_s)
+    # What was never seen to be faster, the computing on batches that were there, is no faster with a Loader.
+    most = m.step_s / (then.device_s + then.between_s)
+    return around(most, then.slowest) if prediction.speedup > most else prediction
 
 
 def write_call(m: Measured, trial: LoaderTrial) -> str:
@@ -73,7 +80,7 @@ def write_call(m: Measured, trial: LoaderTrial) -> str:
 def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial) -> Pipeline:
     """Return the run with a Loader: what was tried, beside what the training itself takes."""
     now, n = m.pipeline, m.samples_per_step
-    own_s, _ = own_code(m, sample)
+    own_s = sum(_other_transforms(m, sample).values())
     beside_s = _BATCH_CPU_S + own_s * n
     if m.is_batch_of_floats and not m.is_on_gpu:
         beside_s += m.batch_bytes / _WRITTEN_BYTES_PER_S
@@ -106,14 +113,22 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
     return replace(then, fetch_cpu_s=images * each_s + beside_s)
 
 
-def own_code(m: Measured, sample: SampleCost) -> tuple[float, str]:
-    """Return what a sample costs in code of the user's that a Loader does not do by itself, and its name."""
+def _other_transforms(m: Measured, sample: SampleCost) -> dict[str, float]:
+    """Return the CPU time a sample of transforms that a Loader does not do by itself, by name."""
     done = _IN_KERNEL | _ON_DEVICE if m.is_on_gpu else _IN_KERNEL
-    named = {
+    return {
         name: cost.cpu_s
         for (kind, name), cost in sample.parts.items()
         if kind == "transform" and name not in done
     }
+
+
+def own_code(m: Measured, sample: SampleCost) -> tuple[float, str]:
+    """Return what a sample costs in code of the user's own, and the name of the most of it.
+
+    Transforms that are known by name, and what is more than a dataset does for every sample.
+    """
+    named = _other_transforms(m, sample)
     plain_s = _PLAIN_S + m.batch_bytes / max(m.samples_per_step, 1.0) / _PLAIN_BYTES_PER_S
     helpers_s = m.helpers_cpu_s / max(m.samples_per_step, 1e-9)
     rest_s = max(sample.kind("rest").cpu_s + helpers_s - plain_s, 0.0)
