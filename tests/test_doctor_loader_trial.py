@@ -46,7 +46,7 @@ def test_ranks_share_what_the_machine_gives(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(loader_trial, "count_usable_cores", lambda: 4)
     trial, _ = try_loader(save(tmp_path, 12), CROPS, ranks=2)
     assert trial is not None
-    assert trial.threads == 2
+    assert (trial.threads, trial.ranks) == (2, 2)
     assert trial.busy_threads <= 2
 
 

@@ -102,7 +102,9 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
     kernel = _time_kernel(data, batch, crops=any(crop in name for name in names for crop in _CROPS))
     images = _time_images(pack, loader, batch)
-    trial, unseen = _try_loader(data, loader, batch, names, len(recording.mains))
+    node = main.last("process").get("node")
+    ranks = sum(process.last("process").get("node") == node for process in recording.mains)
+    trial, unseen = _try_loader(data, loader, batch, names, ranks)
     if unseen:
         around = replace(around, notes=(*around.notes, unseen))
     return measure(recording, around, warmup=options.warmup_steps, kernel=kernel, images=images, trial=trial)

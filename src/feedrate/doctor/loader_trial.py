@@ -28,7 +28,7 @@ from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.process import read_queued_s
 
 _MOST_FILES = 256
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 32 << 20  # three times that for a moment
 _LOOKING_S = 0.7  # reading and scanning the files
 _DRAIN_S, _ALONE_S = 0.9, 0.4  # on all cores, and on one
 _WINDOW_S = 0.12
@@ -124,6 +124,7 @@ def _try(images: Sequence[str], options: TrialOptions, ranks: int) -> LoaderTria
         by_pillow=drained.by_pillow,
         scan_s=scan_s,
         call=options.code,
+        ranks=ranks,
     )
 
 

@@ -85,6 +85,7 @@ class LoaderTrial:
         by_pillow: share of the images that the kernel leaves to Pillow.
         scan_s: CPU time of looking through a file, which packing does once.
         call: the arguments that were tried, as they are written.
+        ranks: of the training on this machine, which share its cores.
     """
 
     images: int
@@ -96,6 +97,7 @@ class LoaderTrial:
     by_pillow: float = 0.0
     scan_s: float = 0.0
     call: str = ""
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ _ON_DEVICE = frozenset({
 # Packing: 1.08 times the CPU of a scan and of tar, which takes 8 us a file and 1.1 ns a byte
 # (benchmarks/results/packing.json).
 _PACKING, _TAR_FILE_S, _TAR_BYTE_S = 1.08, 8e-6, 1.1e-9
+_WAITED_FOR = 0.2  # of a sample's time: with less, reading is not what a Loader waits for
 _SMALL_BYTES = 1e6
 _READ_SMALL, _READ_LARGE = 0.25, 0.8  # of waiting for files, what ranges of a pack leave of it
 
@@ -102,7 +103,7 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
         fetch_blocked_s=0.0,
         handover_s=_TAKING_S,
         workers=trial.busy_threads,
-        cores=now.cores / max(len(m.loops), 1),
+        cores=now.cores / trial.ranks,
         between_s=max(now.between_s - starting_s, 0.0) + min(starting_s, first_s),
         # Python of the user's runs in one thread at a time.
         loader_s=max(reading_s, own_s * n),
@@ -164,8 +165,8 @@ def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial) 
         seconds = estimate_packing(data, trial, m.around.cores, read_blocked(m).blocked_s)
         size = format_bytes(data.dataset_bytes)
         said.append(f"packing takes about {format_seconds(seconds)}, and {size} of disk")
-    if read_blocked(m).blocked_s >= 0.05 * sample.total.wall_s:
-        said.append("a pack that 'feedrate stage' copies to a local disk is not waited for")
+    if read_blocked(m).blocked_s >= _WAITED_FOR * sample.total.wall_s:
+        said.append("storage is still waited for, until 'feedrate stage' brings the pack to a local disk")
     return "; ".join(said)
 
 
