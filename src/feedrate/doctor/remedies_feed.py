@@ -105,6 +105,7 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
         workers=trial.busy_threads,
         cores=now.cores / trial.ranks,
         between_s=max(now.between_s - starting_s, 0.0) + min(starting_s, first_s),
+        drag=_drag_of_threads(now),
         # Python of the user's runs in one thread at a time.
         loader_s=max(reading_s, own_s * n),
     )
@@ -112,6 +113,15 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
     load = (then.fetch_cpu_s + then.device_cpu_s) / max(then.cores * (then.step_s - then.between_s), 1e-9)
     each_s = trial.alone_cpu_s + (trial.cpu_s - trial.alone_cpu_s) * min(load, 1.0)
     return replace(then, fetch_cpu_s=images * each_s + beside_s)
+
+
+def _drag_of_threads(now: Pipeline) -> float:
+    """Return what making batches adds to the computing beside it, where no worker takes its core from it.
+
+    More processes than cores make the computing wait; of a Loader's threads the model knows that by itself.
+    """
+    waited_s = max(now.limits.get("cores", 0.0) - now.device_s - now.handover_s, 0.0)
+    return max(now.drag - waited_s / max(now.fetch_cpu_s, 1e-9), 0.0)
 
 
 def _other_transforms(m: Measured, sample: SampleCost) -> dict[str, float]:
