@@ -21,7 +21,7 @@ from bench_results import MACHINE
 from doctor_runs import MS, FakeLoop
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime
+from feedrate.doctor.measured import KernelTime, LoaderTrial
 from feedrate.doctor.measuring import measure
 from feedrate.doctor.records import read_run
 from feedrate.doctor.surroundings import DataFiles, Surroundings
@@ -53,7 +53,11 @@ def make_sample() -> Diagnosis:
             memory_used_bytes=1.9e10, decoded_bytes=7.7e11,
         )  # fmt: skip
         kernel = KernelTime(0.0011, taken=24, tried=24)
-        measured = measure(read_run(folder), around, warmup=10, kernel=kernel)
+        trial = LoaderTrial(
+            images=256, threads=CORES, images_per_s=11_200.0, busy_threads=15.7, cpu_s=0.0014,
+            alone_cpu_s=0.0011, scan_s=0.0006, call="batch_size=256, image=feedrate.RandomResizedCrop(224)",
+        )  # fmt: skip
+        measured = measure(read_run(folder), around, warmup=10, kernel=kernel, trial=trial)
     assert measured is not None
     return diagnose(
         measured,

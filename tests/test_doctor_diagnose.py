@@ -10,7 +10,7 @@ import pytest
 from doctor_runs import MS, FakeLoop, FakeProcess
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime, Measured
+from feedrate.doctor.measured import KernelTime, LoaderTrial, Measured
 from feedrate.doctor.measuring import measure
 from feedrate.doctor.records import read_run
 from feedrate.doctor.sample import measure_sample
@@ -28,8 +28,10 @@ def judge(
     *,
     mode: str = "experiments",
     kernel: KernelTime | None = None,
+    trial: LoaderTrial | None = None,
 ) -> tuple[Measured, Diagnosis]:
-    measured = measure(read_run(folder), around or Surroundings(cores=8.0), warmup=2, kernel=kernel)
+    around = around or Surroundings(cores=8.0)
+    measured = measure(read_run(folder), around, warmup=2, kernel=kernel, trial=trial)
     assert measured is not None
     return measured, diagnose(
         measured,

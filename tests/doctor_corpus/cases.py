@@ -104,6 +104,8 @@ safely = Run("--out {out}")
 generator = Run("--data {volume} --out {out}")
 imagefolder = Run("{photos} -j 4")
 every_core = Run("{photos} -j {cores}")
+pets = Run("{photos} -j {cores}")
+shelves = Run("{photos} --workers {cores}")
 gpu_resnet = Run("{photos} --workers 8 --size 160 --batch-size 16")
 cached = Run(
     "--cache {out} --workers {cores}", surroundings="--memory 460000000 --disk {arrays} 100", pages="cold"
@@ -130,6 +132,18 @@ CASES = (
         "train_flowers.py", flowers, changed(flowers, "--pack {out}/pack"), remedies=("faster-decode",),
         prepare="--data {large-photos} --write-pack {out}/pack",
         tier="benchmark",
+    ),
+    Case(
+        "random-crops", "decode-bound",
+        "a folder per class, random crops by Pillow with a worker per core; cured by feedrate.Loader",
+        "train_pets.py", pets, changed(pets, "--pack {out}/pack"), remedies=("loader",),
+        prepare="{photos} --write-pack {out}/pack",
+    ),
+    Case(
+        "whole-pictures", "decode-bound",
+        "whole pictures scaled by Pillow with a worker per core; cured by feedrate.Loader",
+        "train_shelves.py", shelves, changed(shelves, "--pack {out}/pack"), remedies=("loader",),
+        prepare="{photos} --make-pack {out}/pack", model="net",
     ),
     Case(
         "png-scans", "decode-bound",

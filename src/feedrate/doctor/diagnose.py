@@ -276,6 +276,10 @@ def _rates(m: Measured) -> tuple[Rate, ...]:
                 m.kernel.taken,
             )
         )
+    if m.trial is not None:
+        per_s, cores = m.trial.images_per_s, format_count(m.trial.threads, "core")
+        title = f"feedrate.Loader on these files, without training, {cores}"
+        rates.append(Rate("feedrate-loader", title, per_s, per_s * 0.9, per_s * 1.1, m.trial.images))
     return tuple(rates)
 
 

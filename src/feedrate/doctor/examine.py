@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from feedrate.doctor.gpus import find_gpu
 from feedrate.doctor.growth import measure_growth
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed, run_command
+from feedrate.doctor.loader_trial import guess_options, try_loader
 from feedrate.doctor.machine import MachineTrace, Means, read_machine
-from feedrate.doctor.measured import KernelTime, Measured, PackImages
+from feedrate.doctor.measured import KernelTime, LoaderTrial, Measured, PackImages
 from feedrate.doctor.measuring import measure
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.pack_images import describe_pack, is_pack, time_pack_images
@@ -101,7 +102,12 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
     kernel = _time_kernel(data, batch, crops=any(crop in name for name in names for crop in _CROPS))
     images = _time_images(pack, loader, batch)
-    return measure(recording, around, warmup=options.warmup_steps, kernel=kernel, images=images)
+    node = main.last("process").get("node")
+    ranks = sum(process.last("process").get("node") == node for process in recording.mains)
+    trial, unseen = _try_loader(data, loader, batch, names, ranks)
+    if unseen:
+        around = replace(around, notes=(*around.notes, unseen))
+    return measure(recording, around, warmup=options.warmup_steps, kernel=kernel, images=images, trial=trial)
 
 
 def _find_pack(main: Process, loader: Mapping[str, object]) -> str | None:
@@ -127,15 +133,35 @@ def _time_kernel(data: DataFiles | None, batch: Mapping[str, object], *, crops: 
     return time_kernel(data.images, _image_size(batch), crops=crops)
 
 
+def _try_loader(
+    data: DataFiles | None, loader: Mapping[str, object], batch: Mapping[str, object], names: Collection[str],
+    ranks: int,
+) -> tuple[LoaderTrial | None, str]:  # fmt: skip
+    """Drain the script's image files as a feedrate.Loader would; without a trial, say why."""
+    shape = _image_shape(batch)
+    if data is None or not data.images or shape is None:
+        return None, ""
+    size, channels = shape
+    wanted = loader.get("batch_size") or batch.get("samples")
+    guessed = guess_options(names, size, wanted if isinstance(wanted, int) else 1, channels)
+    return try_loader(data.images, guessed, ranks=ranks)
+
+
 def _image_size(batch: Mapping[str, object]) -> tuple[int, int] | None:
     """Return height and width of the batch's images, if it holds any."""
+    shape = _image_shape(batch)
+    return None if shape is None else shape[0]
+
+
+def _image_shape(batch: Mapping[str, object]) -> tuple[tuple[int, int], int] | None:
+    """Return height and width of the batch's images, and their channels that are decoded: 1 or 3."""
     tensors = batch.get("tensors")
     for tensor in tensors if isinstance(tensors, list) else ():
         shape = [int(side) for side in tensor.get("shape") or ()]
         if len(shape) == 4 and shape[1] in (1, 3, 4):
-            return shape[2], shape[3]
+            return (shape[2], shape[3]), 1 if shape[1] == 1 else 3
         if len(shape) == 4 and shape[3] in (1, 3, 4):
-            return shape[1], shape[2]
+            return (shape[1], shape[2]), 1 if shape[3] == 1 else 3
     return None
 
 

@@ -110,7 +110,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Training waits for storage",
         "The files come slower than they are used.",
         causes_loader.find_slow_storage,
-        cures=("stage", "pack", "cache-in-memory", "warm-page-cache", "more-workers"),
+        cures=("loader", "stage", "pack", "cache-in-memory", "warm-page-cache", "more-workers"),
     ),
     Entry(
         "cold-cache",
@@ -126,6 +126,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Images are decoded whole, on the CPU.",
         causes_loader.find_slow_decoding,
         cures=(
+            "loader",
             "faster-decode",
             "normalise",
             "cache-in-memory",
@@ -140,14 +141,14 @@ CATALOGUE: tuple[Entry, ...] = (
         "Training waits for the dataset's own transforms",
         "The code between reading a sample and handing it over is slow.",
         causes_loader.find_slow_transforms,
-        cures=("vectorise-transform", "preprocess-once", "more-workers", "pack"),
+        cures=("loader", "vectorise-transform", "preprocess-once", "more-workers", "pack"),
     ),
     Entry(
         "repeated-work",
         "The same preprocessing is done in every epoch",
         "Nothing random happens before it, so its result could be kept.",
         causes_loader.find_repeated_work,
-        cures=("preprocess-once", "cache-in-memory", "more-workers"),
+        cures=("loader", "preprocess-once", "cache-in-memory", "more-workers"),
         explains=("transform-bound", "decode-bound"),
     ),
     Entry(
@@ -155,7 +156,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Too few workers",
         "Cores stand idle while the training waits for its batches.",
         causes_loader.find_starved_workers,
-        cures=("more-workers", "more-threads", "faster-decode", "normalise", "pack"),
+        cures=("loader", "more-workers", "more-threads", "faster-decode", "normalise", "pack"),
         explains=_LOADER,
     ),
     Entry(
@@ -163,7 +164,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "More workers than cores",
         "The workers take the cores from each other and from the training.",
         causes_loader.find_too_many_workers,
-        cures=("fewer-workers", "faster-decode", "normalise"),
+        cures=("loader", "fewer-workers", "faster-decode", "normalise"),
         explains=(*_LOADER, "epoch-start-pause"),
     ),
     Entry(
@@ -171,7 +172,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "The workers share too few cores",
         "Their affinity keeps them on few cores while others idle.",
         causes_loader.find_pinned_workers,
-        cures=("unpin-workers", "faster-decode"),
+        cures=("loader", "unpin-workers", "faster-decode"),
         explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
     ),
     Entry(
@@ -202,7 +203,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Handing batches over holds up the training",
         "Collating, pickling and shared memory take time beside the making of samples.",
         causes_loader.find_slow_handover,
-        cures=("lighter-handover", "fewer-workers", "more-workers"),
+        cures=("loader", "lighter-handover", "fewer-workers", "more-workers"),
     ),
     Entry(
         "loader-bound",
@@ -216,7 +217,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Other processes take the machine",
         "Cores (or the GPU) are shared with work that is not this run's.",
         causes_machine.find_contention,
-        cures=("stop-others", "faster-decode", "normalise", "fewer-workers"),
+        cures=("stop-others", "loader", "faster-decode", "normalise", "fewer-workers"),
         explains=(
             *_LOADER,
             "workers-oversubscribed",
@@ -263,7 +264,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Copies to the GPU hold up the training",
         "Batches are copied from pageable memory or as 4-byte floats.",
         causes_loop.find_slow_copies,
-        cures=("pinned-memory", "batches-on-device", "uint8-transfer"),
+        cures=("loader", "pinned-memory", "batches-on-device", "uint8-transfer"),
     ),
     Entry(
         "sync-bound",
@@ -299,7 +300,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "Every epoch begins with a pause",
         "Workers are started again and fill their queue before the first batch.",
         causes_loop.find_epoch_pause,
-        cures=("persistent-workers", "fewer-workers"),
+        cures=("loader", "persistent-workers", "fewer-workers"),
     ),
     Entry(
         "validation-bound",
@@ -320,7 +321,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "One rank holds up the others",
         "Its data comes later than that of the other ranks, and every step waits for it.",
         causes_loop.find_slow_rank,
-        cures=("balance-ranks", "more-workers", "faster-decode"),
+        cures=("balance-ranks", "loader", "more-workers", "faster-decode"),
         explains=(*_LOADER, "workers-starved"),
     ),
     Entry(
@@ -333,6 +334,7 @@ CATALOGUE: tuple[Entry, ...] = (
             "channels-last",
             "larger-batch",
             "move-to-cores",
+            "loader",
             "faster-decode",
             "normalise",
             "more-workers",

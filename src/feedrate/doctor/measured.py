@@ -74,6 +74,34 @@ class KernelTime:
 
 
 @dataclass(frozen=True, slots=True)
+class LoaderTrial:
+    """Some of the user's files, drained as a feedrate.Loader would.
+
+    Attributes:
+        images: how many files were held for it.
+        threads: that one rank would decode with.
+        images_per_s: for one rank, while all of them decode on all cores.
+        busy_threads: of one rank, that had something to do at a time: small batches leave some without.
+        cpu_s: CPU time of an image then, all threads; `alone_cpu_s`: with one thread at work.
+        by_pillow: share of the images that the kernel leaves to Pillow.
+        scan_s: CPU time of looking through a file, which packing does once.
+        call: the arguments that were tried, as they are written.
+        ranks: of the training on this machine, which share its cores.
+    """
+
+    images: int
+    threads: int
+    images_per_s: float
+    busy_threads: float
+    cpu_s: float
+    alone_cpu_s: float
+    by_pillow: float = 0.0
+    scan_s: float = 0.0
+    call: str = ""
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class PackImages:
     """Some images of a pack, timed on this machine; seconds of CPU per image.
 
@@ -159,6 +187,7 @@ class Measured:
     idle: IdleWorkers = field(default_factory=IdleWorkers)
     views: Views | None = None  # that matter
     start: Start | None = None  # before the first step
+    trial: LoaderTrial | None = None  # of image files, by what a feedrate.Loader does
 
     @property
     def workers(self) -> int:

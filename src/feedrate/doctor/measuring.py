@@ -8,7 +8,7 @@ from statistics import median
 
 from feedrate.doctor.dataset_habits import Views, count_idle_workers, measure_views, read_start
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime, Measured, PackImages, Timing
+from feedrate.doctor.measured import KernelTime, LoaderTrial, Measured, PackImages, Timing
 from feedrate.doctor.pack_stages import Drained, PackStages, estimate_sample, read_stages
 from feedrate.doctor.records import Fact, Process, Recording
 from feedrate.doctor.sample import SampleCost, makers, measure_sample
@@ -24,6 +24,7 @@ def measure(
     warmup: int,
     kernel: KernelTime | None,
     images: PackImages | None = None,
+    trial: LoaderTrial | None = None,
 ) -> Measured | None:
     """Sum up a recording; None when no process made enough steps."""
     loops = {
@@ -92,6 +93,7 @@ def measure(
         idle=count_idle_workers(recording, main, loop.loaders, loop.end_ns),
         views=views,
         start=read_start(main),
+        trial=trial,
     )  # fmt: skip
 
 

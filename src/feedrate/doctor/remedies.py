@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from feedrate.doctor import (
     remedies_dataset,
+    remedies_feed,
     remedies_kept,
     remedies_loader,
     remedies_loop,
@@ -19,6 +20,7 @@ from feedrate.results.doctor import Remedy
 Make = Callable[[Measured], Remedy | None]
 
 _OF_WORKERS: tuple[Make, ...] = (
+    remedies_feed.replace_loader,
     remedies_loader.change_workers,
     remedies_loader.persist_workers,
     remedies_loader.unpin_workers,

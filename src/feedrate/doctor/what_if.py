@@ -15,7 +15,7 @@ _FRESH = 1.3  # a batch that was just made is copied slower than a buffer that w
 VECTORISED = 0.05  # what stays of a Python loop over elements that was turned into array operations
 _BETWEEN = {"validation": "validation-bound", "save": "checkpoint-bound", "epoch-start": "epoch-start-pause"}
 # What our decoder does on the way; a pack's Loader needs none of these in Python.
-_DONE_BY_DECODER = (
+DONE_BY_DECODER = (
     "PIL.resize", "PIL.crop+resize", "PIL.crop", "PIL.convert", "PIL.transpose", "PIL.thumbnail",
     "PIL.tobytes", "cv2.resize", "cv2.cvtColor", "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop",
     "RandomCrop", "RandomHorizontalFlip", "ToTensor", "PILToTensor", "ToImage", "ToDtype",
@@ -124,7 +124,7 @@ def transforming(m: Measured) -> Cost:
 def _geometry(m: Measured) -> Cost:
     cost = Cost()
     for (kind, name), part in (m.sample.parts if m.sample is not None else {}).items():
-        if kind == "transform" and name in _DONE_BY_DECODER:
+        if kind == "transform" and name in DONE_BY_DECODER:
             cost = cost.plus(part)
     return cost
 

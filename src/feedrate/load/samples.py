@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Some images of a dataset, in files or in a pack, decoded as the loader does: for commands that measure.
 
-Files are read in place: their entry points, which a pack keeps in its index, go into a temporary file.
+Files are read in place: their entry points, which a pack keeps in its index, go into a temporary file. Or
+they are held in memory, one behind the other as in a pack, so that no storage is measured with them.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -23,9 +25,19 @@ from feedrate.kernel import I64, U8, DecodeReport, Ranges
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import RandomResizedCrop
 from feedrate.results.progress import Rejection
+from feedrate.store.parcels import Parcel
+from feedrate.store.ranges import Piece
 
 IMAGE = Field("image", Kind.IMAGE)
 _ROW = np.dtype([("number", "<i8"), ("image.width", "<u4"), ("image.height", "<u4")])
+
+
+class DecodeChosen(Protocol):
+    """Decodes some of the images into an array, in the calling thread or in those of a pool."""
+
+    def __call__(
+        self, chosen: I64, geometry: Geometry, out: U8, pool: kernel.Pool | None = None
+    ) -> DecodeReport: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ class Samples:
     rows: Rows
     files: kernel.Files
     images: Ranges
-    decode_chosen: Callable[[I64, Geometry, U8], DecodeReport]
+    decode_chosen: DecodeChosen
     rejected: tuple[Rejection, ...] = field(default=())
 
     def __len__(self) -> int:
@@ -88,11 +100,13 @@ def pick(count: int, wanted: int, seed: int) -> I64:
 
 
 @contextmanager
-def open_files(paths: Sequence[str], numbers: I64 | None = None) -> Iterator[Samples]:
+def open_files(
+    paths: Sequence[str], numbers: I64 | None = None, *, in_memory: bool = False
+) -> Iterator[Samples]:
     """Open image files: each is read and scanned once. `numbers` are theirs in the dataset, for the draws."""
     numbers = np.arange(len(paths)) if numbers is None else numbers
     rejected: list[Rejection] = []
-    rows, lengths, checks, entries, names = [], [], [], [], []
+    rows, lengths, checks, entries, names, held = [], [], [], [], [], []
     for number, path in zip(numbers.tolist(), paths, strict=True):
         name = printable(os.fsencode(path))
         try:
@@ -111,27 +125,24 @@ def open_files(paths: Sequence[str], numbers: I64 | None = None) -> Iterator[Sam
         checks.append(kernel.crc32c(data))
         entries.append(scan.entries)
         names.append((name, path))
-    count = len(names)
-    with tempfile.NamedTemporaryFile(prefix="feedrate-entries-") as sidecar:
-        try:
-            sidecar.write(b"".join(entries))
-            sidecar.flush()
-        except OSError as error:
-            raise StorageError(f"cannot write {sidecar.name}: {error.strerror}") from error
-        files = kernel.Files([*(path for _, path in names), sidecar.name])
-        images = Ranges(
-            file=np.arange(count, dtype=np.int32),
-            offset=np.zeros(count, np.int64),
-            length=np.array(lengths, np.int64),
-            crc32c=np.array(checks, np.uint32),
-        )
-        sizes = np.array([len(one) for one in entries], np.int64)
-        places = Ranges(np.full(count, count, np.int32), np.cumsum(sizes) - sizes, sizes)
+        if in_memory:
+            held.append(data)
+    count, sizes = len(names), np.array([len(one) for one in entries], np.int64)
+    with _beside(held, entries) as sidecar:
+        stored = np.array(lengths, np.int64)
+        if in_memory:
+            file_of, starts = np.zeros(count, np.int32), np.cumsum(stored) - stored
+            places = Ranges(file_of, int(stored.sum()) + np.cumsum(sizes) - sizes, sizes)
+        else:
+            file_of, starts = np.arange(count, dtype=np.int32), np.zeros(count, np.int64)
+            places = Ranges(np.full(count, count, np.int32), np.cumsum(sizes) - sizes, sizes)
+        files = kernel.Files([sidecar] if in_memory else [*(path for _, path in names), sidecar])
+        images = Ranges(file_of, starts, stored, np.array(checks, np.uint32))
 
-        def decode(chosen: I64, geometry: Geometry, out: U8) -> DecodeReport:
+        def decode(chosen: I64, geometry: Geometry, out: U8, pool: kernel.Pool | None = None) -> DecodeReport:
             return kernel.decode_batch(
                 files, take_ranges(images, chosen), out, boxes=geometry.boxes, flips=geometry.flips,
-                filters=geometry.filter_each(), entries=take_ranges(places, chosen),
+                filters=geometry.filter_each(), entries=take_ranges(places, chosen), pool=pool,
             )  # fmt: skip
 
         try:
@@ -140,6 +151,28 @@ def open_files(paths: Sequence[str], numbers: I64 | None = None) -> Iterator[Sam
             )
         finally:
             files.close()
+
+
+@contextmanager
+def _beside(held: Sequence[bytes], entries: Sequence[bytes]) -> Iterator[str]:
+    """Hold what is read beside the files, one behind the other; images go into memory alone."""
+    if held:
+        data = b"".join([*held, *entries])
+        piece = Piece(b"", 0, len(data))
+        try:
+            parcel = Parcel([piece])
+            parcel.lay(piece, piece, data)
+        except OSError as error:
+            raise StorageError(f"no memory for {len(data)} bytes of images: {error.strerror}") from error
+        yield parcel.path
+        return
+    with tempfile.NamedTemporaryFile(prefix="feedrate-entries-") as sidecar:
+        try:
+            sidecar.write(b"".join(entries))
+            sidecar.flush()
+        except OSError as error:
+            raise StorageError(f"cannot write {sidecar.name}: {error.strerror}") from error
+        yield sidecar.name
 
 
 @contextmanager
@@ -155,8 +188,8 @@ def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
         raise pack.describe_bad(int(positions[bad]), IMAGE.name, None, "its row of the index is damaged")
     names = tuple(printable(path) for path in pack.texts("image.path", positions))
 
-    def decode(chosen: I64, geometry: Geometry, out: U8) -> DecodeReport:
-        return decode_pixels(Places(pack, rows[chosen], positions[chosen]), stored, geometry, out, None)
+    def decode(chosen: I64, geometry: Geometry, out: U8, pool: kernel.Pool | None = None) -> DecodeReport:
+        return decode_pixels(Places(pack, rows[chosen], positions[chosen]), stored, geometry, out, pool)
 
     files, images, _ = pack.find_values(IMAGE.name, rows, positions)
     yield Samples(names, rows, files, images, decode)

@@ -82,6 +82,16 @@ def is_pending(pid: int, number: int) -> bool:
     return False
 
 
+def read_queued_s(pid: int) -> float:
+    """Return how long the threads that a process has now were ready to run and had no core; 0: unknown."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return 0.0
+    fields = ((read_file(f"/proc/{pid}/task/{thread}/schedstat") or b"").split() for thread in threads)
+    return sum(int(found[1]) for found in fields if len(found) > 1) * 1e-9
+
+
 def read_io(pid: int) -> dict[str, int] | None:
     """Return rchar, wchar, read_bytes, write_bytes ...; None when the process has ended or is not ours.
 

@@ -25,6 +25,8 @@ _NONE = "none"  # an option of feedrate.Loader that is not set
 _GONE = 0.5  # a part that shrank by this much was worked on
 # What leaves the same trace as another remedy.
 _MORE_USUAL = {"normalise": "faster-decode", "preprocess-once": "cache-in-memory"}
+# What `feedrate.Loader` does along with the rest: where it was predicted, that is the prediction that counts.
+_WITH_LOADER = ("faster-decode", "pack", "pinned-memory", "lighter-handover")
 _NOTICED = 0.05  # of the step or the sample: less is noise
 
 # Remedies that leave no trace in the settings: the parts of the step that they make shorter, ...
@@ -86,6 +88,8 @@ def find_applied(before: Seen, after: Seen) -> tuple[Remedy | None, list[str]]:
         if applied:
             notes.append(f"'{applied[0].title}' was recognised by what became shorter, not by a setting")
     applied = [one for one in applied if not _is_other_way(one, applied, notes)]
+    if "loader" in [one.name for one in applied]:
+        applied = [one for one in applied if one.name not in _WITH_LOADER]
     helping = [one for one in applied if one.predicted_speedup >= GAIN_WORTH_NAMING]
     if len(helping) > 1:
         titles = " and ".join(f"'{one.title}'" for one in helping)
@@ -173,6 +177,11 @@ def _fed(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
     return uses_feedrate(after) and not (uses_feedrate(before) or _keeps(after))
 
 
+def _replaced(one: Remedy, before: Seen, after: Seen, notes: list[str]) -> bool:
+    """The whole DataLoader, not its dataset alone."""
+    return _fed(one, before, after, notes) and (_find(after, "loader") or "").startswith("feedrate.Loader")
+
+
 def _cached(_one: Remedy, before: Seen, after: Seen, _notes: list[str]) -> bool:
     return (_keeps(after) and not _keeps(before)) or _is_set_now("cache", before, after)
 
@@ -235,6 +244,7 @@ _BY_SETTING: dict[str, Callable[[Remedy, Seen, Seen, list[str]], bool]] = {
     "uint8-transfer": _turned_to("batch", lambda value: "uint8" in value),
     "half-precision": _turned_to("precision", lambda value: "16" in value),
     "channels-last": _turned_to("channels last", _is_true),
+    "loader": _replaced,
     "pack": _fed,
     "faster-decode": _fed,
     "normalise": _normalised,

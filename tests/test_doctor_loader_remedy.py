@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What feedrate.Loader would give in place of a DataLoader: predicted from a trial on the script's files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diagnoses import make_decode_bound
+from doctor_runs import MS, FakeLoop
+from feedrate.cli import make_parser
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.measured import KernelTime, LoaderTrial
+from feedrate.doctor.surroundings import Surroundings
+from feedrate.report.doctor_verify import compare_runs
+from feedrate.results.doctor import Diagnosis, Fact, Remedy
+from test_doctor_advice import find
+from test_doctor_diagnose import judge
+from test_doctor_findings import LOCAL, run_steps
+from test_doctor_verify import rerun, write
+
+TRIAL = LoaderTrial(
+    images=200, threads=2, images_per_s=2000.0, busy_threads=2.0, cpu_s=0.001, alone_cpu_s=0.001,
+    scan_s=0.0005, call="batch_size=8, image=feedrate.RandomResizedCrop(64)",
+)  # fmt: skip
+HERE = Surroundings(cores=2.0, data=LOCAL)
+DECODING = {"decode:PIL": (98.0, 0.0)}
+
+
+def judge_loop(
+    folder: Path,
+    *,
+    parts: Mapping[str, tuple[float, float]] = DECODING,
+    cpu: float = 100,
+    blocked: float = 0,
+    wait: float = 40,
+    around: Surroundings = HERE,
+    trial: LoaderTrial = TRIAL,
+    device: str = "cpu",
+) -> Diagnosis:
+    """Judge a loop that computes for 10 ms a batch of 8 and has two workers; times in ms a batch."""
+    loop = FakeLoop(workers=2)
+    loop.main.fact("module", **{"class": "Net", "device": device})
+    loop.main.fact("copy-rates", pinned_bytes_per_s=5e10, pageable_bytes_per_s=1e10)
+    run_steps(loop, wait)
+    loop.fetches(200, 20, cpu=cpu, blocked=blocked, parts=parts).write(folder)
+    loop.main.write(folder)
+    return judge(folder, around, trial=trial)[1]
+
+
+def loader_of(diagnosis: Diagnosis) -> Remedy:
+    remedy = find(diagnosis, "loader")
+    assert remedy is not None
+    return remedy
+
+
+def test_a_loader_is_predicted_by_its_trial_beside_the_training(tmp_path: Path) -> None:
+    """Of 110 ms of two cores a batch, 8.9 ms of making and 10 of computing stay: the computing limits."""
+    diagnosis = judge_loop(tmp_path)
+    remedy = loader_of(diagnosis)
+    assert remedy.predicted_speedup == pytest.approx(5.0, rel=0.1)
+    assert remedy.high / remedy.low <= 1.5
+    assert remedy.next_bottleneck == "device-bound"
+
+
+def test_it_gives_more_than_the_same_decoder_in_the_dataloader(tmp_path: Path) -> None:
+    """The collating, 20 of 118 ms, goes with the workers."""
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 48)
+    parts = {"decode:PIL": (98.0, 0.0), "collate:default_collate": (20.0, 0.0)}
+    loop.fetches(200, 20, cpu=118, parts=parts).write(tmp_path)
+    loop.main.write(tmp_path)
+    kernel = KernelTime(TRIAL.cpu_s, taken=8, tried=8)
+    first = judge(tmp_path, HERE, kernel=kernel, trial=TRIAL)[1].findings[0]
+    assert first.code == "decode-bound"
+    names = [remedy.name for remedy in first.remedies]
+    assert names.index("loader") < names.index("faster-decode")
+
+
+def test_its_command_exists_and_its_note_says_what_was_tried_and_what_packing_takes(tmp_path: Path) -> None:
+    remedy = loader_of(judge_loop(tmp_path))
+    assert remedy.command == "feedrate pack /data PACK"
+    make_parser().parse_args(shlex.split(remedy.command)[1:])
+    assert remedy.change == "feedrate.Loader('PACK', batch_size=8, image=feedrate.RandomResizedCrop(64))"
+    # 10,000 files of 100 KB, each 1.08 times 0.5 ms of scanning and 0.118 ms of what tar does, on two cores.
+    assert remedy.note == (
+        "2,000 images/s on 2 cores, tried with 200 of these files; "
+        "packing takes about 3.34 s, and 1.00 GB of disk"
+    )
+
+
+def test_the_cores_that_the_training_needs_are_not_the_loaders(tmp_path: Path) -> None:
+    """An image takes 5 ms: a batch 41 ms of making and 10 of computing, on two cores."""
+    slow = replace(TRIAL, cpu_s=0.005, alone_cpu_s=0.005, images_per_s=400.0)
+    remedy = loader_of(judge_loop(tmp_path, trial=slow))
+    assert remedy.predicted_speedup == pytest.approx(110 / 52, rel=0.15)
+    assert remedy.next_bottleneck == "decode-bound"
+
+
+def test_threads_that_find_nothing_to_do_are_not_counted(tmp_path: Path) -> None:
+    half = replace(TRIAL, cpu_s=0.005, alone_cpu_s=0.005, images_per_s=200.0, busy_threads=1.0)
+    whole = replace(half, busy_threads=2.0)
+    predicted = [
+        loader_of(judge_loop(folder, trial=trial)).predicted_speedup
+        for folder, trial in ((tmp_path / "half", half), (tmp_path / "whole", whole))
+        if folder.mkdir() is None
+    ]
+    assert predicted[0] < 0.8 * predicted[1]
+
+
+def test_on_a_gpu_its_batches_arrive_beside_the_computing(tmp_path: Path) -> None:
+    """Of 10 ms a step, 4 are a copy of 40 MB from pageable memory, which a Loader hides."""
+    around = replace(
+        HERE,
+        cores=16.0,
+        gpus=1,
+        gpu_name="H200",
+        gpu_utilisation=0.2,
+        copied_bytes=4e7,
+        copied_element_bytes=4,
+    )
+    trial = replace(TRIAL, threads=16, busy_threads=16.0, images_per_s=16000.0)
+    remedy = loader_of(judge_loop(tmp_path, device="cuda:0", around=around, trial=trial))
+    assert remedy.change is not None
+    assert remedy.change.endswith(', device="cuda")')
+    assert remedy.predicted_speedup == pytest.approx(50 / 6.2, rel=0.15)
+
+
+def test_code_of_the_users_own_keeps_its_workers(tmp_path: Path) -> None:
+    remedy = loader_of(
+        judge_loop(tmp_path, parts={"decode:PIL": (66.0, 0.0), "transform:AddRain": (32.0, 0.0)})
+    )
+    assert remedy.predicted_speedup == 1.0
+    assert remedy.note.startswith(
+        "4.00 ms a sample are code of your own (AddRain), which would run in one thread"
+    )
+    assert "feedrate.Dataset in the DataLoader" in remedy.note
+
+
+@pytest.mark.parametrize(("device", "is_predicted"), [("cpu", False), ("cuda:0", True)])
+def test_colours_are_changed_on_the_gpu_and_nowhere_else(
+    tmp_path: Path, device: str, is_predicted: bool
+) -> None:
+    parts = {"decode:PIL": (66.0, 0.0), "transform:ColorJitter": (32.0, 0.0)}
+    remedy = loader_of(judge_loop(tmp_path, parts=parts, device=device))
+    assert (remedy.predicted_speedup > 1.5) is is_predicted
+
+
+def test_what_the_kernel_does_on_its_way_is_no_code_of_the_users_own(tmp_path: Path) -> None:
+    parts = {
+        f"transform:{name}": (15.0, 0.0)
+        for name in ("RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize")
+    }
+    remedy = loader_of(judge_loop(tmp_path, parts={"decode:PIL": (40.0, 0.0), **parts}))
+    assert remedy.predicted_speedup > 3
+
+
+def test_storage_that_is_waited_for_is_still_waited_for(tmp_path: Path) -> None:
+    """Of 800 ms that a batch of small files waits in each of two workers, a pack leaves a quarter."""
+    remedy = loader_of(
+        judge_loop(tmp_path, cpu=20, blocked=800, wait=400, parts={"decode:PIL": (19.0, 800.0)})
+    )
+    assert remedy.predicted_speedup == pytest.approx(410 / 100, rel=0.1)
+    assert "'feedrate stage'" in remedy.note
+
+
+def test_a_step_of_two_loaders_is_not_predicted_from_a_trial_of_one(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    loop.main.fact("loader", loader="loader-1", num_workers=2, batch_size=8)
+    for number in range(40):
+        loop.main.record(layout.WAIT, "loader-1", loop.now, 9 * MS, a=8, b=number, c=layout.PROBED)
+        loop.now += 9 * MS
+        loop.step(wait=40)
+    loop.fetches(200, 20, cpu=100, parts=DECODING).write(tmp_path)
+    loop.main.write(tmp_path)
+    remedy = loader_of(judge(tmp_path, HERE, trial=TRIAL)[1])
+    assert remedy.predicted_speedup == 1.0
+    assert "2 loaders" in remedy.note
+
+
+def test_samples_of_two_files_cost_two_images(tmp_path: Path) -> None:
+    """The workers read 100 KB a sample: two files of 50 KB."""
+    slow = replace(TRIAL, cpu_s=0.005, alone_cpu_s=0.005, images_per_s=400.0)
+    pairs = replace(HERE, data=replace(LOCAL, mean_bytes=5e4))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one = loader_of(judge_loop(tmp_path / "one", trial=slow)).predicted_speedup
+    two = loader_of(judge_loop(tmp_path / "two", trial=slow, around=pairs)).predicted_speedup
+    assert two == pytest.approx(one * 51 / 91, rel=0.1)
+
+
+def test_without_a_trial_nothing_is_said(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=100, parts=DECODING).write(tmp_path)
+    loop.main.write(tmp_path)
+    assert find(judge(tmp_path, HERE)[1], "loader") is None
+
+
+@pytest.mark.parametrize(
+    ("fact", "after", "applied"),
+    [
+        ("loader", "feedrate.Loader, made at a.py:3", "loader"),
+        ("dataset", "feedrate.load.dataset.Dataset, 9 samples", "faster-decode"),
+    ],
+)
+def test_a_loader_is_told_from_a_dataset_in_the_dataloader(fact: str, after: str, applied: str) -> None:
+    remedies = (
+        Remedy("loader", "feed with feedrate.Loader", 4.0, 3.3, 4.9),
+        Remedy("faster-decode", "decode with feedrate", 2.5, 2.0, 3.1),
+        Remedy("pack", "pack the files", 1.1, 1.0, 1.2),
+    )
+    facts = (Fact("loader", "DataLoader, made at a.py:1"), Fact("dataset", "data.Photos, 9 samples"))
+    before = replace(make_decode_bound(), remedies=remedies, facts=facts)
+    changed = tuple(Fact(fact, after) if one.name == fact else one for one in facts)
+    verification = compare_runs(write(before), rerun(before, 3.0, facts=changed))
+    assert verification.applied is not None
+    assert verification.applied.name == applied
+    assert not [note for note in verification.notes if "feedrate.Loader" in note]
