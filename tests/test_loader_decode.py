@@ -19,7 +19,16 @@ from feedrate.errors import BadSample, FeedrateError, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.load.cache import Cache
 from feedrate.load.device import gpu_decode
-from packs import IMAGE, LABEL, encode_image, make_image, write_everything, write_images, write_pack
+from packs import (
+    IMAGE,
+    encode_image,
+    encode_mixed,
+    make_noise,
+    write_everything,
+    write_images,
+    write_mixed,
+    write_pack,
+)
 
 torch = pytest.importorskip("torch")
 OPTIONS: dict[str, Any] = {"batch_size": 8, "image": RandomResizedCrop(24), "flip": True, "seed": 3}
@@ -35,33 +44,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, library: Path) -> FakeGpu:
     return fake_gpu.install(monkeypatch, library)
 
 
-def make_noise(seed: int, width: int, height: int) -> np.ndarray:
-    """Return an image that takes many bytes, so that it has several entry points."""
-    noise = np.random.default_rng(seed).integers(-40, 40, (height, width, 3))
-    return np.clip(make_image(seed, width, height).astype(int) + noise, 0, 255).astype(np.uint8)
-
-
-KINDS: list[tuple[str, dict[str, Any]]] = [
-    ("JPEG", {"subsampling": "4:2:0"}), ("JPEG", {"subsampling": "4:4:4", "optimize": True}),
-    ("JPEG", {"subsampling": "4:2:2", "restart_marker_blocks": 5}), ("JPEG", {"gray": True}),
-    ("JPEG", {"progressive": True}), ("PNG", {}),
-]  # fmt: skip
-
-
-def encode(seed: int) -> bytes:
-    kind, options = KINDS[seed % len(KINDS)]
-    pixels = make_noise(seed, 70 + 17 * seed % 90, 60 + 29 * seed % 80)
-    if options.get("gray"):
-        return encode_image(pixels[..., 0], kind)
-    return encode_image(pixels, kind, **options)
-
-
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """42 images of many sizes: JPEGs of all kinds, a sixth of them progressive, and a sixth PNG."""
-    return write_pack(
-        tmp_path / "mixed", (IMAGE, LABEL), [{"image": encode(i), "label": i % 3} for i in range(42)]
-    )
+    return write_mixed(tmp_path / "mixed", 42)
 
 
 def load(pack: Path, decode: str, epochs: int = 1, **options: Any) -> tuple[list[Any], Any]:
@@ -370,7 +355,7 @@ def test_memory_for_the_next_batch_that_is_not_there_names_what_decoding_takes(
 @pytest.mark.usefixtures("gpu")
 def test_a_pack_that_names_images_of_several_fields_counts_each(tmp_path: Path) -> None:
     fields = (Field("image", Kind.IMAGE), Field("other", Kind.IMAGE))
-    samples = [{"image": encode(6 * i), "other": encode(4 + 6 * i)} for i in range(6)]
+    samples = [{"image": encode_mixed(6 * i), "other": encode_mixed(4 + 6 * i)} for i in range(6)]
     pack = write_pack(tmp_path / "pack", fields, samples)
     got, stats = load(pack, "gpu", fields=["image", "other"])
     assert_equal(got, load(pack, "cpu", fields=["image", "other"])[0])
