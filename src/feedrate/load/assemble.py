@@ -172,7 +172,7 @@ class Assembler:
         self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
     ) -> tuple[Any, kernel.DecodeReport]:
         count = len(places.positions)
-        if self.gpu is not None and self.gpu.takes(field):
+        if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
             height, width, channels = self.rings[wanted.name].shape[1:]
             return self.gpu.decode(
                 places, field, geometry, (height, width, channels), lambda n: self._lend(wanted, n), self.pool

@@ -26,6 +26,7 @@ from feedrate.kernel import I64
 from feedrate.load.assemble import Assembler, Batch
 from feedrate.load.cache import Cache
 from feedrate.load.device.options import check_finish
+from feedrate.load.device.share import ShareController
 from feedrate.load.device.transfer import Transfer, check_device, choose_placement
 from feedrate.load.geometry import Artist
 from feedrate.load.image import ImageOp, RandomCrop, View
@@ -240,8 +241,12 @@ class Loader:
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
-        controller = None if self._options.threads else ThreadController(self._threads)
-        self._resources = Resources(pack, owns_pack, self._open_cache(pack), controller)
+        options = self._options
+        gpu_share = ShareController() if options.decode == "auto" and self._cpu_reason is None else None
+        controller = None
+        if options.threads is None or gpu_share is not None:
+            controller = ThreadController(self._threads, is_fixed=options.threads is not None)
+        self._resources = Resources(pack, owns_pack, self._open_cache(pack), controller, gpu_share)
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._live: weakref.ref[LoaderIterator] | None = None
         self._meter = Meter()
@@ -311,13 +316,13 @@ class Loader:
             self._device, self._output, self._finish, prefetch=self._prefetch,
             is_plain=not self.has_functions,
         )  # fmt: skip
-        gpu = None
+        gpu, gpu_share = None, self._resources.gpu_share
         if self._cpu_reason is None and isinstance(placement, Transfer):
             from feedrate.load.device.gpu_decode import open_decoder
 
             gpu = open_decoder(placement, meter, is_asked_for=options.decode == "gpu")
-            if gpu is not None and options.decode == "auto":
-                gpu.set_share(0)
+            if gpu is not None and gpu_share is not None:
+                gpu.set_share(gpu_share.share)
         self._resources.gpu = gpu
         address = placement.find_pci_address()
         near = None if address is None else find_near_cores(address, threads)
@@ -373,6 +378,8 @@ class Loader:
             controller.note_batch()
             if controller.threads != pool.limit:
                 pool.set_limit(controller.threads)
+            if gpu is not None and gpu_share is not None:
+                gpu.set_share(gpu_share.share)
 
         ahead = None
         if isinstance(self._resources.pack, ThroughPack):
@@ -395,8 +402,9 @@ class Loader:
         )  # fmt: skip
         if controller is not None:
             controller.begin(
-                pool.threads, feed.makers, self._prefetch, lambda: (*meter.waits(), pool.cpu_seconds())
-            )
+                pool.threads, feed.makers, self._prefetch, lambda: (*meter.waits(), pool.cpu_seconds()),
+                None if gpu is None else gpu_share,
+            )  # fmt: skip
             pool.set_limit(controller.threads)
         return feed
 
