@@ -104,6 +104,33 @@ def write_images(folder: Path, count: int = 20, side: int | None = 16, **options
     return write_pack(folder, (field, LABEL), samples, **options)
 
 
+def make_noise(seed: int, width: int, height: int) -> np.ndarray:
+    """Return an image that takes many bytes as a JPEG, so that it has several entry points."""
+    noise = np.random.default_rng(seed).integers(-40, 40, (height, width, 3))
+    return np.clip(make_image(seed, width, height).astype(int) + noise, 0, 255).astype(np.uint8)
+
+
+_MIXED: list[tuple[str, dict[str, Any]]] = [
+    ("JPEG", {"subsampling": "4:2:0"}), ("JPEG", {"subsampling": "4:4:4", "optimize": True}),
+    ("JPEG", {"subsampling": "4:2:2", "restart_marker_blocks": 5}), ("JPEG", {}),
+    ("JPEG", {"progressive": True}), ("PNG", {}),
+]  # fmt: skip
+
+
+def encode_mixed(seed: int) -> bytes:
+    """Return an image file: of six in a row, JPEGs of three samplings, gray, progressive, and a PNG."""
+    kind, options = _MIXED[seed % len(_MIXED)]
+    pixels = make_noise(seed, 70 + 17 * seed % 90, 60 + 29 * seed % 80)
+    return encode_image(pixels[..., 0] if seed % len(_MIXED) == 3 else pixels, kind, **options)
+
+
+def write_mixed(folder: Path, count: int) -> Path:
+    """Write images of many sizes and kinds (`encode_mixed`), with labels."""
+    return write_pack(
+        folder, (IMAGE, LABEL), [{"image": encode_mixed(i), "label": i % 3} for i in range(count)]
+    )
+
+
 def write_multi_label(folder: Path, count: int = 8, side: int = 16) -> Path:
     """Write images of which each may have several of three classes: the bits of its number."""
     fields = (

@@ -89,7 +89,7 @@ def decode_batch(
             boxes=boxes.reshape(-1),
             flips=flips.view(np.uint8),
             filters=filters,
-            before_13=_is_pillow_older(filters),
+            before_13=is_pillow_older(filters),
             out=out.reshape(-1),
             shape=(height, width, channels),
             raw=is_raw.view(np.uint8),
@@ -169,7 +169,7 @@ def decode_one(
     if not nearest and (status == Status.OK or len(entries)):
         status, words = native.decode_one(
             array, as_bytes(entries), (left, top, right, bottom), out.reshape(-1), out.shape, flip, filter_,
-            _is_pillow_older(np.array([filter_])),
+            is_pillow_older(np.array([filter_])),
         )  # fmt: skip
         if status == Status.OK:
             return out
@@ -258,7 +258,7 @@ def _claims_too_much(width: int, height: int, data: bytes) -> bool:
     return width * height > max(TRUSTED_PIXELS, 256 * len(data))
 
 
-def _is_pillow_older(filters: npt.NDArray[Any]) -> bool:
+def is_pillow_older(filters: npt.NDArray[Any]) -> bool:
     """Say whether the order of passes before Pillow 13 is wanted; Pillow is asked only where that shows."""
     return bool(np.isin(filters, _WITH_LOBES).any()) and not pillow.resizes_as_kernel()
 

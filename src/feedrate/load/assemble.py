@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.errors import BadSample, FeedrateError
-from feedrate.format.fields import Kind
+from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, U8
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
@@ -27,6 +27,7 @@ from feedrate.load.values import Values, explain_status, move_boxes, read_field
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
+    from feedrate.load.device.gpu_decode import GpuDecoder
 
 
 class Origin(NamedTuple):
@@ -84,6 +85,7 @@ class Assembler:
     meter: Meter
     pool: kernel.Pool | None = None
     cached: CachedPixels | None = None
+    gpu: GpuDecoder | None = None
     lend: Callable[[tuple[int, ...]], U8 | None] = lambda _: None  # other memory than that of the rings
     is_stopping: Callable[[], bool] = lambda: False  # asked before each sample that goes through a transform
 
@@ -152,15 +154,12 @@ class Assembler:
     def _decode(self, wanted: Wanted, draft: Draft) -> Any:
         assert wanted.field is not None
         assert draft.geometry is not None
-        out = self._lend(wanted, len(draft.places.positions))
-        if not len(out):
-            return out
-        decode = decode_pixels if self.cached is None else self.cached.decode
-        image = None if self.artist is None else self.artist.image
+        if not len(draft.places.positions):
+            return self._lend(wanted, 0)
         geometry = draft.geometry
         if wanted.filters is not None:
             geometry = replace(geometry, filters=wanted.filters)
-        report = decode_crops(decode, image, draft.places, wanted.field, geometry, out, self.pool)
+        out, report = self._decode_field(wanted, wanted.field, draft.places, geometry)
         self.meter.add_report(report)
         self.meter.count(bytes_read=report.bytes_read)
         if report.statuses.any():
@@ -168,6 +167,20 @@ class Assembler:
                 reason = report.reasons.get(i) or explain_status(report.statuses[i])
                 draft.bad.setdefault(i, (wanted.field.name, reason))
         return out[..., 0] if wanted.field.kind is Kind.MASK else out
+
+    def _decode_field(
+        self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
+    ) -> tuple[Any, kernel.DecodeReport]:
+        count = len(places.positions)
+        if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
+            height, width, channels = self.rings[wanted.name].shape[1:]
+            return self.gpu.decode(
+                places, field, geometry, (height, width, channels), lambda n: self._lend(wanted, n), self.pool
+            )
+        out = self._lend(wanted, count)
+        decode = decode_pixels if self.cached is None else self.cached.decode
+        image = None if self.artist is None else self.artist.image
+        return out, decode_crops(decode, image, places, field, geometry, out, self.pool)
 
     def _lend(self, wanted: Wanted, count: int) -> U8:
         ring = self.rings[wanted.name]

@@ -21,6 +21,8 @@ from feedrate.units import format_count, typed
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
+    from feedrate.load.device.gpu_decode import GpuDecoder
+    from feedrate.load.device.share import ShareController
     from feedrate.load.loader import Loader
 
 # Of an epoch's samples, so many may be skipped: more is no longer the dataset that training was meant for.
@@ -60,7 +62,9 @@ class Resources:
     pack: Pack
     owns_pack: bool
     cached: CachedPixels | None = None
-    controller: ThreadController | None = None  # None: the number of threads was given
+    controller: ThreadController | None = None  # None: the number of threads was given, and who decodes
+    gpu_share: ShareController | None = None  # None: who decodes was given
+    gpu: GpuDecoder | None = None  # of the iteration that lives, or lived last
     process: int = field(default_factory=os.getpid)
     feed: Feed[Batch] | None = None
 

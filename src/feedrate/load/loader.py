@@ -8,6 +8,7 @@ it on, what is only prefetched does not. One iteration lives at a time: a new `i
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -25,13 +26,15 @@ from feedrate.kernel import I64
 from feedrate.load.assemble import Assembler, Batch
 from feedrate.load.cache import Cache
 from feedrate.load.device.options import check_finish
-from feedrate.load.device.transfer import check_device, choose_placement
+from feedrate.load.device.share import ShareController
+from feedrate.load.device.transfer import Transfer, check_device, choose_placement
 from feedrate.load.geometry import Artist
-from feedrate.load.image import ImageOp, View
+from feedrate.load.image import ImageOp, RandomCrop, View
 from feedrate.load.iteration import BatchSampler, Cursor, LoaderIterator, Resources
 from feedrate.load.meter import Meter
 from feedrate.load.options import (
     BadSamplePolicy,
+    Decode,
     Mode,
     Options,
     Output,
@@ -62,6 +65,8 @@ from feedrate.store.through import ThroughPack, open_pack
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
+
+log = logging.getLogger("feedrate")
 
 # How much the decoding threads give way to the loop, as nice(1) counts. Where threads outnumber cores, the
 # one that launches a GPU's work would get half a core beside one of them, and the GPU would wait for it.
@@ -110,6 +115,8 @@ class Loader:
             `GaussianBlur`, `Solarize` and functions on the batch of images, then `RandomErasing`, then
             `MixUp` and `CutMix`, which give soft labels.
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
+        decode: with device="cuda", where images are decoded: "cpu", "gpu", or "auto": on the GPU as much as
+            the loop gains from. Pixels are the same; `stats()` tells.
         allow_addresses: hosts, ["s3://bucket"], where files may lie that the pack names: it needs them for a
             pack that somebody else may have made, and that names files elsewhere.
     """
@@ -143,6 +150,7 @@ class Loader:
         dtype: Any = None,
         normalize: Any = None,
         on_device: Any = None,
+        decode: Decode = "auto",
         allow_addresses: str | Sequence[str] = (),
         **others: Any,
     ) -> None:
@@ -155,7 +163,7 @@ class Loader:
             world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
             on_bad_sample=on_bad_sample, output=output,
             scratch=None if scratch is None else os.fspath(scratch), mode=mode, device=device,
-            dtype=dtype, normalize=normalize, on_device=on_device,
+            dtype=dtype, normalize=normalize, on_device=on_device, decode=decode,
         )  # fmt: skip
         if cache is not None and not isinstance(cache, Cache):
             raise UsageError(
@@ -200,6 +208,7 @@ class Loader:
         pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
         wide = self._finish.dtype.itemsize if self._finish is not None and self._finish.dtype else 1
         self._is_sent = self._device is not None and self._device.type == "cuda"
+        self._cpu_reason = self._explain_cpu()
         # A transform runs in the makers, so there should be as many as threads. A loop that launches work for
         # a GPU takes batches unevenly, and the GPU should not feel it when decoding is late once.
         makers = self._threads if options.transform else 4 if self._is_sent else 1
@@ -208,10 +217,36 @@ class Loader:
         self._closed = False
         self._shares(self._order.at(0), 0, rank).check_not_empty()
 
+    def _explain_cpu(self) -> str | None:
+        """Return why the CPU decodes whatever happens; None: the GPU may."""
+        options = self._options
+        if options.decode == "gpu" and not self._is_sent:
+            raise UsageError(
+                'decode="gpu" decodes images on the GPU that batches go to, and this loader has none',
+                hint='device="cuda", or leave out decode',
+            )
+        if options.decode == "cpu" or not self._is_sent:
+            return "so it was asked for"
+        from feedrate.load.device.gpu_decode import explain_cpu
+
+        reason = explain_cpu(
+            has_functions=self.has_functions,
+            has_cache=self._cache is not None,
+            is_padded=isinstance(options.image, RandomCrop) and options.image.is_padded,
+            fields=[w.field for w in self._wanted if w.field is not None],
+        )
+        if reason is not None and options.decode == "gpu":
+            log.warning('decode="gpu": all images are decoded on the CPU, since %s', reason)
+        return reason
+
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
-        controller = None if self._options.threads else ThreadController(self._threads)
-        self._resources = Resources(pack, owns_pack, self._open_cache(pack), controller)
+        options = self._options
+        gpu_share = ShareController() if options.decode == "auto" and self._cpu_reason is None else None
+        controller = None
+        if options.threads is None or gpu_share is not None:
+            controller = ThreadController(self._threads, is_fixed=options.threads is not None)
+        self._resources = Resources(pack, owns_pack, self._open_cache(pack), controller, gpu_share)
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._live: weakref.ref[LoaderIterator] | None = None
         self._meter = Meter()
@@ -281,6 +316,14 @@ class Loader:
             self._device, self._output, self._finish, prefetch=self._prefetch,
             is_plain=not self.has_functions,
         )  # fmt: skip
+        gpu, gpu_share = None, self._resources.gpu_share
+        if self._cpu_reason is None and isinstance(placement, Transfer):
+            from feedrate.load.device.gpu_decode import open_decoder
+
+            gpu = open_decoder(placement, meter, is_asked_for=options.decode == "gpu")
+            if gpu is not None and gpu_share is not None:
+                gpu.set_share(gpu_share.share)
+        self._resources.gpu = gpu
         address = placement.find_pci_address()
         near = None if address is None else find_near_cores(address, threads)
         collate = options.collate or (make_collate(self._output) if options.transform else None)
@@ -288,7 +331,7 @@ class Loader:
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
             output=self._output, transform=options.transform, collate=collate,
             raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
-            cached=self._resources.cached, lend=placement.lend, is_stopping=stopping.is_set,
+            cached=self._resources.cached, gpu=gpu, lend=placement.lend, is_stopping=stopping.is_set,
         )  # fmt: skip
 
         def interrupt() -> None:
@@ -300,6 +343,15 @@ class Loader:
         def positions_of(step: int) -> I64:
             return subset.positions(order.indices(shares.slots(step)))
 
+        def stop() -> None:
+            pool.close()
+            if gpu is not None:
+                gpu.close()
+
+        def wait(step: int) -> None:
+            with meter.wait("makers for the device"):
+                placement.wait(step)
+
         def make(step: int) -> Batch:
             with meter.stage("order"):
                 slots = shares.slots(step)
@@ -309,11 +361,15 @@ class Loader:
                     with meter.stage("fetch"):
                         held.enter_context(ahead.batch(step))
                 held.enter_context(placement.guard())
+                # What is decoded there takes memory there, so that it waits before it begins.
+                is_early = gpu is not None and gpu.share > 0
+                if is_early:
+                    wait(step)
                 batch = assembler.make(epoch, positions, slots if repeats else None)
                 if not batch.samples:
                     return batch
-                with meter.wait("makers for the device"):
-                    placement.wait(step)
+                if not is_early:
+                    wait(step)
                 with meter.stage(placement.stage):
                     return placement.finish(batch, step)
 
@@ -322,6 +378,8 @@ class Loader:
             controller.note_batch()
             if controller.threads != pool.limit:
                 pool.set_limit(controller.threads)
+            if gpu is not None and gpu_share is not None:
+                gpu.set_share(gpu_share.share)
 
         ahead = None
         if isinstance(self._resources.pack, ThroughPack):
@@ -339,13 +397,14 @@ class Loader:
         makers = threads if options.transform or options.collate else 3 if self._is_sent else 2
         feed = Feed(
             make, len(shares), prefetch=self._prefetch, makers=max(2, makers), meter=meter,
-            on_stop=pool.close, interrupt=interrupt, on_take=None if controller is None else adapt,
+            on_stop=stop, interrupt=interrupt, on_take=None if controller is None else adapt,
             cores=near,
         )  # fmt: skip
         if controller is not None:
             controller.begin(
-                pool.threads, feed.makers, self._prefetch, lambda: (*meter.waits(), pool.cpu_seconds())
-            )
+                pool.threads, feed.makers, self._prefetch, lambda: (*meter.waits(), pool.cpu_seconds()),
+                None if gpu is None else gpu_share,
+            )  # fmt: skip
             pool.set_limit(controller.threads)
         return feed
 
@@ -430,9 +489,10 @@ class Loader:
         """Return what each stage did since the loader was made, and which one is the slowest."""
         self._adopt()
         stats, pack, cached = self._meter.read(), self._resources.pack, self._resources.cached
-        controller = self._resources.controller
+        controller, gpu = self._resources.controller, self._resources.gpu
         stats = replace(
             stats,
+            gpu_share=0.0 if gpu is None else gpu.share,
             threads=self._threads if controller is None else controller.threads,
             thread_changes=0 if controller is None else controller.changes,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from feedrate.kernel import DecodeReport
@@ -35,6 +35,7 @@ class Meter:
         self._waited_s = {"consumer": 0.0, "makers": 0.0, "makers for the device": 0.0}
         self._counts: Counter[str] = Counter()
         self._pillow_reasons: Counter[str] = Counter()
+        self._cpu_reasons: Counter[str] = Counter()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -76,6 +77,14 @@ class Meter:
             self._counts["by_pillow"] += report.by_pillow
             self._pillow_reasons.update(report.pillow_reasons or {})
 
+    def add_gpu(self, decoded: int, left: Mapping[str, int]) -> bool:
+        """Count images that the GPU decoded, and why others were left to the CPU; say if none was before."""
+        with self._lock:
+            is_first = not self._cpu_reasons
+            self._counts["by_gpu"] += decoded
+            self._cpu_reasons.update(left)
+        return is_first
+
     def read(self) -> LoaderStats:
         with self._lock:
             stages = tuple(StageStats(name, self._batches[name], self._busy_s[name]) for name in STAGES)
@@ -91,4 +100,6 @@ class Meter:
                 consumer_waited_s=self._waited_s["consumer"],
                 makers_waited_s=self._waited_s["makers"] + self._waited_s["makers for the device"],
                 empty_batches=self._counts["empty_batches"],
+                by_gpu=self._counts["by_gpu"],
+                cpu_reasons=dict(self._cpu_reasons),
             )

@@ -22,6 +22,7 @@ from feedrate.load.image import ImageOp, Size, View
 
 Output = Literal["torch", "numpy"]
 Mode = Literal["RGB", "L"]
+Decode = Literal["auto", "cpu", "gpu"]
 BadSamplePolicy = Literal["raise", "skip"] | Callable[[BadSample], None]
 INDEX_FIELDS = ("key", "number")
 # What a DataLoader is told by, and what a Loader does instead.
@@ -76,6 +77,7 @@ class Options:
     dtype: Any = None
     normalize: Any = None
     on_device: Any = None
+    decode: Decode = "auto"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "threads", "prefetch", "world_size"):
@@ -96,6 +98,8 @@ class Options:
             )
         if self.output not in (None, "torch", "numpy"):
             raise UsageError(f'output must be "torch", "numpy" or None, got {self.output!r}')
+        if self.decode not in ("auto", "cpu", "gpu"):
+            raise UsageError(f'decode must be "auto", "cpu" or "gpu", got {self.decode!r}')
 
     @property
     def given_rank(self) -> tuple[int, int] | None:

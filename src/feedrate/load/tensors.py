@@ -36,9 +36,12 @@ def to_torch(value: Any, kind: Kind | None) -> Any:
 
     if isinstance(value, list):
         return [to_torch(v, None) for v in value] if kind in (Kind.BOXES, Kind.ARRAY) else value
+    from feedrate.load.device.transfer import DevicePixels, find_pinned
+
+    if isinstance(value, DevicePixels):
+        return value.tensor.permute(0, 3, 1, 2)
     if not isinstance(value, np.ndarray):
         return value
-    from feedrate.load.device.transfer import find_pinned
 
     try:
         pinned = find_pinned(value)

@@ -16,6 +16,9 @@ it gives less. A number that would not do is not tried again for a while, which 
 rate changes by itself, because another job came or went, all that is forgotten.
 
     STEADY --two loop-bound windows, or one supply-bound--> TRIAL --at most two windows--> STEADY
+
+Where the GPU may decode a part of each batch, `load/device/share.py` decides by the same windows how much:
+one of the two changes at a time, and there are all threads while the GPU decodes anything.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from feedrate.load.device.share import ShareController
 
 WINDOW_S = 2.0
 WINDOW_BATCHES = 8
@@ -75,9 +81,12 @@ class ThreadController:
         changes: how often that changed.
     """
 
-    def __init__(self, cores: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, cores: int, clock: Callable[[], float] = time.perf_counter, *, is_fixed: bool = False
+    ) -> None:
         self.threads, self.changes = cores, 0
-        self._cores, self._clock = cores, clock
+        self._cores, self._clock, self._is_fixed = cores, clock, is_fixed
+        self._gpu_share: ShareController | None = None
         self._trial: Trial | None = None
         self._windows: list[Window] = []  # the last two of this number of threads
         self._usual_rate: float | None = None  # of this number, while nothing changes
@@ -90,8 +99,9 @@ class ThreadController:
         self._patience_s = FIRST_PATIENCE_S
 
     def begin(
-        self, cores: int, makers: int, prefetch: int, measure: Callable[[], tuple[float, float, float]]
-    ) -> None:
+        self, cores: int, makers: int, prefetch: int, measure: Callable[[], tuple[float, float, float]],
+        gpu_share: ShareController | None = None,
+    ) -> None:  # fmt: skip
         """An iteration begins.
 
         Args:
@@ -100,7 +110,9 @@ class ThreadController:
             prefetch: how many batches may be ready: so many say little about a new number of threads.
             measure: returns three sums of this iteration, in seconds: how long the loop waited, how long all
                 makers together for the device, and the CPU time of the threads.
+            gpu_share: decides how much the GPU decodes; None: nothing, or as much as it was told.
         """
+        self._gpu_share = gpu_share
         if cores != self._cores:
             self._trial = None
             self._forget()
@@ -129,11 +141,15 @@ class ThreadController:
         shares = (waited_s / seconds, held_back_s / (self._makers * seconds), cpu_s / seconds)
         self._windows = [*self._windows[-1:], Window(self._batches / seconds, *shares)]
         self._begin_window()
-        trial = self._trial
-        if trial is None:
-            self._look()
-        else:
+        trial, gpu_share = self._trial, self._gpu_share
+        if trial is not None:
             self._judge(trial)
+        elif gpu_share is not None and gpu_share.note(
+            self._windows, has_all_threads=self._choose_more() <= self.threads
+        ):
+            self._settle()
+        elif gpu_share is None or not gpu_share.is_trying:
+            self._look()
 
     def _begin_window(self) -> None:
         self._sums, self._batches = [0.0] * 4, 0
@@ -148,10 +164,14 @@ class ThreadController:
         number = self.threads
         if window.is_supply_bound:
             number = self._choose_more()
-        elif len(self._windows) == 2 and all(one.is_loop_bound for one in self._windows):
+        elif (
+            len(self._windows) == 2
+            and all(one.is_loop_bound for one in self._windows)
+            and not (self._gpu_share is not None and self._gpu_share.share)
+        ):
             number = self._choose_fewer(window)
-        if number != self.threads:
-            self._trial = Trial(self.threads, _mean(self._windows))
+        if number != self.threads and not self._is_fixed:
+            self._trial = Trial(self.threads, mean_window(self._windows))
             self._move(number)
 
     def _choose_more(self) -> int:
@@ -169,7 +189,7 @@ class ThreadController:
 
     def _judge(self, trial: Trial) -> None:
         """Keep the number that is tried, or go back."""
-        seen, before = _mean(self._windows), trial.before
+        seen, before = mean_window(self._windows), trial.before
         gain = seen.rate / before.rate - 1
         if len(self._windows) < 2 and abs(gain) < CLEAR:
             return
@@ -211,16 +231,23 @@ class ThreadController:
             self._usual_rate, self._unusual = rate, 0
 
     def _forget(self) -> None:
+        if self._gpu_share is not None:
+            self._gpu_share.forget()
         self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
         self._patience_s = FIRST_PATIENCE_S
 
     def _move(self, number: int) -> None:
         self.threads = number
         self.changes += 1
+        self._settle()
+
+    def _settle(self) -> None:
+        """Something changed, and the batches that are made already say nothing about it."""
         self._windows, self._usual_rate, self._unusual = [], None, 0
         self._settling = self._prefetch
         self._begin_window()
 
 
-def _mean(windows: list[Window]) -> Window:
+def mean_window(windows: list[Window]) -> Window:
+    """Return what windows showed on average."""
     return Window(*(sum(values) / len(windows) for values in zip(*windows, strict=True)))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ class LoaderStats:
         empty_batches: batches that were left out, since no sample of theirs was good; part of `batches`.
         threads: how many threads decode now.
         thread_changes: how often that number was changed; 0 where `threads=` was given.
+        gpu_share: how much of a batch is to be decoded on the GPU now, from 0 to 1.
+        by_gpu: images that were decoded there.
+        cpu_reasons: why images that were to be decoded there came from the CPU all the same, and how many.
     """
 
     stages: tuple[StageStats, ...]
@@ -71,6 +74,9 @@ class LoaderStats:
     empty_batches: int = 0
     threads: int = 0
     thread_changes: int = 0
+    gpu_share: float = 0.0
+    by_gpu: int = 0
+    cpu_reasons: dict[str, int] = field(default_factory=dict)
 
     @property
     def slowest(self) -> str:

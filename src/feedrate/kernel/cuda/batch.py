@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate.filters import BILINEAR
+from feedrate.kernel.decoding import is_pillow_older
 from feedrate.kernel.door import I32, I64, U8, U32, Pool, checked, native
 
 SOURCES = ("layout.h", "prepare.cu", "huffman.cu", "idct.cu", "pixels.cu")
@@ -84,7 +85,7 @@ class BatchPlan:
         flips: npt.NDArray[np.bool_],
         size: tuple[int, int],
         filters: U8 | None = None,
-        before_13: bool = False,
+        before_13: bool | None = None,
         most_memory: int = MOST_MEMORY,
         pool: Pool | None = None,
     ) -> npt.NDArray[np.bool_]:
@@ -100,7 +101,7 @@ class BatchPlan:
             flips: mirror left to right, after the resize.
             size: height and width of the output.
             filters: Pillow's number of each image's filter; None: bilinear.
-            before_13: the order of passes before Pillow 13.
+            before_13: the order of passes before Pillow 13; None: as the CPU path has it here.
             most_memory: bytes that `buffer_bytes` may come to; samples beyond that are not taken.
             pool: threads to use; None: the calling thread.
         """
@@ -108,6 +109,7 @@ class BatchPlan:
         if n > MAX_IMAGES:
             raise ValueError(f"a batch for the GPU has at most {MAX_IMAGES} images, got {n}")
         taken = np.zeros(n, np.uint8)
+        filters = np.full(n, BILINEAR, np.uint8) if filters is None else filters
         self._native.look(
             data=data,
             starts=checked(starts, np.int64, (n + 1,), "starts"),
@@ -116,10 +118,8 @@ class BatchPlan:
             entry_starts=checked(entry_starts, np.int64, (n + 1,), "entry_starts"),
             boxes=checked(boxes, np.int32, (n, 4), "boxes").reshape(-1),
             flips=checked(flips, np.bool_, (n,), "flips").view(np.uint8),
-            filters=checked(
-                np.full(n, BILINEAR, np.uint8) if filters is None else filters, np.uint8, (n,), "filters"
-            ),
-            before_13=before_13,
+            filters=checked(filters, np.uint8, (n,), "filters"),
+            before_13=is_pillow_older(filters) if before_13 is None else before_13,
             shape=size,
             most_memory=most_memory,
             pool=None if pool is None else pool._native,

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.kernel import U8
@@ -210,7 +211,8 @@ class Transfer(Pinned):
         self._prefetch = prefetch
         if device not in _streams:
             _streams[device] = torch.cuda.Stream(device)
-        self._stream = _streams[device]
+        self.stream = _streams[device]
+        self.beside: Callable[[], int] = lambda: 0  # bytes of the device that making batches takes
         # When the loop took this step's batch, so much of its work was queued: all on the batches before.
         self._queued: dict[int, Any] = {}
 
@@ -237,16 +239,18 @@ class Transfer(Pinned):
         tensors: list[Any] = []
 
         def send(tensor: Any) -> Any:
-            # A tensor that a function of the user's made on the device is where it should be.
             if tensor.device == self.device:
+                if self._is_plain:  # decoded there, on this stream
+                    tensors.append(tensor)
+                # One that a function of the user's made there is where it should be.
                 return tensor
             tensors.append(pin(tensor).to(self.device, non_blocking=True))
             return tensors[-1]
 
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self.stream):
                 data = self._send(batch, send)
-                event = self._stream.record_event()
+                event = self.stream.record_event()
         except torch.cuda.OutOfMemoryError as error:
             raise self._out_of_memory(batch, error) from error
         if self._finish is not None:
@@ -271,9 +275,10 @@ class Transfer(Pinned):
             sizes.append(self._finish.count_bytes(batch.data))
         else:
             move(batch.data, lambda tensor: sizes.append(tensor.nbytes), is_plain=self._is_plain)
+        beside = f", and decoding there takes {format_bytes(self.beside())}" if self.beside() else ""
         return FeedrateError(
             f"{self.device} has no memory left for the next batch: {self._prefetch} batches of "
-            f"{format_bytes(sum(sizes))} are made ahead of the loop ({str(error).splitlines()[0]})",
+            f"{format_bytes(sum(sizes))} are made ahead of the loop{beside} ({str(error).splitlines()[0]})",
             hint=f"lower prefetch (now {self._prefetch}, at least 1), batch_size, or what the model takes",
         )
 
@@ -286,6 +291,21 @@ class Sent(NamedTuple):
     """
 
     receive: Callable[[], Any]
+
+
+class DevicePixels:
+    """Pixels of a batch that were made on the GPU, N x H x W x C: they stand where the host's array would."""
+
+    def __init__(self, tensor: Any, stream: Any) -> None:
+        self.tensor, self._stream = tensor, stream
+
+    def __getitem__(self, good: npt.NDArray[np.bool_]) -> DevicePixels:
+        """Return the pixels of some samples; the host does not wait."""
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            index = pin(torch.from_numpy(np.flatnonzero(good))).to(self.tensor.device, non_blocking=True)
+            return DevicePixels(self.tensor.index_select(0, index), self._stream)
 
 
 def move(data: Any, send: Callable[[Any], Any], *, is_plain: bool) -> Any:
@@ -311,8 +331,15 @@ def move(data: Any, send: Callable[[Any], Any], *, is_plain: bool) -> Any:
 def _lend_pinned(shape: tuple[int, ...]) -> U8:
     import torch
 
-    pixels: U8 = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+    pixels: U8 = make_pinned(shape, torch.uint8).numpy()
     return pixels
+
+
+def make_pinned(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return a tensor in pinned memory, its contents arbitrary."""
+    import torch
+
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 def pin(tensor: Any) -> Any:

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Loader(decode="gpu")`: images of a batch that are decoded where they are trained on.
+
+```
+maker    reads the files of its batch and checks their checksums, as ever; plans; fills pinned memory with the
+         bytes that the crops need; queues, on the loader's side stream, their copy and the kernels
+maker    decodes meanwhile on the CPU what the GPU does not take, and copies that beside it
+maker    waits for the statuses; what the GPU found fault with is decoded on the CPU: it has the last word
+```
+
+Pixels are those of the CPU path, byte for byte, so which way a sample goes is a matter of speed alone.
+
+Buffers between the kernels are shared by all batches: kernels of one batch are queued under a lock, on one
+stream, so that the next batch finds them when the one before is through.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate import kernel
+from feedrate.errors import FeedrateError
+from feedrate.format.fields import Coding, Field, Kind
+from feedrate.kernel import I64, U8, DecodeReport
+from feedrate.kernel.cuda import batch as kernels
+from feedrate.kernel.cuda.launcher import compile_source, why_not
+from feedrate.load.device import transfer
+from feedrate.load.geometry import Geometry, Places, decode_pixels
+from feedrate.load.meter import Meter
+from feedrate.load.tally import Tally
+from feedrate.units import format_bytes
+
+NO_ENTRIES = "no entry points: progressive, not a JPEG, or packed without them"
+NOT_PLANNED = "damaged, of an unusual kind, or too large for the GPU's buffers"
+FOUND_BAD = "the GPU found it damaged"
+UNSURE = "a weight of the resize so close to a rounding border that GPUs may differ"
+_UNSURE_BIT = 16  # as in kernel/cuda/layout.h
+# Of the GPU's memory, buffers take at most this part.
+_MEMORY_PART = 8
+
+log = logging.getLogger("feedrate")
+
+
+class _Request(NamedTuple):
+    """An image field of a batch: the arguments of `GpuDecoder.decode`."""
+
+    places: Places
+    field: Field
+    geometry: Geometry
+    size: tuple[int, int, int]
+    lend: Callable[[int], U8]
+    pool: kernel.Pool | None
+
+    def decode(self, at: I64) -> tuple[U8, DecodeReport]:
+        """Decode some of the samples on the CPU."""
+        places = Places(self.places.pack, self.places.rows[at], self.places.positions[at])
+        out = self.lend(len(at))
+        return out, decode_pixels(places, self.field, self.geometry.take(at), out, self.pool)
+
+
+class _Job(NamedTuple):
+    """A batch whose kernels are queued; `event` comes when `statuses`, in pinned memory, are there."""
+
+    out: Any
+    taken: npt.NDArray[np.bool_]
+    statuses: Any
+    event: Any
+    bytes_read: int
+
+
+class _Host(NamedTuple):
+    """What planning a batch needs on the host, kept for later ones."""
+
+    plan: kernels.BatchPlan
+    spare: U8  # files are read into it
+
+
+class GpuDecoder:
+    """Decodes images on a GPU for one iteration. Any thread may call it.
+
+    Attributes:
+        share: how much of each batch the GPU is to decode, from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        stream: Any,
+        launch: kernels.Launch,
+        meter: Meter,
+        *,
+        most_memory: int = kernels.MOST_MEMORY,
+        is_asked_for: bool = True,
+    ) -> None:
+        """Make a decoder.
+
+        Args:
+            stream: the one of the loader's copies to the device.
+            launch: starts a kernel on that stream.
+            most_memory: bytes of the device that the buffers may take.
+            is_asked_for: what it does not take is said, and a lack of memory is an error; else the CPU
+                decodes in silence, and a lack of memory is said.
+        """
+        self.device, self.share = device, 1.0
+        self._stream, self._launch, self._meter = stream, launch, meter
+        self._most_memory, self._is_asked_for = most_memory, is_asked_for
+        self._lock = threading.Lock()
+        self._buffers: dict[str, Any] = {}
+        self._hosts: deque[_Host] = deque()
+        self._is_off = False  # there was no memory for it
+
+    def set_share(self, share: float) -> None:
+        """Let so much of each batch be decoded there from now on, from 0 to 1."""
+        self.share = 0.0 if self._is_off else share
+
+    def close(self) -> None:
+        """Give the memory of the buffers back; nothing is decoded any more."""
+        with self._lock:
+            self._buffers.clear()
+        self._hosts.clear()
+
+    @property
+    def buffer_bytes(self) -> int:
+        """How much of the GPU's memory its buffers take now, the batches aside."""
+        return sum(len(buffer) for buffer in list(self._buffers.values()))
+
+    def takes(self, field: Field) -> bool:
+        """Return whether a field's pixels may come from the GPU."""
+        return field.kind is Kind.IMAGE and field.coding is not Coding.RAW
+
+    def decode(
+        self,
+        places: Places,
+        field: Field,
+        geometry: Geometry,
+        size: tuple[int, int, int],
+        lend: Callable[[int], U8],
+        pool: kernel.Pool | None,
+    ) -> tuple[U8 | transfer.DevicePixels, DecodeReport]:
+        """Decode an image field; return the pixels, on the host where the GPU took none of them.
+
+        Args:
+            size: height, width and channels of what is made.
+            lend: returns memory of the host for so many images of that size.
+            pool: threads for what is done on the CPU.
+        """
+        import torch
+
+        request = _Request(places, field, geometry, size, lend, pool)
+        chosen, wanted = self._choose(request)
+        try:
+            job = self._begin(request, chosen) if len(chosen) else None
+            if job is not None:
+                return self._complete(request, job, chosen, wanted)
+        except torch.cuda.OutOfMemoryError as error:
+            self._note_out_of_memory(error)
+        self._count(0, Counter({NO_ENTRIES: wanted - len(chosen), NOT_PLANNED: len(chosen)}))
+        return request.decode(np.arange(len(request.places.positions)))
+
+    def _choose(self, request: _Request) -> tuple[I64, int]:
+        """Return which samples to try there, and how many there should be."""
+        places = request.places
+        wanted = round(self.share * len(places.positions))
+        if not wanted:
+            return np.empty(0, np.int64), 0
+        entries = places.pack.entries(request.field.name, places.rows, places.positions)
+        return np.flatnonzero(entries.length > 0)[:wanted], wanted
+
+    def _begin(self, request: _Request, chosen: I64) -> _Job | None:
+        """Read and plan the chosen samples, and queue their kernels; None: none of them is taken."""
+        try:
+            host = self._hosts.pop()
+        except IndexError:
+            host = _Host(kernels.BatchPlan(), np.empty(0, np.uint8))
+        places, pool, count = request.places, request.pool, len(request.places.positions)
+        rows, positions = places.rows[chosen], places.positions[chosen]
+        files, images, ranges = places.pack.find_values(
+            request.field.name, rows, positions, with_entries=True
+        )
+        assert ranges is not None
+        assert images.crc32c is not None
+        data, starts, statuses = kernel.read_ranges(files, images, pool, spare=host.spare)
+        entries, entry_starts, entry_statuses = kernel.read_ranges(files, ranges, pool)
+        # What cannot be read gets no box, and so is not taken: the CPU path says what is wrong with it.
+        boxes = request.geometry.boxes_on(request.field, places.rows).copy()
+        boxes[chosen[(statuses != 0) | (entry_statuses != 0)]] = 0
+        crcs = np.zeros(count, np.uint32)
+        crcs[chosen] = images.crc32c
+        taken = host.plan.look(
+            data, _spread(starts, chosen, count), crcs, entries, _spread(entry_starts, chosen, count),
+            boxes=boxes, flips=request.geometry.flips, filters=request.geometry.filter_each(),
+            size=request.size[:2], most_memory=self._most_memory, pool=pool,
+        )  # fmt: skip
+        job = self._queue(request, host.plan, data, taken) if taken.any() else None
+        self._hosts.append(_Host(host.plan, max(host.spare, data, key=len)))
+        return None if job is None else job._replace(bytes_read=len(data) + len(entries))
+
+    def _queue(
+        self, request: _Request, plan: kernels.BatchPlan, data: U8, taken: npt.NDArray[np.bool_]
+    ) -> _Job:
+        import torch
+
+        staged = transfer.make_pinned((plan.sizes.staged,), torch.uint8)
+        plan.fill(data, staged.numpy(), request.pool)
+        count, device = len(taken), self.device
+        with self._lock, torch.cuda.stream(self._stream):
+            self._make_room(plan.buffer_bytes())
+            out = torch.empty((count, *request.size), dtype=torch.uint8, device=device)
+            # None of the kernels' own, so that a sample that no kernel spoke of is not taken for good.
+            statuses = torch.full((count,), -1, dtype=torch.int32, device=device)
+            self._buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
+            kernels.run(plan, self._launch, self._buffers, out, statuses, request.size[2])
+            here = transfer.make_pinned((count,), torch.int32)
+            here.copy_(statuses, non_blocking=True)
+            # Who waits for it sleeps: a thread that spins would take a core from the decoder.
+            event = self._stream.record_event(torch.cuda.Event(blocking=True))
+        return _Job(out, taken, here, event, 0)
+
+    def _make_room(self, needed: Mapping[str, int]) -> None:
+        """Let buffers be as large as needed, and no larger than allowed, all together."""
+        import torch
+
+        sizes = {name: len(buffer) for name, buffer in self._buffers.items()}
+        if sum(max(size, sizes.get(name, 0)) for name, size in needed.items()) > self._most_memory:
+            sizes = {}
+            self._buffers.clear()
+        for name, size in needed.items():
+            if sizes.get(name, 0) < size:
+                self._buffers.pop(name, None)  # so that its memory may become part of the larger one
+                self._buffers[name] = torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def _complete(
+        self, request: _Request, job: _Job, chosen: I64, wanted: int
+    ) -> tuple[transfer.DevicePixels, DecodeReport]:
+        """Decode the rest on the CPU, then what the GPU could not."""
+        tally = Tally(len(job.taken))
+        tally.count(DecodeReport(np.empty(0, np.int32), {}, 0, {}, job.bytes_read))
+        self._decode_here(request, job, np.flatnonzero(~job.taken), tally)
+        job.event.synchronize()
+        statuses = job.statuses.numpy()
+        bad = np.flatnonzero(job.taken & (statuses != 0))
+        self._decode_here(request, job, bad, tally)
+        taken = int(job.taken.sum())
+        left = Counter(UNSURE if status == _UNSURE_BIT else FOUND_BAD for status in statuses[bad].tolist())
+        left.update({NO_ENTRIES: wanted - len(chosen), NOT_PLANNED: len(chosen) - taken})
+        self._count(taken - len(bad), left)
+        return transfer.DevicePixels(job.out, self._stream), tally.report()
+
+    def _decode_here(self, request: _Request, job: _Job, at: I64, tally: Tally) -> None:
+        import torch
+
+        if not at.size:
+            return
+        pixels, report = request.decode(at)
+        tally.add(report, at=at)
+        with torch.cuda.stream(self._stream):
+            tensor = transfer.find_pinned(pixels)
+            there = _send(torch.from_numpy(pixels) if tensor is None else tensor, self.device)
+            job.out.index_copy_(0, _send(torch.from_numpy(at), self.device), there)
+
+    def _count(self, decoded: int, left: Counter[str]) -> None:
+        left = +left  # without those of which there is none
+        is_first = self._meter.add_gpu(decoded, left)
+        if left and is_first and self._is_asked_for:
+            why = "; ".join(f"{count}: {reason}" for reason, count in left.most_common())
+            log.warning(
+                'decode="gpu": %d of the %d images of a batch are decoded on the CPU, with the same pixels '
+                "(%s). stats().cpu_reasons counts them",
+                left.total(), decoded + left.total(), why,
+            )  # fmt: skip
+
+    def _note_out_of_memory(self, error: Exception) -> None:
+        taken = format_bytes(self.buffer_bytes)
+        words = f"{self.device} has no memory left to decode images: its buffers take {taken} now"
+        first = str(error).splitlines()[0]
+        if self._is_asked_for:
+            raise FeedrateError(
+                f"{words}, at most {format_bytes(self._most_memory)} ({first})",
+                hint='decode="cpu" needs none; or lower batch_size, prefetch, or what the model takes',
+            ) from error
+        with self._lock:
+            self._buffers.clear()
+            is_first, self._is_off, self.share = not self._is_off, True, 0.0
+        if is_first:
+            log.warning("%s; the CPU decodes from now on (%s)", words, first)
+
+
+def explain_cpu(
+    *, has_functions: bool, has_cache: bool, is_padded: bool, fields: Iterable[Field]
+) -> str | None:
+    """Return why the GPU decodes nothing of what a loader was asked for; None: it does."""
+    if has_functions:
+        return "transform and collate get pixels on the host"
+    if has_cache:
+        return "the cache keeps decoded samples on the host"
+    if is_padded:
+        return "crops with padding are put together on the host"
+    images = [field for field in fields if field.kind is Kind.IMAGE]
+    if all(field.coding is Coding.RAW for field in images):
+        return "the images are stored as pixels" if images else "no field of images is asked for"
+    return None
+
+
+def open_decoder(placement: transfer.Transfer, meter: Meter, *, is_asked_for: bool) -> GpuDecoder | None:
+    """Return a decoder for the batches that go there, its kernels compiled; None: not possible, and said.
+
+    Raises:
+        GpuError: it was asked for, and is not possible.
+    """
+    import torch
+
+    device = placement.device
+    source, options = kernels.source(), kernels.COMPILE_OPTIONS
+    if not is_asked_for:
+        reason = why_not(device.index, source, options)
+        if reason is not None:
+            _tell_once(f"images are decoded on the CPU, since the GPU cannot: {reason}")
+            return None
+    module = compile_source(source, options, device=device.index)
+
+    def launch(name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]) -> None:
+        module.launch(name, grid, block, args, shared_bytes=shared_bytes, stream=placement.stream)
+
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    decoder = GpuDecoder(
+        device, placement.stream, launch, meter,
+        most_memory=min(kernels.MOST_MEMORY, total_bytes // _MEMORY_PART), is_asked_for=is_asked_for,
+    )  # fmt: skip
+    placement.beside = lambda: decoder.buffer_bytes
+    return decoder
+
+
+_told: set[str] = set()
+
+
+def _tell_once(words: str) -> None:
+    if words not in _told:
+        _told.add(words)
+        log.warning(words)
+
+
+def _send(tensor: Any, device: Any) -> Any:
+    return transfer.pin(tensor).to(device, non_blocking=True)
+
+
+def _spread(starts: I64, chosen: I64, count: int) -> I64:
+    """Return the starts of some samples' bytes as those of all, where the others have none."""
+    lengths = np.zeros(count + 1, np.int64)
+    lengths[chosen + 1] = np.diff(starts)
+    return np.cumsum(lengths)
