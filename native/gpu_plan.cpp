@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <new>
 
 #include "coefficients.h"
@@ -202,7 +203,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
     s.blocks = round_up(blocks, kGpuBlocksTogether);
     s.samples = blocks * 64;
     s.pixels = static_cast<int64_t>(image.width) * image.height;
-    s.between = image.down_first ? static_cast<int64_t>(image.width) * r.height : static_cast<int64_t>(image.height) * r.width;
+    // Whole quadruples, which are one load.
+    s.between = round_up(static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height), 4);
     s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
 
     s.scan = r.starts[i] + static_cast<int64_t>(header.scan_begin);

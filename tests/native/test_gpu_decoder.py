@@ -240,6 +240,12 @@ def test_a_plan_is_filled_only_with_the_data_it_was_made_for() -> None:
         batch.BatchPlan().fill(np.zeros(3, np.uint8), np.zeros(256, np.uint8))
 
 
+@pytest.mark.parametrize("size", [(0, 8), (8, 16385)])
+def test_an_output_that_is_too_small_or_too_large_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="shape must be height and width, from 1 to 16384"):
+        look(batch.BatchPlan(), [whole(make_jpeg(8, 8))], size)
+
+
 def test_more_images_than_a_grid_holds_are_refused() -> None:
     none, n = np.zeros(0, np.uint8), batch.MAX_IMAGES + 1
     with pytest.raises(ValueError, match="at most 65535 images, got 65536"):
