@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <new>
 
 #include "coefficients.h"
@@ -202,7 +203,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
     s.blocks = round_up(blocks, kGpuBlocksTogether);
     s.samples = blocks * 64;
     s.pixels = static_cast<int64_t>(image.width) * image.height;
-    s.between = image.down_first ? static_cast<int64_t>(image.width) * r.height : static_cast<int64_t>(image.height) * r.width;
+    // Whole quadruples, which are one load.
+    s.between = round_up(static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height), 4);
     s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
 
     s.scan = r.starts[i] + static_cast<int64_t>(header.scan_begin);
@@ -254,6 +256,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
 
 bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
     const auto count = static_cast<size_t>(r.count);
+    data_bytes_ = -1;  // nothing can be filled unless this comes to its end
     samples_.resize(std::max(samples_.size(), count));
     for (size_t i = count; i < samples_.size(); ++i) samples_[i].is_taken = false;
     const bool open = for_each(r.count, pool, [&](int64_t i) {
@@ -267,7 +270,6 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
     });
     if (!open) return false;
     sizes_ = GpuSizes();
-    data_bytes_ = r.starts[r.count];
     int64_t items = 0, bytes = 0;
     for (size_t i = 0; i < count; ++i) {
         Sample& s = samples_[i];
@@ -294,6 +296,7 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         sizes_ = more;
         items += s.items, bytes = more_bytes;
     }
+    data_bytes_ = r.starts[r.count];
     return true;
 }
 

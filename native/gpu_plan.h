@@ -44,6 +44,7 @@ public:
     // Looks at every sample; taken[i] becomes 1 where the plan holds it. False: the pool is closed. Throws std::bad_alloc.
     bool look(const GpuRequest& request, Pool* pool, uint8_t* taken);
     const GpuSizes& sizes() const { return sizes_; }
+    // Of what look() saw; -1 when it did not come to its end.
     int64_t data_bytes() const { return data_bytes_; }
     // Writes sizes().staged bytes; `data` is what look() saw. The buffer is aligned to 16 bytes.
     bool fill(const uint8_t* data, Pool* pool, uint8_t* staged);
@@ -67,7 +68,7 @@ private:
 
     std::vector<Sample> samples_;
     GpuSizes sizes_;
-    int64_t data_bytes_ = 0;
+    int64_t data_bytes_ = -1;
 };
 
 }  // namespace feedrate

@@ -377,7 +377,7 @@ void look_door(GpuPlan& plan, Array<const uint8_t> data, Array<const int64_t> st
     need(filters.shape(0) == count && std::all_of(filters.data(), filters.data() + count, [](uint8_t one) { return one < kFilters; }),
          "filters need one of Pillow's numbers per sample");
     const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]);
-    need(height > 0 && width > 0 && height <= 65500 && width <= 65500, "shape must be height and width, from 1 to 65500");
+    need(height > 0 && width > 0 && height <= 1 << 14 && width <= 1 << 14, "shape must be height and width, from 1 to 16384");
     const GpuRequest request{static_cast<int64_t>(count), data.data(), starts.data(), crcs.data(), entries.data(), entry_starts.data(), boxes.data(),
                              flips.data(), filters.data(), before_13, height, width, most_memory};
     bool open;

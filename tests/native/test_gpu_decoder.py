@@ -240,6 +240,22 @@ def test_a_plan_is_filled_only_with_the_data_it_was_made_for() -> None:
         batch.BatchPlan().fill(np.zeros(3, np.uint8), np.zeros(256, np.uint8))
 
 
+def test_a_plan_that_was_broken_off_is_not_filled() -> None:
+    case, plan, pool = whole(make_jpeg(8, 8)), batch.BatchPlan(), kernel.Pool(1)
+    data, _ = look(plan, [case], (8, 8), pool=pool)
+    pool.close()
+    with pytest.raises(ValueError, match="the pool is closed"):
+        look(plan, [case], (8, 8), pool=pool)
+    with pytest.raises(ValueError, match="data is not what the plan was made for"):
+        plan.fill(data, np.zeros(1 << 16, np.uint8))
+
+
+@pytest.mark.parametrize("size", [(0, 8), (8, 16385)])
+def test_an_output_that_is_too_small_or_too_large_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="shape must be height and width, from 1 to 16384"):
+        look(batch.BatchPlan(), [whole(make_jpeg(8, 8))], size)
+
+
 def test_more_images_than_a_grid_holds_are_refused() -> None:
     none, n = np.zeros(0, np.uint8), batch.MAX_IMAGES + 1
     with pytest.raises(ValueError, match="at most 65535 images, got 65536"):

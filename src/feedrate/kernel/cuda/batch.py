@@ -99,7 +99,7 @@ class BatchPlan:
             entry_starts: as `starts`.
             boxes: N x 4: left, top, right, bottom.
             flips: mirror left to right, after the resize.
-            size: height and width of the output.
+            size: height and width of the output, 1 to 16384 each.
             filters: Pillow's number of each image's filter; None: bilinear.
             before_13: the order of passes before Pillow 13; None: as the CPU path has it here.
             most_memory: bytes that `buffer_bytes` may come to; samples beyond that are not taken.
@@ -156,7 +156,8 @@ def run(
         plan: filled; what it filled has been copied to `buffers["staged"]`.
         launch: starts one kernel, after those before it.
         buffers: arrays of bytes on the device, as `BatchPlan.buffer_bytes` names them, aligned to 256 bytes.
-        out: bytes for N x height x width x channels; those of samples that were not taken are left alone.
+        out: bytes for N x height x width x channels, aligned to 4 bytes; those of samples that were not taken
+            are left alone.
         statuses: N x int32; 0 where pixels are good, else bits of layout.h, and the pixels are zero. Those of
             samples that were not taken are left alone.
         channels: 3 (RGB) or 1 (gray, as Pillow's "L").

@@ -154,8 +154,9 @@ __device__ const unsigned char kNatural[64] = {
     35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 };
 
-extern "C" __global__ void read_coefficients(const GpuImage* images, const GpuGroup* groups, const GpuItem* items, const unsigned* words,
-                                             const unsigned* tables, short* coefficients, int* statuses) {
+extern "C" __global__ void read_coefficients(const GpuImage* __restrict__ images, const GpuGroup* __restrict__ groups, const GpuItem* __restrict__ items,
+                                             const unsigned* __restrict__ words, const unsigned* __restrict__ tables, short* __restrict__ coefficients,
+                                             int* __restrict__ statuses) {
     __shared__ GpuShared shared;
     const GpuGroup group = groups[blockIdx.x];
     const GpuImage& image = images[group.image];

@@ -35,7 +35,7 @@ __device__ unsigned pack(const int* v) {
     return word;
 }
 
-extern "C" __global__ void transform_blocks(const GpuImage* images, const short* coefficients, unsigned char* samples) {
+extern "C" __global__ void transform_blocks(const GpuImage* __restrict__ images, const short* __restrict__ coefficients, unsigned char* __restrict__ samples) {
     const GpuImage& image = images[blockIdx.y];
     for (int n = blockIdx.x * blockDim.x + threadIdx.x; n < image.blocks; n += gridDim.x * blockDim.x) {
         int i = 0;

@@ -35,7 +35,8 @@ __device__ unsigned pixel_at(const GpuImage& image, const unsigned char* samples
     return r | g << 8 | b << 16;
 }
 
-extern "C" __global__ void convert_pixels(const GpuImage* images, const unsigned char* samples, unsigned* pixels, int channels) {
+extern "C" __global__ void convert_pixels(const GpuImage* __restrict__ images, const unsigned char* __restrict__ samples, unsigned* __restrict__ pixels,
+                                          int channels) {
     const GpuImage& image = images[blockIdx.y];
     for (int y = blockIdx.x; y < image.height; y += gridDim.x) {
         unsigned* to = pixels + image.pixels + (long long)y * image.width;
@@ -44,58 +45,123 @@ extern "C" __global__ void convert_pixels(const GpuImage* images, const unsigned
     }
 }
 
-// The sum over `count` pixels, `apart` from each other, with weights that are `weights_apart`.
-__device__ unsigned weigh(const unsigned* from, int count, int apart, const int* weight, int weights_apart) {
-    const int half = 1 << (kGpuWeightBits - 1);
-    int r = half, g = half, b = half;
-    for (int k = 0; k < count; ++k) {
-        const unsigned pixel = from[(long long)k * apart];
-        const int w = weight[k * weights_apart];
-        r += (int)(pixel & 255) * w;
-        g += (int)(pixel >> 8 & 255) * w;
-        b += (int)(pixel >> 16 & 255) * w;
+// Three sums of bytes times weights.
+struct Sums {
+    int r, g, b;
+
+    __device__ void begin() { r = g = b = 1 << (kGpuWeightBits - 1); }
+    __device__ void add(unsigned pixel, int weight) {
+        r += (int)(pixel & 255) * weight;
+        g += (int)(pixel >> 8 & 255) * weight;
+        b += (int)(pixel >> 16 & 255) * weight;
     }
-    return to_byte(r >> kGpuWeightBits) | to_byte(g >> kGpuWeightBits) << 8 | to_byte(b >> kGpuWeightBits) << 16;
+    __device__ unsigned pixel() const {
+        return to_byte(r >> kGpuWeightBits) | to_byte(g >> kGpuWeightBits) << 8 | to_byte(b >> kGpuWeightBits) << 16;
+    }
+};
+
+// One line of the pass down: `from` is the first of `count` lines, which are `stride` pixels apart.
+__device__ unsigned weigh_down(const unsigned* from, int count, int stride, const int* weight, int weights_apart) {
+    Sums sums;
+    sums.begin();
+    for (int k = 0; k < count; ++k, from += stride) sums.add(*from, weight[k * weights_apart]);
+    return sums.pixel();
 }
 
-// Output pixel x, y of one pass. `stride` is that of what comes in.
-__device__ unsigned pass_across(const unsigned* from, long long stride, int x, int y, const int* bounds, const int* weights, int out_width) {
-    return weigh(from + y * stride + bounds[2 * x], bounds[2 * x + 1], 1, weights + x, out_width);
-}
-
-__device__ unsigned pass_down(const unsigned* from, int stride, int x, int y, const int* bounds, const int* weights, int out_height) {
-    return weigh(from + (long long)bounds[2 * y] * stride + x, bounds[2 * y + 1], stride, weights + y, out_height);
-}
-
-extern "C" __global__ void resize_first(const GpuImage* images, const unsigned* pixels, const int* bounds, const int* weights, unsigned* between,
-                                        int width, int height) {
+extern "C" __global__ void resize_first(const GpuImage* __restrict__ images, const unsigned* __restrict__ pixels, const int* __restrict__ bounds,
+                                        const int* __restrict__ weights, unsigned* __restrict__ between, int width, int height) {
     const GpuImage& image = images[blockIdx.y];
     const int* own = bounds + (long long)blockIdx.y * 2 * (width + height);
     const unsigned* from = pixels + image.pixels;
-    const int rows = image.down_first ? height : image.height, columns = image.down_first ? image.width : width;
-    for (int y = blockIdx.x; y < rows; y += gridDim.x) {
-        unsigned* to = between + image.between + (long long)y * columns;
-        for (int x = threadIdx.x; x < columns; x += blockDim.x)
-            to[x] = image.down_first ? pass_down(from, image.width, x, y, own + 2 * width, weights + image.weights[1], height)
-                                     : pass_across(from, image.width, x, y, own, weights + image.weights[0], width);
+    unsigned* to = between + image.between;
+    if (image.down_first) {
+        const int* weight = weights + image.weights[1];
+        for (int y = blockIdx.x; y < height; y += gridDim.x) {
+            const int first = own[2 * (width + y)], count = own[2 * (width + y) + 1];
+            for (int x = threadIdx.x; x < image.width; x += blockDim.x)
+                to[(long long)y * image.width + x] = weigh_down(from + (long long)first * image.width + x, count, image.width, weight + y, height);
+        }
+        return;
+    }
+    // Two lines at once: they share their weights.
+    const int* weight = weights + image.weights[0];
+    for (int y = 2 * blockIdx.x; y < image.height; y += 2 * gridDim.x) {
+        const int other = y + 1 < image.height ? 1 : 0;
+        const unsigned* line = from + (long long)y * image.width;
+        for (int x = threadIdx.x; x < width; x += blockDim.x) {
+            const int first = own[2 * x], count = own[2 * x + 1];
+            Sums sums[2];
+            sums[0].begin(), sums[1].begin();
+            for (int k = 0; k < count; ++k) {
+                const int w = weight[k * width + x];
+                sums[0].add(line[first + k], w);
+                sums[1].add(line[first + k + other * image.width], w);
+            }
+            unsigned* at = to + (long long)y * width + x;
+            at[0] = sums[0].pixel();
+            if (other) at[width] = sums[1].pixel();
+        }
     }
 }
 
-extern "C" __global__ void resize_last(const GpuImage* images, const unsigned* between, const int* bounds, const int* weights, const int* statuses,
-                                       unsigned char* out, int width, int height, int channels) {
+__device__ void store_pixel(unsigned char* to, unsigned pixel, int channels) {
+    to[0] = (unsigned char)pixel;
+    if (channels == 3) to[1] = (unsigned char)(pixel >> 8), to[2] = (unsigned char)(pixel >> 16);
+}
+
+// Four pixels of a line, aligned to four bytes.
+__device__ void store_four(unsigned char* to, const unsigned* pixel, int channels) {
+    unsigned* words = (unsigned*)to;
+    if (channels == 1) {
+        words[0] = (pixel[0] & 255) | (pixel[1] & 255) << 8 | (pixel[2] & 255) << 16 | pixel[3] << 24;
+        return;
+    }
+    words[0] = pixel[0] | pixel[1] << 24;
+    words[1] = pixel[1] >> 8 | pixel[2] << 16;
+    words[2] = pixel[2] >> 16 | pixel[3] << 8;
+}
+
+extern "C" __global__ void resize_last(const GpuImage* __restrict__ images, const unsigned* __restrict__ between, const int* __restrict__ bounds,
+                                       const int* __restrict__ weights, const int* __restrict__ statuses, unsigned char* __restrict__ out, int width,
+                                       int height, int channels) {
     const GpuImage& image = images[blockIdx.y];
     const int* own = bounds + (long long)blockIdx.y * 2 * (width + height);
     const unsigned* from = between + image.between;
-    const bool good = statuses[image.sample] == 0;
-    for (int y = blockIdx.x; y < height; y += gridDim.x) {
-        unsigned char* to = out + ((long long)image.sample * height + y) * width * channels;
-        for (int x = threadIdx.x; x < width; x += blockDim.x) {
-            unsigned pixel = image.down_first ? pass_across(from, image.width, x, y, own, weights + image.weights[0], width)
-                                              : pass_down(from, width, x, y, own + 2 * width, weights + image.weights[1], height);
-            pixel = good ? pixel : 0;
-            unsigned char* at = to + (image.flip ? width - 1 - x : x) * channels;
-            at[0] = (unsigned char)pixel;
-            if (channels == 3) at[1] = (unsigned char)(pixel >> 8), at[2] = (unsigned char)(pixel >> 16);
+    const unsigned mask = statuses[image.sample] == 0 ? 0xFFFFFF : 0;
+    unsigned char* to = out + (long long)image.sample * height * width * channels;
+    const int* across = weights + image.weights[0];
+    const int* down = weights + image.weights[1];
+    const bool by_four = !image.down_first && width % 4 == 0;
+    const int columns = by_four ? width / 4 : width;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < columns * height; i += gridDim.x * blockDim.x) {
+        const int y = i / columns, column = i - y * columns;
+        const int row = by_four || !image.down_first ? width + y : column, first = own[2 * row], count = own[2 * row + 1];
+        unsigned char* line = to + (long long)y * width * channels;
+        if (by_four) {
+            Sums sums[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) sums[n].begin();
+            const unsigned* in = from + (long long)first * width + 4 * column;
+            for (int k = 0; k < count; ++k, in += width) {
+                const uint4 four = *(const uint4*)in;
+                const int w = down[k * height + y];
+                sums[0].add(four.x, w), sums[1].add(four.y, w), sums[2].add(four.z, w), sums[3].add(four.w, w);
+            }
+            unsigned pixel[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) pixel[n] = sums[image.flip ? 3 - n : n].pixel() & mask;
+            store_four(line + (image.flip ? width - 4 - 4 * column : 4 * column) * channels, pixel, channels);
+            continue;
         }
+        unsigned pixel;
+        if (image.down_first) {
+            Sums sums;
+            sums.begin();
+            for (int k = 0; k < count; ++k) sums.add(from[(long long)y * image.width + first + k], across[k * width + column]);
+            pixel = sums.pixel();
+        } else {
+            pixel = weigh_down(from + (long long)first * width + column, count, width, down + y, height);
+        }
+        store_pixel(line + (image.flip ? width - 1 - column : column) * channels, pixel & mask, channels);
     }
 }
