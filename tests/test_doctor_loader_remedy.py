@@ -101,6 +101,18 @@ def test_the_cores_that_the_training_needs_are_not_the_loaders(tmp_path: Path) -
     assert remedy.next_bottleneck == "decode-bound"
 
 
+def test_workers_that_crowd_the_computing_go_with_what_they_cost_it(tmp_path: Path) -> None:
+    """Of 55 ms a step 50 are computing, which takes 10 on batches that are there."""
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 5, forward=15, backward=30, optimizer=5)
+    for _ in range(20):
+        loop.step(wait=0.01, phase=layout.REPLAY)
+    loop.fetches(200, 20, cpu=100, parts=DECODING).write(tmp_path)
+    loop.main.write(tmp_path)
+    remedy = loader_of(judge(tmp_path, HERE, trial=TRIAL)[1])
+    assert remedy.predicted_speedup == pytest.approx(55 / 10.2, rel=0.03)
+
+
 def test_threads_that_find_nothing_to_do_are_not_counted(tmp_path: Path) -> None:
     half = replace(TRIAL, cpu_s=0.005, alone_cpu_s=0.005, images_per_s=200.0, busy_threads=1.0)
     whole = replace(half, busy_threads=2.0)

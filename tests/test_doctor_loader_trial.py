@@ -83,6 +83,15 @@ def test_crops_larger_than_every_image_are_said_and_no_error(tmp_path: Path) -> 
     assert "takes none of these images" in why
 
 
+def test_images_that_take_too_long_are_said_and_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_trial, "_LONGEST_S", 0.0)
+    trial, why = try_loader(save(tmp_path, 3), CROPS)
+    assert trial is None
+    assert why.endswith("too long to be tried")
+
+
 def test_a_crop_that_is_padded_beyond_the_image_is_tried(tmp_path: Path) -> None:
     trial, why = try_loader(save(tmp_path, 3), TrialOptions(feedrate.RandomCrop(48, padding=8), 0.0, 2))
     assert (trial is not None, why) == (True, "")

@@ -26,12 +26,14 @@ from feedrate.load.ring import DEFAULT_PREFETCH, Ring
 from feedrate.load.samples import IMAGE, Samples, open_files
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.process import read_queued_s
+from feedrate.units import format_seconds
 
 _MOST_FILES = 256
 _MOST_BYTES = 32 << 20  # three times that for a moment
 _LOOKING_S = 0.7  # reading and scanning the files
 _DRAIN_S, _ALONE_S = 0.9, 0.4  # on all cores, and on one
 _WINDOW_S = 0.12
+_LONGEST_S = 0.5  # an image
 _FIRST = 8  # files that tell how many can be looked at
 _MAKERS = 2  # threads that make batches, as in a Loader
 _FOREVER = 1 << 30  # batches
@@ -149,12 +151,13 @@ def _look(paths: Sequence[str]) -> tuple[float, float, float]:
 
 def _choose_batch(samples: Samples, options: TrialOptions, cores: int) -> int:
     """Return the batch that is tried: the script's, or what all cores make in a window of the measurement."""
-    chosen = np.arange(min(len(samples), _FIRST))
-    maker = _Maker(samples, options, len(chosen))
-    maker.make(0)  # the first call loads what Pillow needs
-    began = time.perf_counter()
-    maker.make(1)
-    each_s = (time.perf_counter() - began) / len(chosen)
+    each_s = 0.0
+    for count in (1, 1, min(len(samples), _FIRST)):  # the first call loads what Pillow needs
+        maker, began = _Maker(samples, options, count), time.thread_time()
+        maker.make(0)
+        each_s = (time.thread_time() - began) / count
+        if each_s > _LONGEST_S:
+            raise ValueError(f"an image takes {format_seconds(each_s)}, too long to be tried")
     return max(1, min(options.batch_size, max(int(_WINDOW_S * cores / each_s), cores)))
 
 
@@ -210,9 +213,9 @@ def _drain(samples: Samples, options: TrialOptions, batch: int, threads: int, se
             if window and now - started >= _WINDOW_S:
                 rates.append(window / (now - started))
                 started, window = now, 0
-            made, left = feed.take()
-            if not made:
+            if now - began >= seconds and not images:
                 raise ValueError(f"{options.image!r} takes none of these images")
+            made, left = feed.take()
             images, window, by_pillow = images + made, window + made, by_pillow + left
         cpu_s = time.process_time() - cpu_began
         queued_s = read_queued_s(os.getpid()) - queued_began
