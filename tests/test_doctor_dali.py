@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DALI's iterators, which are no DataLoader: their waits are seen, and that their stages are not is said.
 
-DALI needs a GPU; a module of the same names, classes and calls stands in for it (nvidia-dali 2.4.0).
+DALI is not installed where tests run: a module of the same names, classes and calls stands in for it. The
+patches were tried on nvidia-dali 2.4.0, with a pipeline on the CPU.
 """
 
 from __future__ import annotations

@@ -110,6 +110,7 @@ def test_a_prediction_for_another_number_of_workers_is_not_held_against_the_run(
         ("cache-in-memory", "cache", "none", "Cache(ram='auto', disk=None)"),
         ("stage", "scratch", "none", "auto"),
         ("batches-on-device", "batches arrive on", "the host", "cuda"),
+        ("more-shards", "workers without data", "3", "0"),
     ],
 )
 def test_a_remedy_is_recognised_by_the_setting_it_changes(
@@ -171,6 +172,15 @@ def test_a_remedy_without_a_setting_is_recognised_by_what_became_shorter() -> No
     assert verification.applied is not None
     assert verification.applied.name == "vectorise-transform"
     assert "recognised by what became shorter" in verification.notes[0]
+
+
+def test_cloned_views_are_recognised_by_a_shorter_hand_over() -> None:
+    clone = Remedy("clone-views", "hand over copies", 3.3, 2.7, 4.0)
+    before = make_no_gpu()
+    handing = SamplePart("hand-over", "pickling, beside the rest", 0.02, 0.0, 0.0, 0.8)
+    before = replace(before, remedies=(PACKLESS, clone), sample=(handing, *before.sample))
+    after = rerun(before, 3.0, sample=(replace(handing, cpu_s=0.001), *before.sample[1:]))
+    assert compare_runs(write(before), after).applied == clone
 
 
 def test_a_shorter_part_of_the_step_tells_too() -> None:
