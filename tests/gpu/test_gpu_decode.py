@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here"),
+    pytest.mark.filterwarnings("default"),  # of torch: not ours to mend
 ]
 OPTIONS: dict[str, Any] = {"batch_size": 16, "image": RandomResizedCrop(48), "flip": True, "seed": 3}
 COUNT = 240  # 160 of them for the GPU
