@@ -115,8 +115,9 @@ def measure(
 ) -> dict[str, Any]:
     """Return images per second of each kind of batches, round by round."""
     step = make_step(name, mode)
+    names = {"auto": 'Loader(device="cuda")'}  # the default
     fed = {
-        f'Loader(device="cuda", decode="{decode}")': feedrate.Loader(
+        names.get(decode, f'Loader(device="cuda", decode="{decode}")'): feedrate.Loader(
             target, device="cuda", decode=decode, **OPTIONS
         )
         for decode in arguments.decode
@@ -139,9 +140,8 @@ def measure(
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for take in kinds.values():
         drain(take, 1.0)
-    for kind, loader in fed.items():
-        if loader._options.decode == "auto":
-            drain(kinds[kind], SETTLE_S)
+    if names["auto"] in kinds:
+        drain(kinds[names["auto"]], SETTLE_S)
     for _ in range(arguments.rounds):
         for kind, take in kinds.items():
             rates[kind].append(drain(take, arguments.seconds))
