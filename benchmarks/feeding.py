@@ -9,6 +9,7 @@ torchvision.
     python benchmarks/feeding.py FOLDER --models resnet18 resnet50 --modes train infer --json FILE
     python benchmarks/feeding.py FOLDER --least-cores --json FILE    how few cores give 97 % of the ceiling
     python benchmarks/feeding.py FOLDER --trace --json FILE          how long the GPU idles in each step
+    taskset -c 0-3 python benchmarks/feeding.py FOLDER --decode cpu gpu auto    who decodes, with four cores
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from feedrate.probe.machine import describe_machine
 DEVICE = torch.device("cuda", 0)
 MEAN = torch.tensor([0.485, 0.456, 0.406], device=DEVICE).view(1, 3, 1, 1) * 255
 STD = torch.tensor([0.229, 0.224, 0.225], device=DEVICE).view(1, 3, 1, 1) * 255
+SETTLE_S = 20.0  # until `decode="auto"` has found its share
 ENOUGH = 0.97  # of the ceiling: as much as `--least-cores` asks for
 OPTIONS: dict[str, Any] = {
     "batch_size": BATCH, "image": CROP, "flip": True, "drop_last": True, "fields": ["image"],
@@ -66,7 +68,7 @@ def main() -> int:
                 if arguments.least_cores:
                     result = find_least_cores(target, name, mode, arguments)
                 elif arguments.trace:
-                    result = trace(target, copies, name, mode)
+                    result = trace(target, copies, name, mode, arguments.decode[0])
                 else:
                     result = measure(target, copies, name, mode, arguments)
                 document["results"].append({"model": name, "mode": mode, **result})
@@ -86,6 +88,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="per round and kind")
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--workers", type=int, default=16, help="of the DataLoader; 0: leave it out")
+    parser.add_argument(
+        "--decode", nargs="+", default=["auto"], choices=("auto", "cpu", "gpu"),
+        help="who decodes, several in turn; the first alone for the other tasks",
+    )  # fmt: skip
     parser.add_argument("--finish", action="store_true", help="also with normalised bfloat16 from Loader")
     parser.add_argument("--work", help="where copies and pack go and stay; those that are there are used")
     parser.add_argument("--json")
@@ -109,13 +115,18 @@ def measure(
 ) -> dict[str, Any]:
     """Return images per second of each kind of batches, round by round."""
     step = make_step(name, mode)
-    fed = feedrate.Loader(target, device="cuda", **OPTIONS)
-    on_gpu = endless(fed)
-    (fixed,) = next(on_gpu)
-    kinds: dict[str, Callable[[], Any]] = {
-        "ceiling": lambda: step(fixed),
-        'Loader(device="cuda")': lambda: step(next(on_gpu)[0]),
+    names = {"auto": 'Loader(device="cuda")'}  # the default
+    fed = {
+        names.get(decode, f'Loader(device="cuda", decode="{decode}")'): feedrate.Loader(
+            target, device="cuda", decode=decode, **OPTIONS
+        )
+        for decode in arguments.decode
     }
+    on_gpu = {kind: endless(loader) for kind, loader in fed.items()}
+    (fixed,), *_ = (next(batches) for batches in on_gpu.values())
+    kinds: dict[str, Callable[[], Any]] = {"ceiling": lambda: step(fixed)}
+    for kind, batches in on_gpu.items():
+        kinds[kind] = lambda batches=batches: step(next(batches)[0])
     if arguments.finish:
         plain_step = make_step(name, mode, is_finished=True)
         finished = endless(
@@ -132,10 +143,13 @@ def measure(
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for take in kinds.values():
         drain(take, 1.0)
+    if names["auto"] in kinds:
+        drain(kinds[names["auto"]], SETTLE_S)
     for _ in range(arguments.rounds):
         for kind, take in kinds.items():
             rates[kind].append(drain(take, arguments.seconds))
-    threads = fed.stats().threads
+    stats = {kind: loader.stats() for kind, loader in fed.items()}
+    threads = max(one.threads for one in stats.values())
     if arguments.workers:
         usual = endless(make_dataloader(copies, arguments.workers))
         for _ in range(2 * arguments.workers):  # so many batches the workers have made ahead
@@ -146,7 +160,13 @@ def measure(
             for _ in range(2)
         ]
     show(f"{name} {mode}", rates)
-    return {"threads": threads, "images_per_s": rates}
+    decoders = {
+        kind: {"threads": one.threads, "gpu_share": one.gpu_share, "by_gpu": one.by_gpu / one.samples}
+        for kind, one in stats.items()
+    }
+    for kind, one in decoders.items():
+        say(f"{name} {mode}: {kind}: {one}")
+    return {"threads": threads, "decoders": decoders, "images_per_s": rates}
 
 
 def show(title: str, rates: dict[str, list[float]]) -> None:
@@ -166,12 +186,12 @@ def find_least_cores(target: Path, name: str, mode: str, arguments: argparse.Nam
 
     def is_enough(cores: int) -> bool:
         hold(every[:cores])
-        loader = feedrate.Loader(target, device="cuda", **OPTIONS)
+        loader = feedrate.Loader(target, device="cuda", decode=arguments.decode[0], **OPTIONS)
         on_gpu = endless(loader)
         (fixed,) = next(on_gpu)
         kinds = {"ceiling": lambda: step(fixed), "fed": lambda: step(next(on_gpu)[0])}
         rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-        drain(kinds["fed"], 1.5)
+        drain(kinds["fed"], SETTLE_S if arguments.decode[0] == "auto" else 1.5)
         for _ in range(arguments.rounds):
             for kind, take in kinds.items():
                 rates[kind].append(drain(take, arguments.seconds))
@@ -196,10 +216,10 @@ def hold(cores: list[int]) -> None:
             os.sched_setaffinity(int(thread), cores)
 
 
-def trace(target: Path, copies: Path, name: str, mode: str) -> dict[str, Any]:
+def trace(target: Path, copies: Path, name: str, mode: str, decode: str) -> dict[str, Any]:
     """Return how long the GPU ran no kernel in a step, by the profiler's record of 30 steps."""
     step = make_step(name, mode)
-    on_gpu = endless(feedrate.Loader(target, device="cuda", **OPTIONS))
+    on_gpu = endless(feedrate.Loader(target, device="cuda", decode=decode, **OPTIONS))
     on_host = endless(feedrate.Loader(target, **OPTIONS))
     usual = endless(make_dataloader(copies, 16))
     (fixed,) = next(on_gpu)

@@ -8,6 +8,7 @@ of the CPU. Everything else is the loader's own: reading, planning, staging, lau
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ class FakeEvent:
     def synchronize(self) -> None:
         assert self.blocking, "a thread that spins takes a core from the decoder"
         self.gpu.waits += 1
+        self.gpu.waits_by.add(threading.current_thread().name.rstrip("-0123456789"))
 
 
 class FakeStream:
@@ -49,7 +51,7 @@ class FakeGpu:
 
     Attributes:
         launches: the kernels, by their names.
-        waits: how often a thread waited for an event.
+        waits, waits_by: how often a thread waited for an event, and the names of such threads.
         spoil: called after each kernel, with its name and its arguments.
         why_not: why it cannot be used; None: it can.
     """
@@ -57,7 +59,7 @@ class FakeGpu:
     def __init__(self, library: Path) -> None:
         self._emulator = Emulator(library)
         self.launches: list[str] = []
-        self.waits = 0
+        self.waits, self.waits_by = 0, set[str]()
         self.spoil: Spoil | None = None
         self.why_not: str | None = None
 

@@ -13,12 +13,15 @@ import pytest
 
 import fake_gpu
 from cuda_on_cpu import build
+from damage import flip_byte
 from fake_gpu import FakeGpu
 from feedrate import CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View, kernel
 from feedrate.errors import BadSample, FeedrateError, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.load.cache import Cache
 from feedrate.load.device import gpu_decode
+from feedrate.load.device.transfer import Transfer
+from feedrate.store.through import ThroughPack
 from packs import (
     IMAGE,
     encode_image,
@@ -29,6 +32,7 @@ from packs import (
     write_mixed,
     write_pack,
 )
+from range_server import serve
 
 torch = pytest.importorskip("torch")
 OPTIONS: dict[str, Any] = {"batch_size": 8, "image": RandomResizedCrop(24), "flip": True, "seed": 3}
@@ -49,7 +53,7 @@ def mixed(tmp_path: Path) -> Path:
     return write_mixed(tmp_path / "mixed", 42)
 
 
-def load(pack: Path, decode: str, epochs: int = 1, **options: Any) -> tuple[list[Any], Any]:
+def load(pack: Path | str, decode: str, epochs: int = 1, **options: Any) -> tuple[list[Any], Any]:
     with Loader(pack, device="cuda", decode=decode, **{**OPTIONS, **options}) as loader:
         batches = [batch for _ in range(epochs) for batch in loader]
         return batches, loader.stats()
@@ -374,3 +378,58 @@ def test_the_order_of_passes_is_that_of_the_cpu_path_whatever_pillow_there_is(
     assert_equal(got, load(mixed, "cpu", **options)[0])
     assert gpu.launches
     assert stats.by_gpu == 4
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_pack_behind_an_address_is_decoded_alike(mixed: Path) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    wanted, _ = load(mixed, "cpu")
+    with serve(mixed.parent) as server:
+        got, stats = load(f"{server.url}/mixed", "gpu")
+    assert_equal(got, wanted)
+    assert stats.by_gpu == 28
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_is_damaged_on_scratch_comes_from_the_source(mixed: Path, scratch: Path) -> None:
+    wanted, _ = load(mixed, "cpu", order="staged")
+    with Loader(mixed, scratch=scratch, device="cuda", decode="gpu", **OPTIONS) as loader:
+        opened = loader._resources.pack
+        assert isinstance(opened, ThroughPack)
+        assert opened.landing is not None
+        opened.landing.let_flow()
+        opened.landing._thread.join(120)
+        copy = opened.landing.copy
+    for shard in copy.data.glob("shard-*.tar"):
+        flip_byte(shard, 40)
+    got, stats = load(mixed, "gpu", scratch=scratch)
+    assert_equal(got, wanted)
+    assert stats.fetch.spoilt_on_scratch == 2
+    assert stats.bad_samples == 0
+
+
+def test_a_batch_waits_for_the_gpu_before_it_takes_memory_there(
+    gpu: FakeGpu, mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.launches = []
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(Transfer, "wait", lambda _, step: seen.append((step, len(gpu.launches))))
+    load(mixed, "gpu", prefetch=1)  # so that one thread makes them one by one
+    kernels_of_a_batch = 6
+    assert seen == [(step, step * kernels_of_a_batch) for step in range(6)]
+
+
+def test_a_maker_waits_for_the_statuses_of_every_batch_and_the_loop_for_none(
+    gpu: FakeGpu, mixed: Path
+) -> None:
+    with Loader(mixed, device="cuda", decode="gpu", **OPTIONS) as loader:
+        list(loader)
+    assert gpu.waits_by == {"feedrate-maker"}
+    assert gpu.waits >= 6
+
+
+def test_a_fork_of_a_process_that_used_cuda_is_told_so(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(UsageError, match="a fork of one that had used CUDA"):
+        load(mixed, "gpu")
