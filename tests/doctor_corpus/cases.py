@@ -213,6 +213,11 @@ CASES = (
         remedies=("persistent-workers",), speedup=6.5, period=15,
     ),
     Case(
+        "catalogue-per-worker", "epoch-start-pause",
+        "a catalogue of Python objects is pickled for every spawned worker, every 8 batches",
+        "train_catalogue.py", Run(""), Run("--persistent"), remedies=("persistent-workers",), period=8,
+    ),
+    Case(
         "annotations-per-worker", "epoch-start-pause",
         "each new worker parses a large file first, every 12 batches",
         "train_boxes.py", Run("--root {annotated-photos}"), Run("--root {annotated-photos} --persistent"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shlex
+from statistics import mean
 
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.stacks import is_in_loop
@@ -19,7 +20,7 @@ from feedrate.doctor.what_if import (
     tried_gain,
 )
 from feedrate.model.pipeline import Pipeline, best_workers
-from feedrate.model.predict import Prediction, around, predict_change, without
+from feedrate.model.predict import Prediction, around, predict_change
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
 
@@ -27,6 +28,8 @@ _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 _PICKLED_BYTES_PER_S = 1e8  # a batch whose tensors are fewer bytes than that was pickled, not shared
 _MOSTLY_TAKEN = 0.8  # of the decoding, what our kernel takes as it is: little is left to normalise
 _OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensors takes
+# At the start of an epoch, on a 2-core machine: a worker that stays is told and answers; a sample is shuffled.
+_RESUMED_S, _SHUFFLED_S = 0.3e-3, 50e-9
 
 
 def change_workers(m: Measured) -> Remedy | None:
@@ -69,13 +72,31 @@ def persist_workers(m: Measured) -> Remedy | None:
     is_anew = m.is_loader_made_anew
     if m.workers == 0 or (m.loader.get("persistent_workers") and not is_anew) or pause < 0.02:
         return None
-    prediction = around(without(pause))
+    own_s, start_s = _without_starts(m)
+    between_s = m.between_s - m.loop.per_step("epoch-start") + start_s
+    prediction = around(m.step_s / (own_s + between_s))
     return make_remedy(
         m, "persistent-workers",
         "make the loader once, and keep its workers" if is_anew else "keep the workers between epochs",
-        prediction, m.pipeline.with_(between_s=m.between_s * 0.1),
+        prediction, m.pipeline.with_(between_s=between_s),
         change=f"DataLoader(..., persistent_workers=True){' before the epochs, once' if is_anew else ''}",
     )  # fmt: skip
+
+
+def _without_starts(m: Measured) -> tuple[float, float]:
+    """Return a step's own seconds with workers that stay, and what then begins an epoch, per step."""
+    # The first batch of every worker waits for the start of that worker, whichever comes first of all.
+    settled, since = [], m.workers
+    for step in m.loop.steps:
+        since = 0 if step.is_first else since + 1
+        if since >= m.workers:
+            settled.append(step)
+    settled = settled or list(m.loop.steps)
+    # Nobody made an epoch's first batch in advance; before it all workers are told, and samples are shuffled.
+    first_s = max(m.pipeline.fetch_s - mean(step.wait_s for step in settled), 0.0)
+    first_s += _RESUMED_S * m.workers + _SHUFFLED_S * (m.loader.get("dataset_len") or 0)
+    start_s = first_s * m.loop.epochs / len(m.loop.steps)
+    return mean(step.own_s for step in settled), min(start_s, m.loop.per_step("epoch-start"))
 
 
 def unpin_workers(m: Measured) -> Remedy | None:
