@@ -167,6 +167,27 @@ def test_a_loop_that_others_ask_batches_for_says_nothing_of_what_lies_inside(tmp
     assert hot_places(tmp_path, "9 scale;13 <module>", asked_at="prefetch.py:3") == {"scale": False}
 
 
+def test_looks_share_out_the_loops_own_time_and_do_not_measure_it(tmp_path: Path) -> None:
+    """A thread that is busy with Python gives way late: most looks fall on the optimizer, which was timed."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    looped, stepped = (
+        f"{tmp_path}/train.py:2@4 iou;{tmp_path}/train.py:6 precision",
+        f"{tmp_path}/train.py:12",
+    )
+    loop = FakeLoop(workers=2)
+    bits = layout.ON_CPU | layout.INTERPRETED
+    for _ in range(40):
+        loop.step(wait=0.2, forward=2, backward=2, optimizer=1, other=30)
+        loop.main.record(layout.STACK, looped, loop.now - 10 * MS, 0, a=bits)
+        for _ in range(3):
+            loop.main.record(layout.STACK, f"{stepped} main", loop.now - round(30.5 * MS), 0, a=bits)
+    loop.main.write(tmp_path)
+    remedy = find(judge(tmp_path, Surroundings(cores=2.0))[1], "speed-up-loop")
+    assert remedy is not None
+    assert "iou" in remedy.title
+    assert remedy.predicted_speedup == pytest.approx(35.2 / (5.2 + 1.5), rel=0.03)
+
+
 @pytest.mark.parametrize(("decode_s", "words"), [(0.001, "packing alone"), (0.02, "packing")])
 def test_packing_is_not_called_useless_where_the_decoder_that_comes_with_it_helps(
     tmp_path: Path, decode_s: float, words: str

@@ -186,6 +186,12 @@ CASES = (
         tier="benchmark",
     ),
     Case(
+        "python-confusion", "main-thread-bound",
+        "a confusion matrix over pixels, counted in the training loop by one of Python's",
+        "train_labels.py", Run("{volume} --workers 1"), Run("{volume} --workers 1 --array-operations"),
+        remedies=("speed-up-loop",), model="net",
+    ),
+    Case(
         "encoding-in-the-loop", "main-thread-bound",
         "texts are encoded by Python in the training loop, not in workers",
         "train_reviews.py", Run("{reviews}"),

@@ -131,7 +131,7 @@ class Measured:
     is_repeatable: bool | None  # the same samples gave the same batch twice
     looks_fetch: Looks
     looks_main: Looks
-    looks_loop: Looks  # of those, the ones outside of forward and backward
+    looks_loop: Looks  # of those, the ones at what was not timed by itself
     around: Surroundings
     kernel: KernelTime | None
     phases: Sequence[Fact]

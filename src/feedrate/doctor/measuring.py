@@ -68,7 +68,8 @@ def measure(
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),
         looks_loop=count_looks(
-            [main], in_fetch=False, in_model=False, asked_at=str(batch.get("asked_at") or "")
+            [main], in_fetch=False, in_model=False, timed=loop.timed,
+            asked_at=str(batch.get("asked_at") or ""),
         ),
         around=around,
         kernel=kernel,

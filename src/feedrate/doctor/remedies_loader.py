@@ -28,7 +28,7 @@ _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 _PICKLED_BYTES_PER_S = 1e8  # a batch whose tensors are fewer bytes than that was pickled, not shared
 _MOSTLY_TAKEN = 0.8  # of the decoding, what our kernel takes as it is: little is left to normalise
 _OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensors takes
-# At the start of an epoch, on a 2-core machine: a worker that stays is told and answers; a sample is shuffled.
+# At the start of an epoch, on 2 cores: a worker that stays is told and answers; a sample is shuffled.
 _RESUMED_S, _SHUFFLED_S = 0.3e-3, 50e-9
 
 

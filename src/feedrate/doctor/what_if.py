@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
-from feedrate.doctor.stacks import source_of
+from feedrate.doctor.stacks import Looks, source_of
 from feedrate.model.pipeline import Pipeline
 from feedrate.model.predict import Prediction, predict_change
 from feedrate.results.doctor import Remedy
@@ -207,8 +207,12 @@ def freeing_s(m: Measured) -> float:
     """
     if m.workers == 0 or m.batch_bytes < 1e6:
         return 0.0
-    headers = sum(share for line, share in m.looks_main.lines.items() if source_of(line).startswith("for "))
-    return min(headers * (m.own_s - m.wait_s), other_s(m))
+    return min(header_share(m.looks_main) * (m.own_s - m.wait_s), other_s(m))
+
+
+def header_share(looks: Looks) -> float:
+    """Return the share of the looks that fell on lines like `for batch in loader:`."""
+    return sum(share for line, share in looks.lines.items() if source_of(line).startswith("for "))
 
 
 def sync_s(m: Measured) -> float:
