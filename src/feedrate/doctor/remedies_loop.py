@@ -73,7 +73,7 @@ def speed_up_main(m: Measured) -> Remedy | None:
     # What is taken out is what the looks fell on, Python's loops together. They share out the time that no
     # timed part explains, and do not say how much it is: Python that is busy gives way to a look late.
     gone = sum(place.share for place in own if place.is_python) if hot.is_python else hot.share
-    other *= min(gone / max(1.0 - (header_share(m.looks_loop) if freed else 0.0), 1e-9), 1.0)
+    other *= min(gone / max(1.0 - (header_share(m, m.looks_loop) if freed else 0.0), 1e-9), 1.0)
     prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     # What the forward pass needs cannot be left out, only be done elsewhere (below).
     is_needed = m.loop.preparing_s > 0.5 * other

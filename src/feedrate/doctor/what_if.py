@@ -207,12 +207,17 @@ def freeing_s(m: Measured) -> float:
     """
     if m.workers == 0 or m.batch_bytes < 1e6:
         return 0.0
-    return min(header_share(m.looks_main) * (m.own_s - m.wait_s), other_s(m))
+    return min(header_share(m, m.looks_main) * (m.own_s - m.wait_s), other_s(m))
 
 
-def header_share(looks: Looks) -> float:
-    """Return the share of the looks that fell on lines like `for batch in loader:`."""
-    return sum(share for line, share in looks.lines.items() if source_of(line).startswith("for "))
+def header_share(m: Measured, looks: Looks) -> float:
+    """Return the share of the looks that fell on `for batch in loader:`."""
+    asked_at = m.batch.get("asked_at")
+    return sum(
+        share
+        for line, share in looks.lines.items()
+        if (line == asked_at if asked_at else source_of(line).startswith("for "))
+    )
 
 
 def sync_s(m: Measured) -> float:
