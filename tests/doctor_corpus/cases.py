@@ -81,6 +81,7 @@ NARROW = "--slow {slices} {mount} 0.5 0.5 16"  # a near server behind a line of 
 SLOW_DISK = "--disk {arrays} 24"
 
 flowers = Run("--data {large-photos} --workers {cores}")
+whole = Run("{photos} --workers {cores}")
 scans = Run("{scans} -j {cores}")
 speckle = Run("{thumbnails} --workers {cores}")
 keypoints = Run("--root {thumbnails} --num-workers {cores}")
@@ -121,6 +122,12 @@ CASES = (
         "train_flowers.py", flowers, changed(flowers, "--pack {out}/pack"), remedies=("faster-decode",),
         prepare="--data {large-photos} --write-pack {out}/pack",
         tier="benchmark",
+    ),
+    Case(
+        "whole-photos", "decode-bound",
+        "JPEGs of 0.2 megapixel, decoded whole by Pillow and made small: no crop saves anything",
+        "train_whole.py", whole, changed(whole, "--pack {out}/pack"), remedies=("faster-decode",),
+        prepare="{photos} --pack {out}/pack --write-pack",
     ),
     Case(
         "png-scans", "decode-bound",

@@ -99,7 +99,9 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     around = look_around(main, loop, trace, data, loader, batch)
     around = _add_scratch(around, options.scratch)
     names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
-    kernel = _time_kernel(data, batch, crops=any(crop in name for name in names for crop in _CROPS))
+    crops = any(crop in name for name in names for crop in _CROPS)
+    at_once = min(max(int(loader.get("num_workers") or 0), 1), max(int(around.cores), 1))
+    kernel = _time_kernel(data, batch, crops=crops, at_once=at_once)
     images = _time_images(pack, loader, batch)
     return measure(recording, around, warmup=options.warmup_steps, kernel=kernel, images=images)
 
@@ -121,10 +123,12 @@ def _time_images(
     return time_pack_images(pack, _image_size(batch), str(loader.get("image") or ""))
 
 
-def _time_kernel(data: DataFiles | None, batch: Mapping[str, object], *, crops: bool) -> KernelTime | None:
+def _time_kernel(
+    data: DataFiles | None, batch: Mapping[str, object], *, crops: bool, at_once: int
+) -> KernelTime | None:
     if data is None or not data.images:
         return None
-    return time_kernel(data.images, _image_size(batch), crops=crops)
+    return time_kernel(data.images, _image_size(batch), crops=crops, at_once=at_once)
 
 
 def _image_size(batch: Mapping[str, object]) -> tuple[int, int] | None:

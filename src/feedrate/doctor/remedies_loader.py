@@ -7,6 +7,7 @@ import shlex
 from statistics import mean
 
 from feedrate.doctor.measured import Measured
+from feedrate.doctor.sample import Cost
 from feedrate.doctor.stacks import is_in_loop
 from feedrate.doctor.what_if import (
     NOTHING,
@@ -27,6 +28,7 @@ from feedrate.units import format_bytes, format_seconds
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 _PICKLED_BYTES_PER_S = 1e8  # a batch whose tensors are fewer bytes than that was pickled, not shared
 _MOSTLY_TAKEN = 0.8  # of the decoding, what our kernel takes as it is: little is left to normalise
+_MAKING_TENSORS = ("PIL.tobytes", "ToTensor", "PILToTensor", "ToImage", "ToDtype")
 _OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensors takes
 # At the start of an epoch, on 2 cores: a worker that stays is told and answers; a sample is shuffled.
 _RESUMED_S, _SHUFFLED_S = 0.3e-3, 50e-9
@@ -145,7 +147,7 @@ def decode_faster(m: Measured) -> Remedy | None:
     decode = sample.kind("decode")
     if decode.cpu_s <= 0:
         return None
-    timed, saved = m.kernel, decoding(m)
+    timed, saved = m.kernel, _replaced(m)
     if timed is None or not timed.taken:
         return Remedy(
             "faster-decode", "decode with feedrate's kernel", 1.0, 1.0, 1.0,
@@ -193,9 +195,24 @@ def normalise_images(m: Measured) -> Remedy | None:
 
 
 def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
-    """Predict the run with so many seconds of decoding a sample."""
-    saved = (decoding(m).cpu_s - seconds) * m.samples_per_step
+    """Predict the run with a Dataset that takes so many seconds for a sample's image."""
+    saved = (_replaced(m).cpu_s - seconds) * m.samples_per_step
     return change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved)
+
+
+def _replaced(m: Measured) -> Cost:
+    """Return what of a sample's cost a Dataset of a pack does instead: opening, decoding, cropping, resizing.
+
+    It gives images of Pillow, as the decoder did: making tensors of them stays.
+    """
+    sample, cost = m.sample, decoding(m)
+    if sample is None:
+        return cost
+    if cost.cpu_s > sample.kind("decode").cpu_s:
+        for (kind, name), part in sample.parts.items():
+            if kind == "transform" and name in _MAKING_TENSORS:
+                cost = cost.minus(part)
+    return cost.plus(sample.kind("read"))
 
 
 def pack_files(m: Measured) -> Remedy | None:

@@ -7,7 +7,6 @@ import operator
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -214,6 +213,7 @@ class _Opened:
         self.label_name = "label" if self.pack.manifest.field("label") else "labels"
         self.image, self.flip = image, flip_probability(flip)
         self.is_shown = any(w.out_size is not None for w in self.wanted)
+        self.is_random = reference is not None and Artist(reference, image, self.flip, seed=0).is_random
 
     def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
         """Return one column per field."""
@@ -239,9 +239,9 @@ class _Opened:
     def _draw(self, places: Places, seed: int | None, epoch: int) -> Geometry | None:
         if self.reference is None:
             return None
+        if seed is None and self.is_random:
+            seed = random.getrandbits(63)
         artist = Artist(self.reference, self.image, self.flip, seed or 0, self.is_shown)
-        if seed is None and artist.is_random:
-            artist = replace(artist, seed=random.getrandbits(63))
         geometry = artist.draw(epoch, places.rows, None)
         for i, reason in geometry.refused.items():
             raise self.pack.describe_bad(
@@ -283,9 +283,9 @@ class _Opened:
             # keeps one of them must not keep them all.
             is_small = height * width * wanted.channels <= _TOGETHER_BYTES
             for some in [at] if is_small else [[i] for i in at]:
-                decoded = self._decode_alike(
-                    wanted, _take(places, some), geometry.take(np.array(some)), (height, width)
-                )
+                is_all = len(some) == len(places.positions)
+                drawn = geometry if is_all else geometry.take(np.array(some))
+                decoded = self._decode_alike(wanted, _take(places, some), drawn, (height, width))
                 pixels.update(zip(some, decoded if len(some) == 1 else map(np.copy, decoded), strict=True))
         return [pixels[i] for i in range(len(places.positions))]
 
