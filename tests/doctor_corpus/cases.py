@@ -83,6 +83,7 @@ SLOW_DISK = "--disk {arrays} 24"
 flowers = Run("--data {large-photos} --workers {cores}")
 whole = Run("{photos} --workers {cores}")
 scans = Run("{scans} -j {cores}")
+panoramas = Run("{photos} --workers {cores}")
 speckle = Run("{thumbnails} --workers {cores}")
 keypoints = Run("--root {thumbnails} --num-workers {cores}")
 baseline = Run("{photos}")
@@ -132,9 +133,20 @@ CASES = (
     Case(
         "png-scans", "decode-bound",
         "PNGs of 0.5 megapixel, OpenCV decodes all of them for 96 pixels; inference",
-        "classify_scans.py", scans, Run("{small-scans} -j {cores}"), remedies=("preprocess-once",),
-        speedup=11.7,
-        model="net",
+        "classify_scans.py", scans, changed(scans, "--cache {out}"), remedies=("preprocess-once",),
+        prepare="{scans} -j {cores} --cache {out} --prepare", model="net",
+    ),
+    Case(
+        "panoramas-every-epoch", "repeated-work",
+        "photographs are decoded, unwarped and blurred alike in every epoch, nothing is random",
+        "train_panoramas.py", panoramas, changed(panoramas, "--cached"),
+        remedies=("cache-in-memory", "preprocess-once"), warm_up=40,
+    ),
+    Case(
+        "random-panoramas", "repeated-work",
+        "the same before a random part of each is taken: .map() keeps the random part random",
+        "train_panoramas.py", changed(panoramas, "--random"), changed(panoramas, "--random --cached"),
+        remedies=("cache-in-memory", "preprocess-once"), warm_up=40,
     ),
     Case(
         "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that samples come from: where they lie, how big they are, and how fast our decoder is on them."""
+"""The files that samples come from: where they lie, how big they are, and how fast our decoder is on them;
+and how fast samples would come from our cache."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
@@ -23,6 +24,8 @@ from feedrate.doctor.surroundings import DataFiles
 from feedrate.errors import FeedrateError
 from feedrate.filters import BILINEAR
 from feedrate.format.suffixes import IMAGE_SUFFIXES
+from feedrate.kernel import U8
+from feedrate.load.cached import cached
 from feedrate.load.geometry import Geometry, read_sides
 from feedrate.load.samples import IMAGE, Samples, open_files
 from feedrate.probe.residency import measure_residency
@@ -33,6 +36,8 @@ _NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")
 _SIZED_FILES = 400
 _TIMED_FILES = 24
 _ENOUGH_S = 2.0  # of timing one kind of files
+_MOST_KEPT_BYTES = 64 << 20  # of samples that are made up to be kept
+_COPIES = 20
 _PASSES, _BATCH = 6, 8  # over those that our decoder takes, and images in a call of it
 
 
@@ -117,6 +122,43 @@ def time_kernel(
         stored_by="--map MODULE:FUNCTION --raw" if deep > len(left) / 2 else "--normalise",
         is_lossless=is_lossless,
     )
+
+
+def time_kept(batch: Mapping[str, object]) -> float | None:
+    """Return the CPU time of taking a sample from what `feedrate.cached` keeps, by made-up ones of its size.
+
+    None: the batch holds no tensors, or it cannot be tried here.
+    """
+    count, tensors = batch.get("samples"), batch.get("tensors")
+    if not isinstance(count, int) or not isinstance(tensors, list) or count < 1:
+        return None
+    sizes = [int(tensor.get("bytes") or 0) // count for tensor in tensors]
+    if not sum(sizes) or sum(sizes) > _MOST_KEPT_BYTES:
+        return None
+    count = min(_BATCH, _MOST_KEPT_BYTES // sum(sizes))
+    samples = [tuple(np.zeros(size, np.uint8) for size in sizes) for _ in range(count)]
+    with contextlib.suppress(FeedrateError, OSError):
+        kept = cached(samples, ram=4 * _MOST_KEPT_BYTES)
+        try:
+            taking_s = _time_copies(lambda: kept.__getitems__(range(count)))
+        finally:
+            kept.close()
+        return max(taking_s - _time_copies(lambda: samples), 0.0) / count
+    return None
+
+
+def _time_copies(take: Callable[[], list[tuple[U8, ...]]]) -> float:
+    """Return the CPU time of taking some samples and copying each, as collating does: memory that is mapped
+    costs when it is read."""
+    into = [np.empty_like(part) for part in take()[0]]
+    seconds = []
+    for _ in range(_COPIES):
+        began = time.thread_time()
+        for sample in take():
+            for target, part in zip(into, sample, strict=True):
+                np.copyto(target, part)
+        seconds.append(time.thread_time() - began)
+    return median(seconds)
 
 
 def _choose(images: Sequence[str]) -> list[str]:

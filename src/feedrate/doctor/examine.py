@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from feedrate.doctor.absence import check_seen
-from feedrate.doctor.data_files import describe_data, time_kernel
+from feedrate.doctor.data_files import describe_data, time_kept, time_kernel
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.facts_about import list_facts
 from feedrate.doctor.gpus import find_gpu
@@ -103,7 +103,10 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     at_once = min(max(int(loader.get("num_workers") or 0), 1), max(int(around.cores), 1))
     kernel = _time_kernel(data, batch, crops=crops, at_once=at_once)
     images = _time_images(pack, loader, batch)
-    return measure(recording, around, warmup=options.warmup_steps, kernel=kernel, images=images)
+    kept_s = time_kept(batch) if loader.get("class") != PACK_LOADER else None
+    return measure(
+        recording, around, warmup=options.warmup_steps, kernel=kernel, images=images, kept_s=kept_s
+    )
 
 
 def _find_pack(main: Process, loader: Mapping[str, object]) -> str | None:

@@ -155,6 +155,7 @@ class Measured:
     computing_device_s: float  # device time from the forward pass to the end of the step
     stages: PackStages | None = None  # of a feedrate.Loader
     images: PackImages | None = None  # of its pack
+    kept_s: float | None = None  # CPU of taking a sample like these from what feedrate.cached keeps
 
     @property
     def workers(self) -> int:

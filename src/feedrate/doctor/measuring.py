@@ -23,6 +23,7 @@ def measure(
     warmup: int,
     kernel: KernelTime | None,
     images: PackImages | None = None,
+    kept_s: float | None = None,
 ) -> Measured | None:
     """Sum up a recording; None when no process made enough steps."""
     loops = {
@@ -90,6 +91,7 @@ def measure(
         computing_device_s=max(_usual_device_s(main, "wall") - _usual_device_s(main, "a"), 0.0),
         stages=stages,
         images=images,
+        kept_s=kept_s,
     )  # fmt: skip
 
 

@@ -50,7 +50,9 @@ def main():
             pack(args.root, args.pack)
             return
         dataset = feedrate.Dataset(args.pack, transform=to_tensor, image=feedrate.Resize(SIDE))
-    loader = DataLoader(dataset, 16, shuffle=True, num_workers=args.workers, persistent_workers=args.workers > 0)
+    loader = DataLoader(
+        dataset, 16, shuffle=True, num_workers=args.workers, persistent_workers=args.workers > 0
+    )
     model = nn.Sequential(
         nn.Conv2d(3, 16, 5, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 4)
     )
