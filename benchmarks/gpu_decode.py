@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from feedrate.kernel.cuda.launcher import compile_source
 from threads import say
 
 from feedrate import kernel
 from feedrate.filters import FILTERS
 from feedrate.kernel.cuda import batch as contract
+from feedrate.kernel.cuda.launcher import compile_source
 from feedrate.probe.machine import describe_machine
 
 Box = tuple[int, int, int, int]

@@ -98,6 +98,25 @@ def test_several_samples_at_once_are_those_one_by_one(pack: Path):
         assert together[1] == alone[1]
 
 
+def test_images_of_one_size_are_decoded_together_and_have_memory_of_their_own(pack: Path):
+    dataset = Dataset(pack, fields=("image", "number"), image=Resize(8), output="torch")
+    samples = dataset.__getitems__([4, 0, -1])
+    for (together, number), index in zip(samples, (4, 0, -1), strict=True):
+        alone = dataset[index]
+        torch.testing.assert_close(together, alone[0], rtol=0, atol=0)
+        assert number == alone[1]
+        # To keep one, to save it or to hand it over must not take the others along.
+        assert together.untyped_storage().nbytes() == 8 * 8 * 3
+
+
+def test_the_first_bad_sample_of_a_batch_is_named(tmp_path: Path):
+    pack = write_images(tmp_path / "pack", count=6, shards=3)
+    for shard in (1, 2):
+        spoil(pack, f"shard-0000{shard}.tar", -3)
+    with pytest.raises(BadSample, match="sample 'sample-00005', field 'image'"):
+        Dataset(pack, image=Resize(8)).__getitems__([0, 5, 3])
+
+
 def test_every_kind_of_field_comes(tmp_path: Path):
     fields = ("mask", "weight", "points", "caption", "meta", "blob", "boxes", "number")
     dataset = Dataset(write_everything(tmp_path / "pack"), fields=fields, image=Resize(8), output="numpy")

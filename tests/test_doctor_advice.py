@@ -12,6 +12,7 @@ import pytest
 
 from doctor_runs import MS, FakeLoop, FakeProcess
 from feedrate.cli import make_parser
+from feedrate.doctor.data_files import time_kept
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import KernelTime
 from feedrate.doctor.records import read_run
@@ -167,6 +168,27 @@ def test_a_loop_that_others_ask_batches_for_says_nothing_of_what_lies_inside(tmp
     assert hot_places(tmp_path, "9 scale;13 <module>", asked_at="prefetch.py:3") == {"scale": False}
 
 
+def test_looks_share_out_the_loops_own_time_and_do_not_measure_it(tmp_path: Path) -> None:
+    """A thread that is busy with Python gives way late: most looks fall on the optimizer, which was timed."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    looped, stepped = (
+        f"{tmp_path}/train.py:2@4 iou;{tmp_path}/train.py:6 precision",
+        f"{tmp_path}/train.py:12",
+    )
+    loop = FakeLoop(workers=2)
+    bits = layout.ON_CPU | layout.INTERPRETED
+    for _ in range(40):
+        loop.step(wait=0.2, forward=2, backward=2, optimizer=1, other=30)
+        loop.main.record(layout.STACK, looped, loop.now - 10 * MS, 0, a=bits)
+        for _ in range(3):
+            loop.main.record(layout.STACK, f"{stepped} main", loop.now - round(30.5 * MS), 0, a=bits)
+    loop.main.write(tmp_path)
+    remedy = find(judge(tmp_path, Surroundings(cores=2.0))[1], "speed-up-loop")
+    assert remedy is not None
+    assert "iou" in remedy.title
+    assert remedy.predicted_speedup == pytest.approx(35.2 / (5.2 + 1.5), rel=0.03)
+
+
 @pytest.mark.parametrize(("decode_s", "words"), [(0.001, "packing alone"), (0.02, "packing")])
 def test_packing_is_not_called_useless_where_the_decoder_that_comes_with_it_helps(
     tmp_path: Path, decode_s: float, words: str
@@ -306,6 +328,53 @@ def test_preprocessing_of_other_files_once_is_what_cached_keeps(tmp_path: Path) 
     assert remedy is not None
     assert remedy.command is None
     assert remedy.change == 'DataLoader(feedrate.cached(dataset, disk="FOLDER:SIZE", key="NAME"), ...)'
+
+
+def keep_samples(
+    folder: Path, *, same: bool, undrawn: int = 0, drawn: int = 0, kept_s: float | None = None
+) -> tuple[Remedy, Remedy]:
+    """Return what keeping samples gives, in memory and on a disk: 40 of 100 ms a batch read and decode."""
+    loop = FakeLoop(workers=2)
+    loop.main.fact("batch", loader="loader-0", samples=8, tensors=[{"bytes": 800_000}])
+    run_steps(loop, 53, forward=0.4, backward=0.5, optimizer=0.1)
+    parts = {"read:open": (10.0, 0.0), "decode:PIL": (30.0, 0.0), "collate:default_collate": (5.0, 0.0)}
+    worker = loop.fetches(200, 20, cpu=100, parts=parts)
+    known = layout.DRAWS_KNOWN
+    look(worker, [MINE], times=undrawn, in_fetch=True, bits=known)
+    look(worker, [MINE], times=drawn, in_fetch=True, bits=known | layout.RANDOM_DRAWN)
+    worker.write(folder)
+    loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": same})
+    loop.main.write(folder)
+    diagnosis = judge(folder, Surroundings(cores=2.0, data=LOCAL), kept_s=kept_s)[1]
+    memory, disk = find(diagnosis, "cache-in-memory"), find(diagnosis, "preprocess-once")
+    assert memory is not None
+    assert disk is not None
+    return memory, disk
+
+
+def test_samples_that_are_kept_cost_the_taking_and_the_collating_wherever_they_lie(tmp_path: Path) -> None:
+    memory, disk = keep_samples(tmp_path, same=True, kept_s=0.000125)
+    # A batch and a step take 101 ms of two cores; then collating 5, taking 8 x 0.125, and the step.
+    assert memory.predicted_speedup == pytest.approx(101 / 7, rel=0.1)
+    assert disk.predicted_speedup == memory.predicted_speedup
+    assert "cached(dataset)" in (memory.change or "")
+
+
+def test_of_random_samples_what_comes_before_the_first_random_number_is_kept(tmp_path: Path) -> None:
+    memory, disk = keep_samples(tmp_path, same=False, undrawn=30, drawn=10, kept_s=0.0)
+    # Three quarters of 95 ms go.
+    assert memory.predicted_speedup == pytest.approx(101 / (101 - 71.25), rel=0.05)
+    assert disk.predicted_speedup == memory.predicted_speedup
+    assert ".map(augment)" in (memory.change or "")
+
+
+def test_what_a_kept_sample_takes_is_tried_where_it_was_not_measured() -> None:
+    small, large = (time_kept({"samples": 4, "tensors": [{"bytes": n}]}) for n in (4_000, 40_000_000))
+    assert small is not None
+    assert large is not None
+    assert 0 < small < large
+    assert time_kept({"samples": 4, "tensors": []}) is None
+    assert time_kept({"samples": 1, "tensors": [{"bytes": 1 << 40}]}) is None
 
 
 def find_decoding(folder: Path, crop: str) -> Finding:

@@ -207,6 +207,23 @@ def test_a_loader_that_is_made_anew_for_each_epoch_is_to_be_made_once(tmp_path: 
     assert (remedy.name, remedy.title) == ("persistent-workers", "make the loader once, and keep its workers")
 
 
+def test_workers_that_stay_leave_an_epoch_the_making_of_its_first_batch(tmp_path: Path) -> None:
+    """The second worker's first batch waits for its start, too: that goes with the starting."""
+    loop = FakeLoop(workers=2, loader={"dataset_len": 1000})
+    for _ in range(31):
+        loop.number = 0
+        loop.step(wait=2000)
+        loop.step(wait=90)
+        run_steps(loop, 0.2, steps=8)
+    loop.fetches(200, 20, cpu=15, blocked=5).write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path)
+    remedy = next(remedy for remedy in diagnosis.remedies if remedy.name == "persistent-workers")
+    before = 2000 + 90 + 8 * 0.2 + 100  # ms an epoch
+    after = 10 * 10.2 + 20  # ten steps as they are in the middle of an epoch, and a batch to wait for
+    assert remedy.predicted_speedup == pytest.approx(before / after, rel=0.04)
+
+
 def test_the_rank_whose_data_comes_late_is_named(tmp_path: Path) -> None:
     for rank, wait in ((0, 0.2), (1, 30)):
         loop = FakeLoop(workers=2, pid=100 + rank)

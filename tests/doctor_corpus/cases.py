@@ -84,7 +84,9 @@ NARROW = "--slow {slices} {mount} 0.5 0.5 16"  # a near server behind a line of 
 SLOW_DISK = "--disk {arrays} 24"
 
 flowers = Run("--data {large-photos} --workers {cores}")
+whole = Run("{photos} --workers {cores}")
 scans = Run("{scans} -j {cores}")
+panoramas = Run("{photos} --workers {cores}")
 speckle = Run("{thumbnails} --workers {cores}")
 keypoints = Run("--root {thumbnails} --num-workers {cores}")
 baseline = Run("{photos}")
@@ -146,11 +148,28 @@ CASES = (
         prepare="{photos} --make-pack {out}/pack", model="net",
     ),
     Case(
+        "whole-photos", "decode-bound",
+        "JPEGs of 0.2 megapixel, decoded whole by Pillow and made small: no crop saves anything",
+        "train_whole.py", whole, changed(whole, "--pack {out}/pack"), remedies=("faster-decode",),
+        prepare="{photos} --pack {out}/pack --write-pack",
+    ),
+    Case(
         "png-scans", "decode-bound",
         "PNGs of 0.5 megapixel, OpenCV decodes all of them for 96 pixels; inference",
-        "classify_scans.py", scans, Run("{small-scans} -j {cores}"), remedies=("preprocess-once",),
-        speedup=11.7,
-        model="net",
+        "classify_scans.py", scans, changed(scans, "--cache {out}"), remedies=("preprocess-once",),
+        prepare="{scans} -j {cores} --cache {out} --prepare", model="net",
+    ),
+    Case(
+        "panoramas-every-epoch", "repeated-work",
+        "photographs are decoded, unwarped and blurred alike in every epoch, nothing is random",
+        "train_panoramas.py", panoramas, changed(panoramas, "--cached"),
+        remedies=("cache-in-memory", "preprocess-once"), warm_up=40,
+    ),
+    Case(
+        "random-panoramas", "repeated-work",
+        "the same before a random part of each is taken: .map() keeps the random part random",
+        "train_panoramas.py", changed(panoramas, "--random"), changed(panoramas, "--random --cached"),
+        remedies=("cache-in-memory", "preprocess-once"), warm_up=40,
     ),
     Case(
         "python-noise", "transform-bound", "a transform that loops over all pixels in Python, random",
@@ -231,6 +250,12 @@ CASES = (
         tier="benchmark",
     ),
     Case(
+        "python-confusion", "main-thread-bound",
+        "a confusion matrix over pixels, counted in the training loop by one of Python's",
+        "train_labels.py", Run("{volume} --workers 1"), Run("{volume} --workers 1 --array-operations"),
+        remedies=("speed-up-loop",), model="net",
+    ),
+    Case(
         "encoding-in-the-loop", "main-thread-bound",
         "texts are encoded by Python in the training loop, not in workers",
         "train_reviews.py", Run("{reviews}"),
@@ -256,6 +281,11 @@ CASES = (
         "spawned workers start anew every 15 batches and import torch",
         "train_spawn.py", Run("--root {photos}"), Run("--root {photos} --keep-workers"),
         remedies=("persistent-workers",), speedup=6.5, period=15,
+    ),
+    Case(
+        "catalogue-per-worker", "epoch-start-pause",
+        "a catalogue of Python objects is pickled for every spawned worker, every 8 batches",
+        "train_catalogue.py", Run(""), Run("--persistent"), remedies=("persistent-workers",), period=8,
     ),
     Case(
         "annotations-per-worker", "epoch-start-pause",

@@ -78,15 +78,6 @@ def scans(folder: Path) -> None:
     write_pictures(folder, 60, 800, 640, seed=4, suffix=".png", compress_level=6)
 
 
-def small_scans(folder: Path) -> None:
-    """The scans as a preprocessing step would leave them: 96 x 96 pixels."""
-    source = make_data("scans", folder.parent)
-    for path in sorted(source.rglob("*.png")):
-        target = folder / path.relative_to(source)
-        target.parent.mkdir(exist_ok=True)
-        Image.open(path).resize((96, 96)).save(target, compress_level=1)
-
-
 def uneven_photos(folder: Path) -> None:
     """Two cameras, one of them with ten times the pixels; sorted by name, they stand one after the other."""
     generator = np.random.default_rng(5)
@@ -163,7 +154,6 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "large-photos": large_photos,
     "thumbnails": thumbnails,
     "scans": scans,
-    "small-scans": small_scans,
     "uneven-photos": uneven_photos,
     "arrays": arrays,
     "slices": slices,

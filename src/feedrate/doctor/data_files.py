@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that samples come from: where they lie, how big they are, and how fast our decoder is on them."""
+"""The files that samples come from: where they lie, how big they are, and how fast our decoder is on them;
+and how fast samples would come from our cache."""
 
 from __future__ import annotations
 
@@ -8,17 +9,25 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
+
+import numpy as np
 
 from feedrate import kernel, pillow
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.measured import KernelTime
 from feedrate.doctor.records import Recording
 from feedrate.doctor.surroundings import DataFiles
+from feedrate.errors import FeedrateError
 from feedrate.filters import BILINEAR
 from feedrate.format.suffixes import IMAGE_SUFFIXES
+from feedrate.kernel import U8
+from feedrate.load.cached import cached
+from feedrate.load.geometry import Geometry, read_sides
+from feedrate.load.samples import IMAGE, Samples, open_files
 from feedrate.probe.residency import measure_residency
 from feedrate.probe.storage import describe_storage
 from feedrate.stats import median
@@ -27,6 +36,9 @@ _NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")
 _SIZED_FILES = 400
 _TIMED_FILES = 24
 _ENOUGH_S = 2.0  # of timing one kind of files
+_MOST_KEPT_BYTES = 64 << 20  # of samples that are made up to be kept
+_COPIES = 20
+_PASSES, _BATCH = 6, 8  # over those that our decoder takes, and images in a call of it
 
 
 def describe_data(recording: Recording, dataset_len: int | None) -> DataFiles | None:
@@ -60,8 +72,10 @@ def describe_data(recording: Recording, dataset_len: int | None) -> DataFiles | 
     )
 
 
-def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: bool) -> KernelTime | None:
-    """Time our decoder on some of the user's image files, from bytes in memory, as the loader would use it.
+def time_kernel(
+    images: Sequence[str], size: tuple[int, int] | None, *, crops: bool, at_once: int = 1
+) -> KernelTime | None:
+    """Time our decoder on some of the user's image files, where they lie, as a Dataset of a pack calls it.
 
     Where it does not take all of them, what it takes is weighed by Pillow's time for each kind, and what the
     others would take once they are stored as it likes them is timed, too.
@@ -69,11 +83,11 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
     Args:
         size: of the batch's images; None: 224 x 224.
         crops: the user's code takes random crops: a part of each image, as RandomResizedCrop draws it.
+        at_once: so many decode beside each other, as workers do.
     """
     size, share = size or (224, 224), 0.54 if crops else 1.0
     taken: list[str] = []
     left: list[str] = []
-    seconds: list[float] = []
     reasons: Counter[str] = Counter()
     deep, is_lossless = 0, True
     for path in _choose(images):
@@ -81,7 +95,6 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
             data = Path(path).read_bytes()
             found = kernel.scan_headers(data)
             if found.reason is None:
-                seconds.append(_time_decoder(data, size, share))
                 taken.append(path)
             elif not found.damaged:
                 left.append(path)
@@ -91,7 +104,9 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
     tried = len(taken) + len(left)
     if not tried:
         return None
-    ours_s = median(seconds) if seconds else 0.0
+    ours_s = _time_dataset(taken, size, share, at_once) if taken else 0.0
+    if taken and not ours_s:
+        return None
     if not left:
         return KernelTime(ours_s, len(taken), tried)
     theirs = [
@@ -107,6 +122,43 @@ def time_kernel(images: Sequence[str], size: tuple[int, int] | None, *, crops: b
         stored_by="--map MODULE:FUNCTION --raw" if deep > len(left) / 2 else "--normalise",
         is_lossless=is_lossless,
     )
+
+
+def time_kept(batch: Mapping[str, object]) -> float | None:
+    """Return the CPU time of taking a sample from what `feedrate.cached` keeps, by made-up ones of its size.
+
+    None: the batch holds no tensors, or it cannot be tried here.
+    """
+    count, tensors = batch.get("samples"), batch.get("tensors")
+    if not isinstance(count, int) or not isinstance(tensors, list) or count < 1:
+        return None
+    sizes = [int(tensor.get("bytes") or 0) // count for tensor in tensors]
+    if not sum(sizes) or sum(sizes) > _MOST_KEPT_BYTES:
+        return None
+    count = min(_BATCH, _MOST_KEPT_BYTES // sum(sizes))
+    samples = [tuple(np.zeros(size, np.uint8) for size in sizes) for _ in range(count)]
+    with contextlib.suppress(FeedrateError, OSError):
+        kept = cached(samples, ram=4 * _MOST_KEPT_BYTES)
+        try:
+            taking_s = _time_copies(lambda: kept.__getitems__(range(count)))
+        finally:
+            kept.close()
+        return max(taking_s - _time_copies(lambda: samples), 0.0) / count
+    return None
+
+
+def _time_copies(take: Callable[[], list[tuple[U8, ...]]]) -> float:
+    """Return the CPU time of taking some samples and copying each, as collating does: memory that is mapped
+    costs when it is read."""
+    into = [np.empty_like(part) for part in take()[0]]
+    seconds = []
+    for _ in range(_COPIES):
+        began = time.thread_time()
+        for sample in take():
+            for target, part in zip(into, sample, strict=True):
+                np.copyto(target, part)
+        seconds.append(time.thread_time() - began)
+    return median(seconds)
 
 
 def _choose(images: Sequence[str]) -> list[str]:
@@ -128,10 +180,42 @@ def _mean_time(paths: Sequence[str], time_one: Callable[[bytes], float]) -> floa
     return mean(seconds) if seconds else 0.0
 
 
-def _time_decoder(data: bytes, size: tuple[int, int], share: float, repeats: int = 5) -> float:
-    found = kernel.scan(data)
-    box = middle_box(found.width, found.height, share)
-    return sum(kernel.profile_decode(data, found.entries, box=box, size=size, repeats=repeats).values())
+def _time_dataset(paths: Sequence[str], size: tuple[int, int], share: float, at_once: int) -> float:
+    """Return the CPU time that a Dataset takes per image: all of them in turn, and all once more; 0: unknown.
+
+    An image that is decoded again and again is in the caches, its branches are known, and no neighbour uses
+    the other half of the core: that takes a third less than it does in a run.
+    """
+    with (
+        contextlib.suppress(FeedrateError),
+        open_files(paths) as samples,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+        widths, heights = read_sides(IMAGE, samples.rows)
+        boxes = [middle_box(*sides, share) for sides in zip(widths.tolist(), heights.tolist(), strict=True)]
+        flips = np.zeros(len(samples), np.bool_)
+        geometry = Geometry(np.array(boxes, np.int32), flips, (widths, heights))
+        passes = pool.map(lambda _: _time_passes(samples, geometry, size), range(at_once))
+        return mean(passes) / max(len(samples), 1)
+    return 0.0
+
+
+def _time_passes(samples: Samples, geometry: Geometry, size: tuple[int, int]) -> float:
+    """Return the CPU time of one pass over all images, in this thread."""
+    from PIL import Image
+
+    seconds: list[float] = []
+    began = time.thread_time()
+    while len(seconds) < _PASSES and (not seconds or time.thread_time() - began < _ENOUGH_S):
+        start = time.thread_time()
+        for first in range(0, len(samples), _BATCH):
+            at = np.arange(first, min(first + _BATCH, len(samples)))
+            out = np.empty((len(at), *size, 3), np.uint8)
+            samples.decode_chosen(at, geometry.take(at), out)
+            for pixels in out:
+                Image.fromarray(pixels.copy())
+        seconds.append(time.thread_time() - start)
+    return median(seconds[1:] or seconds)  # the first opens the files
 
 
 def time_pillow(data: bytes, size: tuple[int, int], share: float) -> float:
@@ -152,7 +236,8 @@ def time_stored(data: bytes, size: tuple[int, int], share: float) -> float:
         rows = pillow.decode(data, whole, (height, width, 1 if is_gray else 3))
         rows = rows[..., 0] if is_gray else rows
         stored = pillow.encode_jpeg(rows, quality=pillow.NORMAL_QUALITY, full_chroma=True, orientation=1)
-    return _time_decoder(stored, size, share, repeats=2)
+    entries = kernel.scan(stored).entries
+    return time_call(lambda: kernel.decode_one(stored, box=box, size=size, entries=entries))
 
 
 def time_call(work: Callable[[], object]) -> float:

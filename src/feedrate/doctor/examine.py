@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from feedrate.doctor.absence import check_seen
-from feedrate.doctor.data_files import describe_data, time_kernel
+from feedrate.doctor.data_files import describe_data, time_kept, time_kernel
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.facts_about import list_facts
 from feedrate.doctor.gpus import find_gpu
@@ -100,14 +100,20 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     around = look_around(main, loop, trace, data, loader, batch)
     around = _add_scratch(around, options.scratch)
     names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
-    kernel = _time_kernel(data, batch, crops=any(crop in name for name in names for crop in _CROPS))
+    crops = any(crop in name for name in names for crop in _CROPS)
+    at_once = min(max(int(loader.get("num_workers") or 0), 1), max(int(around.cores), 1))
+    kernel = _time_kernel(data, batch, crops=crops, at_once=at_once)
     images = _time_images(pack, loader, batch)
     node = main.last("process").get("node")
     ranks = sum(process.last("process").get("node") == node for process in recording.mains)
     trial, unseen = _try_loader(data, loader, batch, names, ranks)
     if unseen:
         around = replace(around, notes=(*around.notes, unseen))
-    return measure(recording, around, warmup=options.warmup_steps, kernel=kernel, images=images, trial=trial)
+    kept_s = time_kept(batch) if loader.get("class") != PACK_LOADER else None
+    return measure(
+        recording, around, warmup=options.warmup_steps, kernel=kernel, images=images, trial=trial,
+        kept_s=kept_s,
+    )  # fmt: skip
 
 
 def _find_pack(main: Process, loader: Mapping[str, object]) -> str | None:
@@ -127,10 +133,12 @@ def _time_images(
     return time_pack_images(pack, _image_size(batch), str(loader.get("image") or ""))
 
 
-def _time_kernel(data: DataFiles | None, batch: Mapping[str, object], *, crops: bool) -> KernelTime | None:
+def _time_kernel(
+    data: DataFiles | None, batch: Mapping[str, object], *, crops: bool, at_once: int
+) -> KernelTime | None:
     if data is None or not data.images:
         return None
-    return time_kernel(data.images, _image_size(batch), crops=crops)
+    return time_kernel(data.images, _image_size(batch), crops=crops, at_once=at_once)
 
 
 def _try_loader(

@@ -160,7 +160,7 @@ class Measured:
     is_repeatable: bool | None  # the same samples gave the same batch twice
     looks_fetch: Looks
     looks_main: Looks
-    looks_loop: Looks  # of those, the ones outside of forward and backward
+    looks_loop: Looks  # of those, the ones at what was not timed by itself
     around: Surroundings
     kernel: KernelTime | None
     phases: Sequence[Fact]
@@ -188,6 +188,7 @@ class Measured:
     views: Views | None = None  # that matter
     start: Start | None = None  # before the first step
     trial: LoaderTrial | None = None  # of image files, by what a feedrate.Loader does
+    kept_s: float | None = None  # CPU of taking a sample like these from what feedrate.cached keeps
 
     @property
     def workers(self) -> int:

@@ -25,6 +25,7 @@ def measure(
     kernel: KernelTime | None,
     images: PackImages | None = None,
     trial: LoaderTrial | None = None,
+    kept_s: float | None = None,
 ) -> Measured | None:
     """Sum up a recording; None when no process made enough steps."""
     loops = {
@@ -69,7 +70,8 @@ def measure(
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),
         looks_loop=count_looks(
-            [main], in_fetch=False, in_model=False, asked_at=str(batch.get("asked_at") or "")
+            [main], in_fetch=False, in_model=False, timed=loop.timed,
+            asked_at=str(batch.get("asked_at") or ""),
         ),
         around=around,
         kernel=kernel,
@@ -94,6 +96,7 @@ def measure(
         views=views,
         start=read_start(main),
         trial=trial,
+        kept_s=kept_s,
     )  # fmt: skip
 
 

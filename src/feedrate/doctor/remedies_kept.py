@@ -4,36 +4,31 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
-from feedrate.doctor.what_if import change, decoding, make_remedy, read_blocked, repeated_share
+from feedrate.doctor.what_if import change, make_remedy, read_blocked, repeated_share
 from feedrate.format.keys import IMAGE_SUFFIXES
 from feedrate.format.manifest import FILE_NAME
+from feedrate.model.pipeline import Pipeline
 from feedrate.model.predict import Prediction
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes
 
-_READ_BYTES_PER_S = 1e9  # arrays from the page cache, on one core
-_SMALL_IMAGE = 0.02  # of decoding and shrinking an image, what decoding the small one takes
+# Of a kept sample, where no such one was timed: to find it, and to copy its bytes (benchmarks/cached.py).
+_FOUND_S, _READ_BYTES_PER_S = 30e-6, 5e9
 
 
 def cache_in_memory(m: Measured) -> Remedy | None:
-    """Samples kept in memory after the first epoch, read and decoded."""
-    sample, data = m.sample, m.around.data
-    if sample is None or m.loop.is_single_pass or _is_cached(m):
+    """Samples kept in memory after the first epoch."""
+    sample, data, kept = m.sample, m.around.data, _keep(m)
+    if sample is None or kept is None or m.loop.is_single_pass or _is_cached(m):
         return None
-    saved = sample.kind("read").plus(sample.kind("decode"))
-    saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
-    if saved.wall_s < 0.05 * sample.total.wall_s:
+    if kept.saved.wall_s < 0.05 * sample.total.wall_s:
         return None
-    now, n = m.pipeline, m.samples_per_step
-    prediction, then = change(
-        m,
-        fetch_cpu_s=now.fetch_cpu_s - saved.cpu_s * n,
-        fetch_blocked_s=now.fetch_blocked_s - saved.blocked_s * n,
-    )
+    prediction, then = kept.prediction, kept.then
     decoded, limit = m.around.decoded_bytes, m.around.memory_limit_bytes
     note = "whether it fits is unknown: the size of a decoded sample or of the dataset is not known"
     if decoded and limit:
@@ -47,9 +42,56 @@ def cache_in_memory(m: Measured) -> Remedy | None:
         if not fits:
             prediction = Prediction(1.0, 1.0, 1.02, "")
     return make_remedy(
-        m, "cache-in-memory", "keep decoded samples in memory after the first epoch", prediction, then,
+        m, "cache-in-memory", "keep samples in memory after the first epoch", prediction, then,
         note=note, change=_cached(m),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A run whose samples are kept: what making one no longer costs, and what the run would be."""
+
+    saved: Cost
+    prediction: Prediction
+    then: Pipeline
+
+
+def _keep(m: Measured) -> _Kept | None:
+    """Return what `feedrate.cached` gives, wherever it keeps samples; None: no sample was seen.
+
+    It keeps what the dataset returns, or with .map(augment) what there is before the first random number.
+    """
+    sample = m.sample
+    if sample is None:
+        return None
+    made = sample.total.minus(sample.kind("collate"))
+    helped_s = m.helpers_cpu_s / max(m.samples_per_step, 1e-9)
+    undrawn = 1.0 if m.is_repeatable else m.looks_fetch.undrawn
+    if undrawn is None:
+        # When random numbers come is not known: certainly after the image is there.
+        saved = sample.kind("read").plus(sample.kind("decode"))
+        saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
+    else:
+        # Looks say how much of a sample's time that is. What waits for storage comes before it.
+        before_s = undrawn * made.wall_s
+        blocked_s = made.blocked_s if m.is_repeatable else min(read_blocked(m).blocked_s, before_s)
+        share = (before_s - blocked_s) / max(made.wall_s - made.blocked_s, 1e-9)
+        share = min(max(share, 0.0), 1.0)
+        saved = Cost((made.cpu_s + helped_s) * share, made.queue_s * share, blocked_s)
+    now, n = m.pipeline, m.samples_per_step
+    prediction, then = change(
+        m,
+        fetch_cpu_s=now.fetch_cpu_s - (saved.cpu_s - _reading_s(m)) * n,
+        fetch_blocked_s=now.fetch_blocked_s - saved.blocked_s * n,
+    )
+    return _Kept(saved, prediction, then)
+
+
+def _reading_s(m: Measured) -> float:
+    """Return the CPU time that a sample takes which is kept."""
+    if m.kept_s is not None:
+        return m.kept_s
+    return _FOUND_S + m.batch_bytes / max(m.samples_per_step, 1e-9) / _READ_BYTES_PER_S
 
 
 def read_from_memory(m: Measured) -> Remedy | None:
@@ -79,11 +121,8 @@ def read_from_memory(m: Measured) -> Remedy | None:
 
 def preprocess_once(m: Measured) -> Remedy | None:
     """What is the same in every epoch, done once."""
-    sample = m.sample
-    if sample is None:
-        return None
-    share = repeated_share(m)
-    if share is None:
+    sample, share, kept = m.sample, repeated_share(m), _keep(m)
+    if sample is None or share is None or kept is None:
         return None
     # Decoded images alone are not worth storing: they are many times larger than their files. What was made
     # smaller, or computed, is.
@@ -91,23 +130,13 @@ def preprocess_once(m: Measured) -> Remedy | None:
     is_made_smaller = share > 0.9 and any("resize" in name.lower() for _, name in sample.parts)
     if beyond_decoding < 0.25 and not is_made_smaller:
         return None
-    now = m.pipeline
-    if is_made_smaller and sample.kind("decode").cpu_s > 0.5 * sample.total.cpu_s:
-        # Small images instead of large ones: they are opened, decoded and turned into tensors all the same.
-        left = now.fetch_cpu_s - (1 - _SMALL_IMAGE) * decoding(m).cpu_s * m.samples_per_step
-    else:
-        # The stored result, about as large as its part of the batch, has to be opened and read instead;
-        # and the batch is handed over as before.
-        n = m.samples_per_step
-        made = sample.total.cpu_s * (1 - share) + sample.kind("read").cpu_s
-        left = min(made * n + m.feeder_cpu_s + m.batch_bytes / _READ_BYTES_PER_S, now.fetch_cpu_s)
-    prediction, then = change(m, fetch_cpu_s=left)
     when, again = ("run", "; for data that is gone through again") if m.loop.is_single_pass else ("epoch", "")
     data = m.around.data
     is_images = data is not None and any(suffix in IMAGE_SUFFIXES for suffix in data.suffixes[:1])
     return make_remedy(
         m, "preprocess-once",
-        f"do the part that is the same in every {when} once, and store its result", prediction, then,
+        f"do the part that is the same in every {when} once, and store its result",
+        kept.prediction, kept.then,
         # What is no folder of images is kept as the dataset returns it.
         command=f"feedrate pack {shlex.quote(data.folder)} PACK --map MODULE:FUNCTION --raw"
         if data is not None and is_images

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import shlex
+from statistics import mean
 
 from feedrate.doctor.measured import Measured
+from feedrate.doctor.sample import Cost
 from feedrate.doctor.stacks import is_in_loop
 from feedrate.doctor.what_if import (
     NOTHING,
@@ -19,14 +21,17 @@ from feedrate.doctor.what_if import (
     tried_gain,
 )
 from feedrate.model.pipeline import Pipeline, best_workers
-from feedrate.model.predict import Prediction, around, predict_change, without
+from feedrate.model.predict import Prediction, around, predict_change
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
 
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 _PICKLED_BYTES_PER_S = 1e8  # a batch whose tensors are fewer bytes than that was pickled, not shared
 _MOSTLY_TAKEN = 0.8  # of the decoding, what our kernel takes as it is: little is left to normalise
+_MAKING_TENSORS = ("PIL.tobytes", "ToTensor", "PILToTensor", "ToImage", "ToDtype")
 _OBJECTS_KEPT = 0.01  # of passing objects on, what passing on handles of tensors takes
+# At the start of an epoch, on 2 cores: a worker that stays is told and answers; a sample is shuffled.
+_RESUMED_S, _SHUFFLED_S = 0.3e-3, 50e-9
 
 
 def change_workers(m: Measured) -> Remedy | None:
@@ -69,13 +74,31 @@ def persist_workers(m: Measured) -> Remedy | None:
     is_anew = m.is_loader_made_anew
     if m.workers == 0 or (m.loader.get("persistent_workers") and not is_anew) or pause < 0.02:
         return None
-    prediction = around(without(pause))
+    own_s, start_s = _without_starts(m)
+    between_s = m.between_s - m.loop.per_step("epoch-start") + start_s
+    prediction = around(m.step_s / (own_s + between_s))
     return make_remedy(
         m, "persistent-workers",
         "make the loader once, and keep its workers" if is_anew else "keep the workers between epochs",
-        prediction, m.pipeline.with_(between_s=m.between_s * 0.1),
+        prediction, m.pipeline.with_(between_s=between_s),
         change=f"DataLoader(..., persistent_workers=True){' before the epochs, once' if is_anew else ''}",
     )  # fmt: skip
+
+
+def _without_starts(m: Measured) -> tuple[float, float]:
+    """Return a step's own seconds with workers that stay, and what then begins an epoch, per step."""
+    # The first batch of every worker waits for the start of that worker, whichever comes first of all.
+    settled, since = [], m.workers
+    for step in m.loop.steps:
+        since = 0 if step.is_first else since + 1
+        if since >= m.workers:
+            settled.append(step)
+    settled = settled or list(m.loop.steps)
+    # Nobody made an epoch's first batch in advance; before it all workers are told, and samples are shuffled.
+    first_s = max(m.pipeline.fetch_s - mean(step.wait_s for step in settled), 0.0)
+    first_s += _RESUMED_S * m.workers + _SHUFFLED_S * (m.loader.get("dataset_len") or 0)
+    start_s = first_s * m.loop.epochs / len(m.loop.steps)
+    return mean(step.own_s for step in settled), min(start_s, m.loop.per_step("epoch-start"))
 
 
 def unpin_workers(m: Measured) -> Remedy | None:
@@ -124,7 +147,7 @@ def decode_faster(m: Measured) -> Remedy | None:
     decode = sample.kind("decode")
     if decode.cpu_s <= 0:
         return None
-    timed, saved = m.kernel, decoding(m)
+    timed, saved = m.kernel, _replaced(m)
     if timed is None or not timed.taken:
         return Remedy(
             "faster-decode", "decode with feedrate's kernel", 1.0, 1.0, 1.0,
@@ -172,9 +195,24 @@ def normalise_images(m: Measured) -> Remedy | None:
 
 
 def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
-    """Predict the run with so many seconds of decoding a sample."""
-    saved = (decoding(m).cpu_s - seconds) * m.samples_per_step
+    """Predict the run with a Dataset that takes so many seconds for a sample's image."""
+    saved = (_replaced(m).cpu_s - seconds) * m.samples_per_step
     return change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved)
+
+
+def _replaced(m: Measured) -> Cost:
+    """Return what of a sample's cost a Dataset of a pack does instead: opening, decoding, cropping, resizing.
+
+    It gives images of Pillow, as the decoder did: making tensors of them stays.
+    """
+    sample, cost = m.sample, decoding(m)
+    if sample is None:
+        return cost
+    if cost.cpu_s > sample.kind("decode").cpu_s:
+        for (kind, name), part in sample.parts.items():
+            if kind == "transform" and name in _MAKING_TENSORS:
+                cost = cost.minus(part)
+    return cost.plus(sample.kind("read"))
 
 
 def pack_files(m: Measured) -> Remedy | None:

@@ -11,6 +11,7 @@ from feedrate.doctor.what_if import (
     change,
     copying_s,
     freeing_s,
+    header_share,
     idle_share,
     make_remedy,
     other_s,
@@ -63,15 +64,16 @@ def write_less(m: Measured) -> Remedy | None:
 
 def speed_up_main(m: Measured) -> Remedy | None:
     """The Python of the training loop itself."""
-    other = other_s(m) - freeing_s(m)
+    freed = freeing_s(m)
+    other = other_s(m) - freed
     own = m.looks_loop.own
     hot = next((place for place in own if place.is_python), next(iter(own), None))
     if hot is None or hot.share < 0.05 or other < 0.05 * m.step_s or m.framework:
         return None
-    # What is taken out is what the looks fell on, Python's loops together; the looks at the model have their
-    # share of the time, too.
+    # What is taken out is what the looks fell on, Python's loops together. They share out the time that no
+    # timed part explains, and do not say how much it is: Python that is busy gives way to a look late.
     gone = sum(place.share for place in own if place.is_python) if hot.is_python else hot.share
-    other = min(other, gone * m.looks_loop.count / m.looks_main.count * (m.own_s - m.wait_s))
+    other *= min(gone / max(1.0 - (header_share(m, m.looks_loop) if freed else 0.0), 1e-9), 1.0)
     prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     # What the forward pass needs cannot be left out, only be done elsewhere (below).
     is_needed = m.loop.preparing_s > 0.5 * other

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.records import Process
 
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LOADER = "torch/utils/data/_utils/"
 _LEAST_WATCHED = 10
-_Span = tuple[int, int]  # first and last line
+_Span = tuple[int, int]  # from, to: lines of a source, or nanoseconds
 # Installed packages, the standard library (in lib64, too, or zipped), code made up at run time, our hook.
 _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/(python|pypy)3[^/]*/|/python3\d+\.zip/"
@@ -69,22 +71,25 @@ def count_looks(
     *,
     in_fetch: bool,
     in_model: bool = True,
+    timed: Sequence[_Span] = (),
     asked_at: str = "",
     phase: int = layout.REAL,
 ) -> Looks:
     """Count the looks by the innermost function that is the user's own.
 
-    Without those `in_model`, a line that calls the model has only the looks at what else it does. Batches are
-    asked for at `asked_at`: a loop around that place is the training loop, and no hot one.
+    Without those `in_model`, and without those at what was `timed` by itself, from one nanosecond to another,
+    a line that calls the model or the optimizer has only the looks at what else it does. Batches are asked
+    for at `asked_at`: a loop around that place is the training loop, and no hot one.
     """
     tallies: dict[str, Tally] = defaultdict(Tally)
     watched = undrawn = 0
     for process in processes:
-        for record in process.of(layout.STACK, phase=phase):
+        looks = process.of(layout.STACK, phase=phase)
+        for record, is_timed in zip(looks, _are_inside(looks["start"], timed), strict=True):
             bits = int(record["a"])
             if bool(bits & layout.IN_FETCH) != in_fetch or (not in_fetch and bits & layout.IN_WAIT):
                 continue
-            if bits & layout.IN_MODEL and not in_model:
+            if is_timed or (bits & layout.IN_MODEL and not in_model):
                 continue
             if bits & layout.DRAWS_KNOWN:
                 # Taken inside of chosen samples: they say nothing of what happens between samples.
@@ -106,6 +111,15 @@ def count_looks(
         tuple(tally.describe(key.partition(" ")[2], total) for key, tally in ranked),
         {line: count / total for tally in tallies.values() for line, count in tally.lines.items()},
     )
+
+
+def _are_inside(moments: np.ndarray, spans: Sequence[_Span]) -> np.ndarray:
+    """Return which moments lie in one of the spans, which may overlap."""
+    if not spans:
+        return np.zeros(len(moments), bool)
+    starts, ends = np.array(sorted(spans), np.int64).T
+    last_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends)])
+    return np.asarray(moments < last_end[np.searchsorted(starts, moments, side="right")])
 
 
 class Tally:

@@ -67,6 +67,7 @@ class Loop:
     epochs: int  # iterators of the training loader that began in the steps
     preparing_s: float  # per step, in the loop's own code before a batch is copied or goes forward
     has_optimizer: bool
+    timed: tuple[_Interval, ...] = ()  # what is known by itself: parts of steps, and what is between steps
 
     @property
     def start_ns(self) -> int:
@@ -148,6 +149,7 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
         epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
         preparing_s=_preparing_s(process, phase, steps, parts),
         has_optimizer=len(process.of(layout.OPTIMIZER, phase=phase)) > 0,
+        timed=(*((s, e) for s, e, _ in parts), *between["validation"], *between["epoch-start"]),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.sample import Cost
-from feedrate.doctor.stacks import source_of
+from feedrate.doctor.stacks import Looks, source_of
 from feedrate.model.pipeline import Pipeline
 from feedrate.model.predict import Prediction, predict_change
 from feedrate.results.doctor import Remedy
@@ -207,8 +207,17 @@ def freeing_s(m: Measured) -> float:
     """
     if m.workers == 0 or m.handed_bytes < 1e6:
         return 0.0
-    headers = sum(share for line, share in m.looks_main.lines.items() if source_of(line).startswith("for "))
-    return min(headers * (m.own_s - m.wait_s), other_s(m))
+    return min(header_share(m, m.looks_main) * (m.own_s - m.wait_s), other_s(m))
+
+
+def header_share(m: Measured, looks: Looks) -> float:
+    """Return the share of the looks that fell on `for batch in loader:`."""
+    asked_at = m.batch.get("asked_at")
+    return sum(
+        share
+        for line, share in looks.lines.items()
+        if (line == asked_at if asked_at else source_of(line).startswith("for "))
+    )
 
 
 def sync_s(m: Measured) -> float:

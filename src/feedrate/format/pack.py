@@ -184,7 +184,7 @@ class Pack:
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """Return (shard, row in that shard) of each position."""
-        shards = np.searchsorted(self._starts, positions, side="right") - 1
+        shards = self._starts.searchsorted(positions, side="right") - 1
         return shards, positions - self._starts[shards]
 
     def rows(self, positions: I64, wanted: Collection[str] | None = None) -> tuple[Rows, I32]:

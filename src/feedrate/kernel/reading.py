@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,7 @@ def gather_rows(files: Files, file: I32, row: I64, bases: I64, strides: I64, dty
     statuses)`: `rows` is a structured array of `dtype` (packed, one field per column); its last field holds
     the CRC-32C of the bytes before it. `bases` has one row per *sample*. A bad row is zeroed.
     """
-    if dtype.names is None or dtype.fields is None:
-        raise ValueError(f"dtype must have one field per column, got {dtype}")
-    sizes = np.array([dtype.fields[name][0].itemsize for name in dtype.names], np.int64)
-    if sizes.sum() != dtype.itemsize or sizes[-1] != 4:
-        raise ValueError(f"dtype must be packed and end with a field of 4 bytes, got {dtype}")
+    sizes = _column_sizes(dtype)
     n, columns = len(file), len(sizes)
     file, row = checked(file, np.int32, (n,), "file"), checked(row, np.int64, (n,), "row")
     bases = checked(bases, np.int64, (n, columns), "bases")
@@ -68,6 +65,16 @@ def gather_rows(files: Files, file: I32, row: I64, bases: I64, strides: I64, dty
         files._native, file, row, bases.reshape(-1), strides, sizes, rows.view(np.uint8), details.reshape(-1)
     )
     return rows, details[:, 0].astype(np.int32)
+
+
+@lru_cache(maxsize=64)
+def _column_sizes(dtype: np.dtype[Any]) -> I64:
+    if dtype.names is None or dtype.fields is None:
+        raise ValueError(f"dtype must have one field per column, got {dtype}")
+    sizes = np.array([dtype.fields[name][0].itemsize for name in dtype.names], np.int64)
+    if sizes.sum() != dtype.itemsize or sizes[-1] != 4:
+        raise ValueError(f"dtype must be packed and end with a field of 4 bytes, got {dtype}")
+    return sizes
 
 
 def read_ranges(

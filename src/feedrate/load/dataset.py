@@ -7,18 +7,16 @@ import operator
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from feedrate import kernel
 from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, U8
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels, refuse_size
-from feedrate.load.image import ImageOp, Resize, View
+from feedrate.load.image import ImageOp, Resize, Size, View
 from feedrate.load.options import (
     Mode,
     Wanted,
@@ -38,6 +36,7 @@ from feedrate.load.values import explain_status, move_boxes, read_field
 from feedrate.store.through import open_pack
 
 Output = Literal["pil", "numpy", "torch"]
+_TOGETHER_BYTES = 256 << 10  # larger images take longer to copy than a call of the kernel does by itself
 
 
 class Dataset:
@@ -214,6 +213,7 @@ class _Opened:
         self.label_name = "label" if self.pack.manifest.field("label") else "labels"
         self.image, self.flip = image, flip_probability(flip)
         self.is_shown = any(w.out_size is not None for w in self.wanted)
+        self.is_random = reference is not None and Artist(reference, image, self.flip, seed=0).is_random
 
     def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
         """Return one column per field."""
@@ -239,9 +239,9 @@ class _Opened:
     def _draw(self, places: Places, seed: int | None, epoch: int) -> Geometry | None:
         if self.reference is None:
             return None
+        if seed is None and self.is_random:
+            seed = random.getrandbits(63)
         artist = Artist(self.reference, self.image, self.flip, seed or 0, self.is_shown)
-        if seed is None and artist.is_random:
-            artist = replace(artist, seed=random.getrandbits(63))
         geometry = artist.draw(epoch, places.rows, None)
         for i, reason in geometry.refused.items():
             raise self.pack.describe_bad(
@@ -260,10 +260,7 @@ class _Opened:
             return keys
         if wanted.field.has_pixels:
             assert geometry is not None
-            return [
-                self._decode(wanted, _one(places, i), geometry.take(np.array([i])))
-                for i in range(len(places.positions))
-            ]
+            return self._decode(wanted, places, geometry)
         read = read_field(self.pack, wanted.field, places.rows, places.positions, None)
         for i, reason in read.bad.items():
             raise self.pack.describe_bad(int(places.positions[i]), wanted.field.name, places.rows[i], reason)
@@ -278,26 +275,51 @@ class _Opened:
         column: Sequence[Any] = read.data.tolist() if is_number else list(read.data)
         return column
 
-    def _decode(self, wanted: Wanted, place: Places, geometry: Geometry) -> U8:
+    def _decode(self, wanted: Wanted, places: Places, geometry: Geometry) -> list[U8]:
+        """Decode the images or masks of some samples, small ones of a size together."""
+        pixels: dict[int, U8] = {}
+        for (height, width), at in self._find_sizes(wanted, places, geometry).items():
+            # One call takes as long as a small image does. A sample has its own memory all the same: whoever
+            # keeps one of them must not keep them all.
+            is_small = height * width * wanted.channels <= _TOGETHER_BYTES
+            for some in [at] if is_small else [[i] for i in at]:
+                is_all = len(some) == len(places.positions)
+                drawn = geometry if is_all else geometry.take(np.array(some))
+                decoded = self._decode_alike(wanted, _take(places, some), drawn, (height, width))
+                pixels.update(zip(some, decoded if len(some) == 1 else map(np.copy, decoded), strict=True))
+        return [pixels[i] for i in range(len(places.positions))]
+
+    def _find_sizes(self, wanted: Wanted, places: Places, geometry: Geometry) -> dict[Size, list[int]]:
+        """Return which samples come out at each size."""
         assert wanted.field is not None
         assert wanted.out_size is not None
-        height, width = wanted.out_size
-        if self.image is None:
-            box = geometry.boxes_on(wanted.field, place.rows)[0]
-            height, width = int(box[3] - box[1]), int(box[2] - box[0])
-            if (reason := refuse_size(place, wanted.field, (height, width))) is not None:
-                raise self._describe(place, wanted, reason)
-        out = np.empty((1, height, width, wanted.channels), np.uint8)
+        if self.image is not None:
+            return {wanted.out_size: list(range(len(places.positions)))}
+        sizes: dict[Size, list[int]] = {}
+        for i, (left, top, right, bottom) in enumerate(geometry.boxes_on(wanted.field, places.rows).tolist()):
+            size = bottom - top, right - left
+            if (reason := refuse_size(_take(places, [i]), wanted.field, size)) is not None:
+                raise self._describe(places, i, wanted, reason)
+            sizes.setdefault(size, []).append(i)
+        return sizes
+
+    def _decode_alike(self, wanted: Wanted, places: Places, geometry: Geometry, size: Size) -> U8:
+        assert wanted.field is not None
+        out = np.empty((len(places.positions), *size, wanted.channels), np.uint8)
         # No pool: a DataLoader's workers are the parallelism here.
-        report = decode_crops(decode_pixels, self.image, place, wanted.field, geometry, out, None)
-        if report.statuses[0] != kernel.Status.OK:
-            raise self._describe(place, wanted, report.reasons.get(0) or explain_status(report.statuses[0]))
-        pixels: U8 = out[0]
-        return pixels
+        report = decode_crops(decode_pixels, self.image, places, wanted.field, geometry, out, None)
+        if report.statuses.any():
+            i = int(np.flatnonzero(report.statuses)[0])
+            raise self._describe(
+                places, i, wanted, report.reasons.get(i) or explain_status(report.statuses[i])
+            )
+        return out
 
-    def _describe(self, place: Places, wanted: Wanted, reason: str) -> BadSample:
-        return self.pack.describe_bad(int(place.positions[0]), wanted.name, place.rows[0], reason)
+    def _describe(self, places: Places, i: int, wanted: Wanted, reason: str) -> BadSample:
+        return self.pack.describe_bad(int(places.positions[i]), wanted.name, places.rows[i], reason)
 
 
-def _one(places: Places, i: int) -> Places:
-    return Places(places.pack, places.rows[i : i + 1], places.positions[i : i + 1])
+def _take(places: Places, at: Sequence[int]) -> Places:
+    if len(at) == len(places.positions):
+        return places
+    return Places(places.pack, places.rows[at], places.positions[at])

@@ -42,12 +42,13 @@ _SHORTER_STEP = {
     "pinned-memory": ("copy to",),
 }
 # ... or the kinds of a sample's parts, on a core (0) or blocked (1).
+_KEPT = (("read", 0), ("read", 1), ("decode", 0), ("decode", 1), ("transform", 0), ("rest", 0))
 _SHORTER_SAMPLE = {
     "vectorise-transform": (("transform", 0), ("rest", 0)),
-    "preprocess-once": (("decode", 0), ("transform", 0), ("rest", 0)),
+    "preprocess-once": _KEPT,
     "faster-decode": (("decode", 0),),
     "normalise": (("decode", 0),),
-    "cache-in-memory": (("read", 0), ("read", 1), ("decode", 0), ("decode", 1)),
+    "cache-in-memory": _KEPT,
     "warm-page-cache": (("read", 1), ("decode", 1), ("rest", 1)),
     "stage": (("read", 1), ("decode", 1), ("rest", 1)),
     "pack": (("read", 0), ("read", 1)),

@@ -13,8 +13,8 @@ cv2.setNumThreads(0)
 
 
 class Scans(torch.utils.data.Dataset):
-    def __init__(self, folder, passes):
-        self.paths = sorted(glob.glob(os.path.join(folder, "**", "*.png"), recursive=True)) * passes
+    def __init__(self, folder):
+        self.paths = sorted(glob.glob(os.path.join(folder, "**", "*.png"), recursive=True))
 
     def __len__(self):
         return len(self.paths)
@@ -22,8 +22,7 @@ class Scans(torch.utils.data.Dataset):
     def __getitem__(self, i):
         page = cv2.imread(self.paths[i], cv2.IMREAD_COLOR)
         page = cv2.cvtColor(page, cv2.COLOR_BGR2RGB)
-        if page.shape[:2] != (96, 96):
-            page = cv2.resize(page, (96, 96), interpolation=cv2.INTER_AREA)
+        page = cv2.resize(page, (96, 96), interpolation=cv2.INTER_AREA)
         return {"page": torch.from_numpy(page).permute(2, 0, 1).contiguous(), "name": self.paths[i]}
 
 
@@ -42,11 +41,22 @@ if __name__ == "__main__":
     p.add_argument("-j", type=int, default=2, help="worker processes")
     p.add_argument("-b", type=int, default=4, help="batch size")
     p.add_argument("--passes", type=int, default=40)
+    p.add_argument("--cache", help="a folder in which pages are kept as the network takes them")
+    p.add_argument("--prepare", action="store_true", help="fill the cache, and end")
     a = p.parse_args()
     torch.set_num_threads(1)
     net = build()
     counts = torch.zeros(4)
-    loader = DataLoader(Scans(a.folder, a.passes), batch_size=a.b, num_workers=a.j)
+    scans = Scans(a.folder)
+    if a.cache:
+        import feedrate
+
+        scans = feedrate.cached(scans, disk=f"{a.cache}:1GB", key="96 pixels")
+    if a.prepare:
+        for _ in DataLoader(scans, num_workers=a.j):
+            pass
+        raise SystemExit
+    loader = DataLoader(torch.utils.data.ConcatDataset([scans] * a.passes), batch_size=a.b, num_workers=a.j)
     with torch.inference_mode():
         for n, batch in enumerate(loader):
             scores = F.softmax(net(batch["page"].float() / 255), dim=1)
