@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean
 
 from feedrate.doctor.overhead import measure_overhead
@@ -155,6 +155,8 @@ class Measured:
     computing_device_s: float  # device time from the forward pass to the end of the step
     stages: PackStages | None = None  # of a feedrate.Loader
     images: PackImages | None = None  # of its pack
+    pipeline_fact: Fact = field(default_factory=dict)  # what samples go through: hook/pipeline.py
+    pillow_calls: Sequence[Fact] = ()  # of some samples: hook/calls.py
 
     @property
     def workers(self) -> int:

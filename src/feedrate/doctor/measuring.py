@@ -89,6 +89,8 @@ def measure(
         computing_device_s=max(_usual_device_s(main, "wall") - _usual_device_s(main, "a"), 0.0),
         stages=stages,
         images=images,
+        pipeline_fact=_facts_of_loader(main, "pipeline", loop.loader),
+        pillow_calls=[fact for process in made_by for fact in process.facts_of("calls")],
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 
+from feedrate.doctor.loader_call import add_code
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.stacks import is_in_loop
 from feedrate.doctor.what_if import (
@@ -137,7 +138,7 @@ def decode_faster(m: Measured) -> Remedy | None:
     prediction, then = _decode_in(m, ours_s)
     source = shlex.quote(data.folder)
     part = "only what the crop needs" if crops(m) else "them"
-    return make_remedy(
+    remedy = make_remedy(
         m, "faster-decode", f"pack the images and let feedrate decode {part}",
         prediction, then, decode_s=ours_s, command=f"feedrate pack {source} PACK",
         change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
@@ -145,6 +146,7 @@ def decode_faster(m: Measured) -> Remedy | None:
         f"{format_seconds(timed.cpu_s_per_image)} of CPU an image instead of "
         f"{format_seconds(saved.cpu_s)}, on these files",
     )  # fmt: skip
+    return add_code(m, remedy)
 
 
 def normalise_images(m: Measured) -> Remedy | None:

@@ -71,7 +71,24 @@ def draw_diagnosis(diagnosis: Diagnosis) -> str:
         lines = _draw(diagnosis, room)
         if len(lines) <= _SCREEN:
             break
-    return "\n".join([*lines, ""])
+    # What is to be pasted comes below the screen: it is not read, and it must be whole.
+    return "\n".join([*lines, *_code(diagnosis.remedies), ""])
+
+
+def _code(remedies: Sequence[Remedy]) -> list[str]:
+    """Return the lines to paste for the best remedy that has some."""
+    helping, _ = part_remedies(remedies)
+    one = next((one for one in helping if one.code), None)
+    if one is None or one.code is None:
+        return []
+    after = f" (after {_shorten(clean(one.command), _LONGEST_COMMAND)})" if one.command else ""
+    lines = ["", *_wrap(f"In the place of the DataLoader{after}:", lines=3), ""]
+    lines += [f"  {clean(line)}".rstrip() for line in one.code.rstrip().split("\n")]
+    if one.left_out:
+        lines += ["", "What this does not do, or does otherwise:"]
+        for text in one.left_out:
+            lines += _wrap(clean(text), first="  - ", rest="    ", lines=3)
+    return lines
 
 
 def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
