@@ -64,6 +64,11 @@ class Draft:
         self._erasing: list[Any] = []
         self._mixing: list[Any] = []
 
+    @property
+    def mixes(self) -> bool:
+        """Return whether labels are mixed, too: they are shares of the classes then, here as in the run."""
+        return bool(self._mixing)
+
     def leave(self, sentence: str) -> None:
         self.left_out.append(sentence)
 
@@ -107,6 +112,9 @@ class Draft:
             self._image = CenterCrop(**step.values)
             self.leave("CenterCrop: an image that is smaller than the crop is a bad sample, not padded")
             return
+        self.leave(
+            f"{short.name} and {step.name} are one step, at whole pixels of the file: up to half a pixel off"
+        )
         self._image = CenterCrop(
             **step.values, resize=short.values["size"], interpolation=short.values["interpolation"]
         )

@@ -19,7 +19,6 @@ from feedrate.results.doctor import Remedy
 
 Fact = Mapping[str, Any]
 _GEOMETRY = ("resized-crop", "resize", "resize-short", "center-crop", "random-crop")
-_LARGEST_SEED = 2**63 - 1
 _COLLATES = ("torch.utils.data._utils.collate.default_collate", "timm.data.loader.fast_collate")
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
@@ -66,7 +65,7 @@ def recognise_call(
         draft.take(step)
     draft.finish_geometry()
     draft.finish_values()
-    _take_labels(layers, draft)
+    _take_labels(layers, draft, is_pillow=bool(calls))
     _take_order(layers, pipeline, draft)
     options = {**_loader_options(loader, pipeline), **draft.options()}
     fields = _take_form(batch, image, draft)
@@ -87,6 +86,11 @@ def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], d
             if step.kind in _GEOMETRY and not is_bare:
                 draft.leave(f"{step.name} before the transform is not carried over")
         by_pillow = [step for step in by_pillow if step.kind in ("gray", "flip") and not is_bare]
+    if any(step.kind != "nothing" for step in by_pillow):
+        for step in steps:
+            if step.is_own:
+                draft.leave(f"{step.name}, the script's own, is carried over as far as Pillow does it")
+        steps = [step for step in steps if not step.is_own]
     steps = [*by_pillow, *steps]
     prefetcher = pipeline.get("prefetcher")
     if isinstance(prefetcher, Mapping):
@@ -146,7 +150,7 @@ def _inside_choice(described: Any) -> list[Step]:
     return read_steps(described)
 
 
-def _take_labels(layers: Sequence[Fact], draft: Draft) -> None:
+def _take_labels(layers: Sequence[Fact], draft: Draft, *, is_pillow: bool) -> None:
     """Say where labels, or the way that images are opened, are not those of a pack of the files."""
     for layer in layers:
         held = layer.get("held") or {}
@@ -155,7 +159,8 @@ def _take_labels(layers: Sequence[Fact], draft: Draft) -> None:
             draft.leave(
                 f"target_transform ({_named(target)}) is not carried over: labels are the pack's numbers"
             )
-        if opener is not None and _named(opener) != "torchvision.datasets.folder.default_loader":
+        is_known = is_pillow or _named(opener) == "torchvision.datasets.folder.default_loader"
+        if opener is not None and not is_known:
             draft.leave(f"loader ({_named(opener)}) is not carried over: images are decoded to RGB")
         mode = held.get("input_img_mode")
         if isinstance(mode, str) and mode not in ("RGB", "L"):
@@ -219,7 +224,7 @@ def _loader_options(loader: Fact, pipeline: Fact) -> dict[str, Any]:
     if loader.get("drop_last"):
         options["drop_last"] = True
     seed = pipeline.get("seed")
-    if isinstance(seed, int) and 0 < seed <= _LARGEST_SEED:
+    if isinstance(seed, int) and seed > 0:
         options["seed"] = seed
     return options
 
@@ -239,6 +244,8 @@ def _take_form(batch: Fact, images: BatchImages, draft: Draft) -> list[str] | No
         draft.leave(f"batches were {many}; these are tuples of two: images, labels")
         return None
     label = tensors[1 - images.at] if len(tensors) == 2 and images.at < 2 else {}
+    if draft.mixes:
+        return None
     if images.at != 0:
         draft.leave("batches had the images second; here they come first")
     if label.get("dtype") != "int64" or len(label.get("shape") or ()) != 1:
@@ -284,10 +291,11 @@ def _lay_out(head: str, arguments: Sequence[str], indent: str) -> list[str]:
     if len(line) <= _WIDTH:
         return [line]
     lines, inner = [f"{indent}{head}("], f"{indent}    "
+    is_open = False  # the last line takes more
     for argument in arguments:
-        if len(lines) > 1 and len(lines[-1]) + len(argument) + 2 <= _WIDTH:
+        if is_open and len(lines[-1]) + len(argument) + 2 <= _WIDTH:
             lines[-1] += f" {argument},"
-        elif len(inner) + len(argument) + 1 <= _WIDTH:
+        elif is_open := len(inner) + len(argument) + 1 <= _WIDTH:
             lines.append(f"{inner}{argument},")
         else:
             lines += _break_up(argument, inner)

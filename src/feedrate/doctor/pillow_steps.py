@@ -29,7 +29,7 @@ def read_pillow_steps(facts: Sequence[Mapping[str, Any]]) -> list[Step]:
     opened = max(sum(call["call"] == "PIL.Image.open" for call in sample) for sample in samples)
     if opened > 1:
         return [Step(LEFT_OUT, f"a sample made of {opened} image files", is_own=True)]
-    cleaned = [[call for call in sample if call["call"] not in _PASSED_OVER] for sample in samples]
+    cleaned = [_without_asides(sample) for sample in samples]
     flipped = sum(any(_is_flip(call) for call in sample) for sample in cleaned)
     plain = [[call for call in sample if not _is_flip(call)] for sample in cleaned]
     usual, _ = Counter(tuple(call["call"] for call in sample) for sample in plain).most_common(1)[0]
@@ -38,6 +38,17 @@ def read_pillow_steps(facts: Sequence[Mapping[str, Any]]) -> list[Step]:
     steps = _read_usual([list(calls) for calls in zip(*alike, strict=True)])
     steps += [Step(LEFT_OUT, _shown(name), is_own=True) for name in sorted(seldom)]
     return steps + ([_flip(flipped, len(samples))] if flipped else [])
+
+
+def _without_asides(sample: Sequence[Call]) -> list[Call]:
+    """Return the calls without those on images that an ImageEnhance makes for itself, to mix them in."""
+    kept: list[Call] = []
+    for call in sample:
+        while call["call"] == "PIL.enhance" and kept and kept[-1]["call"] in ("PIL.convert", "PIL.filter"):
+            kept.pop()
+        if call["call"] not in _PASSED_OVER:
+            kept.append(call)
+    return kept
 
 
 def _is_flip(call: Call) -> bool:
@@ -155,15 +166,20 @@ def _drawn_crop(placed: list[tuple[Any, tuple[float, ...]]], size: Any, filter_:
         areas.append((right - left) * (bottom - top) / (width * height))
         ratios.append((right - left) / (bottom - top))
     low, high = min(areas), max(areas)
-    is_usual = low >= _USUAL_SCALE[0] * 0.95 and low < 0.4 and high > 0.6
-    has_usual_ratio = min(ratios) >= _USUAL_RATIO[0] * 0.95 and max(ratios) <= _USUAL_RATIO[1] * 1.05
+    # Within what everybody draws from, and spread over it.
+    is_usual = (
+        _USUAL_SCALE[0] * 0.95 <= low < 0.4
+        and high > 0.6
+        and _USUAL_RATIO[0] * 0.95 <= min(ratios) < 0.9
+        and 1.1 < max(ratios) <= _USUAL_RATIO[1] * 1.05
+    )
     seen = (
         f"boxes of {len(placed)} samples that were looked at had {low:.0%} to {high:.0%} of the image, "
         f"at {min(ratios):.2f} to {max(ratios):.2f} of width over height"
     )
-    scale = _USUAL_SCALE if is_usual and has_usual_ratio else (max(0.01, round(low, 2)), round(high, 2))
-    ratio = _USUAL_RATIO
-    if not (is_usual and has_usual_ratio):
+    scale, ratio = _USUAL_SCALE, _USUAL_RATIO
+    if not is_usual:
+        scale = (max(0.01, round(low, 2)), 1.0 if high > 0.95 else round(high, 2))
         ratio = (round(min(ratios), 2), round(max(ratios), 2))
     values = {"size": size, "scale": scale, "ratio": ratio, "interpolation": filter_}
     return Step("resized-crop", "Image.crop", values, remarks=(f"drawn by RandomResizedCrop's rule; {seen}",))

@@ -21,6 +21,7 @@ Described = Mapping[str, Any]  # as the hook's Budget describes an object
 LEFT_OUT = "left-out"
 _PILLOW_FILTERS = {number: word for word, number in FILTERS.items()}
 _OPENCV_FILTERS = {0: "nearest", 1: "bilinear", 2: "bicubic", 3: "box", 4: "lanczos"}
+_USUAL_RATIO = (3 / 4, 4 / 3)
 _CONTAINERS = ("Compose", "Sequential", "ModuleList")
 
 
@@ -144,6 +145,11 @@ def _pair(value: Any) -> tuple[float, float]:
     return rounded(low), rounded(high)
 
 
+def _ratio(value: Any) -> tuple[float, float]:
+    pair = _pair(value)
+    return _USUAL_RATIO if pair == tuple(map(rounded, _USUAL_RATIO)) else pair
+
+
 def rounded(value: float) -> float:
     """Return a number as somebody would have written it: float32 and logarithms leave a tail of digits."""
     short = float(f"{float(value):.6g}")
@@ -160,7 +166,7 @@ def _by_p(kind: str) -> Make:
 
 
 def _resized_crop(name: str, held: Mapping[str, Any]) -> Step:
-    values = {"size": _size(held["size"]), "scale": _pair(held["scale"]), "ratio": _pair(held["ratio"])}
+    values = {"size": _size(held["size"]), "scale": _pair(held["scale"]), "ratio": _ratio(held["ratio"])}
     return Step("resized-crop", name, {**values, "interpolation": read_filter(held["interpolation"])})
 
 
@@ -377,7 +383,7 @@ def _smallest_side(name: str, held: Mapping[str, Any]) -> Step:
 _ALBUMENTATIONS: Mapping[str, Make] = {
     "RandomResizedCrop": lambda name, held: _opencv(
         "resized-crop", name,
-        {"size": _sides(held), "scale": _pair(held["scale"]), "ratio": _pair(held["ratio"])}, held,
+        {"size": _sides(held), "scale": _pair(held["scale"]), "ratio": _ratio(held["ratio"])}, held,
     ),
     "Resize": lambda name, held: _opencv("resize", name, {"size": _sides(held)}, held),
     "SmallestMaxSize": _smallest_side,

@@ -35,6 +35,7 @@ _BAR = 38  # name and bar together
 _GAIN = 20
 _LONGEST_COMMAND = 400
 _SHORT_NOTE = 50
+_MOST_LEFT_OUT = 8
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,10 @@ def _code(remedies: Sequence[Remedy]) -> list[str]:
     lines += [f"  {clean(line)}".rstrip() for line in one.code.rstrip().split("\n")]
     if one.left_out:
         lines += ["", "What this does not do, or does otherwise:"]
-        for text in one.left_out:
+        for text in one.left_out[:_MOST_LEFT_OUT]:
             lines += _wrap(clean(text), first="  - ", rest="    ", lines=3)
+        more = len(one.left_out) - _MOST_LEFT_OUT
+        lines += [f"  - {more} more: see --full, --html or --json"] if more > 0 else []
     return lines
 
 

@@ -6,6 +6,7 @@ Only calls that no other transform makes are noted: the resize inside of a torch
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar
 
 from .draws import Sample
@@ -40,7 +41,7 @@ def note_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if len(calls) >= _MOST_CALLS:
             return
         image: Any = args[0] if args else None
-        is_image = type(image).__module__.startswith("PIL.")
+        is_image = isinstance(image, sys.modules["PIL.Image"].Image)  # and no ImageEnhance
         budget = Budget()
         budget.left = _VALUES
         calls.append(

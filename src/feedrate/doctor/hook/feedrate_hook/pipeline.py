@@ -31,7 +31,7 @@ _LIBRARIES = (
 )  # fmt: skip
 # Attributes of a dataset that say what is done to its samples; others only where a library's object is there.
 _TELLING = ("transform", "transforms", "target_transform", "loader", "input_img_mode", "load_bytes")
-_NEVER_SEEDED = 67280421310721  # what torch begins with
+_LARGEST_SEED = 2**32 - 1  # larger ones are drawn: torch begins with 64 random bits
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
@@ -133,6 +133,10 @@ def _describe_layers(dataset: Any, budget: Budget) -> list[dict[str, Any]]:
             for name, value in list(held.items())
             if type(name) is str and (name in _TELLING or _is_of_library(value)) and not _is_both(value)
         }
+        for owner in type(dataset).__mro__:
+            for name, value in list(vars(owner).items()):
+                if _is_of_library(value) and not _is_code(value):  # one that all such datasets share
+                    found.setdefault(name, budget.describe(value))
         if found:
             layer["held"] = found
         used = _used_by(getattr(type(dataset), "__getitem__", None), budget)
@@ -209,11 +213,14 @@ def _find_seed(loader: Any) -> int | None:
     generator: Any
     for generator in (held.get("generator"), sampler.get("generator")):
         if torch is not None and type(generator) is torch.Generator:
-            return int(generator.initial_seed())
+            return _given_seed(generator.initial_seed())
     if type(sampler.get("seed")) is int:
-        return int(sampler["seed"])
-    seed = int(torch.initial_seed()) if torch is not None else _NEVER_SEEDED
-    return None if seed == _NEVER_SEEDED else seed
+        return _given_seed(sampler["seed"])
+    return _given_seed(torch.initial_seed()) if torch is not None else None
+
+
+def _given_seed(seed: Any) -> int | None:
+    return int(seed) if 0 <= seed <= _LARGEST_SEED else None
 
 
 def describe_form(batch: Any, depth: int = 0) -> Any:

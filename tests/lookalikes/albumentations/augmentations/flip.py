@@ -1,0 +1,5 @@
+from albumentations.core.transforms_interface import BasicTransform
+
+
+class HorizontalFlip(BasicTransform):
+    pass

@@ -1,0 +1,1 @@
+from albumentations.pytorch.transforms import ToTensorV2

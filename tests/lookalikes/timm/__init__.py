@@ -1,0 +1,1 @@
+"""timm in small: see ../README.md."""

@@ -1,0 +1,2 @@
+from timm.data.loader import PrefetchLoader, fast_collate
+from timm.data.transforms import MaybePILToTensor, MaybeToTensor, RandomResizedCropAndInterpolation

@@ -1,0 +1,1 @@
+"""torchvision in small: see ../README.md."""

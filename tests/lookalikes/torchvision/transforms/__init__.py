@@ -1,0 +1,19 @@
+from torchvision.transforms.autoaugment import RandAugment
+from torchvision.transforms.functional import InterpolationMode
+from torchvision.transforms.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    GaussianBlur,
+    Lambda,
+    Normalize,
+    PILToTensor,
+    RandomApply,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
