@@ -183,7 +183,7 @@ def make_coded() -> Diagnosis:
 
 def test_code_to_paste_stands_below_the_screen_line_by_line() -> None:
     text = draw_diagnosis(make_coded())
-    screen, _, below = text.partition("\nIn the place of the DataLoader (after feedrate pack")
+    screen, _, below = text.partition("\nThe code to ")
     assert screen == draw_diagnosis(make_decode_bound())
     assert "\n".join(f"  {line}".rstrip() for line in CODE.rstrip().split("\n")) in below
     assert "What this does not do, or does otherwise:\n  - RandAugment is not carried over\n" in below

@@ -6,6 +6,7 @@ The scripts use look-alikes of torchvision, timm and albumentations (tests/looka
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -90,7 +91,7 @@ def recognise(run: Run, **more: Any) -> LoaderCall:
 
 def paste(call: LoaderCall, pack: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Run the code as it stands, where PACK is the pack."""
-    assert max(map(len, call.code.splitlines())) <= 76
+    assert max(map(len, call.code.splitlines())) <= 78
     monkeypatch.chdir(pack.parent)
     names: dict[str, Any] = {}
     exec(call.code, names)
@@ -431,6 +432,59 @@ def test_samples_that_are_no_images_have_no_call(tmp_path: Path) -> None:
     run = run_script(tmp_path, PREAMBLE + "for batch in DataLoader(Numbers(20), batch_size=4): pass")
     facts = [run.facts(kind)[0] for kind in ("loader", "batch", "pipeline")]
     assert recognise_call(*facts) is None
+
+
+TRAINING = """
+model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    for images, labels in loader:
+        nn.functional.cross_entropy(model(images.float()), labels).backward()
+        optimizer.step()
+"""
+SCRIPTS = {
+    "torchvision": TORCHVISION
+    + """
+tf = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor(), normalize])
+loader = DataLoader(ImageFolder(ROOT, tf), batch_size=4, shuffle=True)
+"""
+    + TRAINING,
+    "timm": """
+import timm.data
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose
+tf = Compose([timm.data.RandomResizedCropAndInterpolation(32), timm.data.MaybePILToTensor()])
+inner = DataLoader(ImageFolder(ROOT, tf), batch_size=4, collate_fn=timm.data.fast_collate)
+loader = timm.data.PrefetchLoader(inner)
+"""
+    + TRAINING,
+}
+
+
+@pytest.mark.parametrize("style", ["torchvision", "timm", "pillow"])
+def test_the_doctor_gives_code_that_runs_as_it_stands(
+    style: str, tmp_path: Path, photos: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, words = tmp_path / "train.py", [str(photos)]
+    if style == "pillow":
+        script = Path(__file__).parent / "doctor_corpus" / "scripts" / "train_trainer.py"
+        words = ["--data-dir", str(photos), "--max-steps", "30"]
+    else:
+        script.write_text(HEAD + SCRIPTS[style])
+    told = tmp_path / "told.json"
+    command = ["doctor", "--passive", "--json", str(told), "--", sys.executable, str(script), *words]
+    done = subprocess.run(
+        [sys.executable, "-m", "feedrate", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    remedies = {one["name"]: one for one in json.loads(told.read_text())["remedies"]}
+    code = remedies["faster-decode"]["code"]
+    names = paste(LoaderCall({}, code, ()), pack, monkeypatch)
+    side = 96 if style == "pillow" else 32
+    assert (tuple(names["images"].shape[1:]), str(names["images"].dtype)) == (
+        (3, side, side),
+        "torch.float32",
+    )
 
 
 def test_code_is_broken_between_arguments() -> None:

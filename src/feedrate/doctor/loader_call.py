@@ -19,6 +19,7 @@ from feedrate.results.doctor import Remedy
 
 Fact = Mapping[str, Any]
 _GEOMETRY = ("resized-crop", "resize", "resize-short", "center-crop", "random-crop")
+_WIDTH = 78  # of 80 columns, indented
 _COLLATES = ("torch.utils.data._utils.collate.default_collate", "timm.data.loader.fast_collate")
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
@@ -38,7 +39,7 @@ class LoaderCall:
 
     Attributes:
         options: its keyword arguments, as objects.
-        code: the same as text to paste: imports, the call, the head of the loop; lines of at most 76 columns.
+        code: the same as text to paste: imports, the call, the head of the loop; lines of at most 78 columns.
         left_out: a sentence for each thing that the script does and this call does not, or does otherwise.
     """
 
@@ -253,9 +254,6 @@ def _take_form(batch: Fact, images: BatchImages, draft: Draft) -> list[str] | No
             f"labels were {label.get('dtype')} of shape {label.get('shape')}; these are int64, one a sample"
         )
     return None
-
-
-_WIDTH = 76
 
 
 def write_code(options: Mapping[str, Any]) -> str:
