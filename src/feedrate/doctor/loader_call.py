@@ -68,7 +68,7 @@ def recognise_call(
     draft.finish_values()
     _take_labels(layers, draft, is_pillow=bool(calls))
     _take_order(layers, pipeline, draft)
-    options = {**_loader_options(loader, pipeline), **draft.options()}
+    options = {**_loader_options(loader, batch, pipeline), **draft.options()}
     fields = _take_form(batch, image, draft)
     if fields:
         options["fields"] = fields
@@ -100,27 +100,28 @@ def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], d
 
 
 def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Step], bool]:
-    """Return the steps of the dataset's transform, and whether these are single ones, not composed."""
-    for layer in layers:
-        held = layer.get("held")
-        named = {name: one for name, one in held.items() if isinstance(one, Mapping)} if held else {}
+    """Return the steps of the datasets' transforms, and whether some are single ones, not composed."""
+    steps: list[Step] = []
+    is_bare = False
+    for layer in reversed(layers):  # the innermost dataset is asked first
+        held = layer.get("held") or {}
+        named = {name: one for name, one in held.items() if isinstance(one, Mapping)}
         for name in ("target_transform", "loader"):
             named.pop(name, None)
-        found = named or {f"used {at}": one for at, one in enumerate(layer.get("uses") or ())}
-        composed = {name: one for name, one in found.items() if is_container(one)}
-        if "transform" in named and (len(composed) > 1 or not is_container(named["transform"])):
-            composed = {"transform": named["transform"]}
-        if composed:
-            first, *others = composed
-            if others:
-                names = ", ".join(others)
-                draft.leave(
-                    f"the dataset has {len(composed)} transforms: {first} is written, {names} are not"
-                )
-            return read_steps(composed[first]), False
-        if found:
-            return [step for one in found.values() for step in read_steps(one)], True
-    return [], False
+        found = named or {f"transform {at}": one for at, one in enumerate(layer.get("uses") or (), 1)}
+        composed = [name for name, one in found.items() if is_container(one)]
+        first = "transform" if "transform" in found else composed[0] if composed else None
+        if first is None:
+            is_bare = is_bare or bool(found)
+            steps += [step for one in found.values() for step in read_steps(one)]
+            continue
+        steps += read_steps(found[first])
+        others = [name for name in found if name != first]
+        if others:
+            draft.leave(
+                f"the dataset has other transforms than {first}, which are left out: {', '.join(others)}"
+            )
+    return steps, is_bare
 
 
 def _list_mixing(collate: Any, draft: Draft) -> list[Step]:
@@ -217,10 +218,9 @@ def _take_order(layers: Sequence[Fact], pipeline: Fact, draft: Draft) -> None:
         draft.leave(f"batch_sampler {batches.rpartition('.')[2]} is not carried over")
 
 
-def _loader_options(loader: Fact, pipeline: Fact) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if isinstance(loader.get("batch_size"), int):
-        options["batch_size"] = loader["batch_size"]
+def _loader_options(loader: Fact, batch: Fact, pipeline: Fact) -> dict[str, Any]:
+    size = loader.get("batch_size") or batch.get("samples")  # a batch sampler of the script's own has none
+    options: dict[str, Any] = {"batch_size": int(size)} if size else {}
     options["shuffle"] = loader.get("shuffle") is not False
     if loader.get("drop_last"):
         options["drop_last"] = True

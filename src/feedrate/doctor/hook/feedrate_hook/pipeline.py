@@ -62,8 +62,11 @@ class Budget:
     def __init__(self) -> None:
         self.left = _MOST_VALUES
 
-    def describe(self, value: Any, depth: int = 0) -> Any:
-        """Return a value for JSON: plain ones as they are, others as a dict that says what they are."""
+    def describe(self, value: Any, depth: int = 0, is_named_only: bool = False) -> Any:
+        """Return a value for JSON: plain ones as they are, others as a dict that says what they are.
+
+        `is_named_only`: of objects the class and nothing else.
+        """
         self.left -= 1
         if self.left < 0 or depth > _DEEPEST:
             return {"more": True}
@@ -75,7 +78,7 @@ class Budget:
         if kind is str:
             return value[:_LONGEST_TEXT]
         if kind in (list, tuple):
-            listed = [self.describe(one, depth + 1) for one in value[:_MOST_EACH]]
+            listed = [self.describe(one, depth + 1, is_named_only) for one in value[:_MOST_EACH]]
             return listed if len(value) <= _MOST_EACH else [*listed, {"more": True}]
         if isinstance(value, enum.Enum):
             held = stored(value)
@@ -83,14 +86,20 @@ class Budget:
         if isinstance(value, _FUNCTIONS):
             return {"function": name_of(value)}
         plain = _plain_number(value)
-        return self.describe(plain, depth + 1) if plain is not None else self._describe_object(value, depth)
+        if plain is not None:
+            return self.describe(plain, depth + 1)
+        return {"class": name_of(kind)} if is_named_only else self._describe_object(value, depth)
 
     def _describe_object(self, value: Any, depth: int) -> Any:
         described: dict[str, Any] = {"class": name_of(type(value))}
         held = stored(value)
         public = [(name, one) for name, one in held.items() if type(name) is str and name[:1] != "_"]
         if public:
-            described["held"] = {name: self.describe(one, depth + 1) for name, one in public[:_MOST_EACH]}
+            # A transform is made of others in these attributes; what else it holds may be many (policies).
+            described["held"] = {
+                name: self.describe(one, depth + 1, name not in ("transforms", "transform"))
+                for name, one in public[:_MOST_EACH]
+            }
         modules = held.get("_modules")  # of torch's Sequential and ModuleList
         if type(modules) is dict and modules:
             described["modules"] = self.describe(list(modules.values()), depth + 1)
