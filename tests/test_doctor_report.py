@@ -23,7 +23,9 @@ from diagnoses import (
     make_storage_bound,
 )
 from doctor_sample import BLOCK, PAGE, README, README_BLOCK, draw_example, draw_sample
+from feedrate import RandomErasing, RandomResizedCrop
 from feedrate.doctor.findings import CATALOGUE
+from feedrate.doctor.loader_call import write_code
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_full import draw_full
 from feedrate.report.doctor_page import draw_doctor_page
@@ -188,6 +190,22 @@ def test_code_to_paste_stands_below_the_screen_line_by_line() -> None:
     assert "\n".join(f"  {line}".rstrip() for line in CODE.rstrip().split("\n")) in below
     assert "What this does not do, or does otherwise:\n  - RandAugment is not carried over\n" in below
     assert r"Evil<b>\x1b[31m is not carried over" in below
+
+
+def test_the_code_in_the_documentation_is_the_programs() -> None:
+    code = write_code(
+        {
+            "batch_size": 256, "shuffle": True, "drop_last": True,
+            "image": RandomResizedCrop(224, interpolation="bicubic"), "flip": 0.5, "normalize": "imagenet",
+            "on_device": [RandomErasing(p=0.25)], "device": "cuda",
+        }
+    )  # fmt: skip
+    title = "pack the images and let feedrate decode only what the crop needs"
+    missing = "RandAugment is not carried over: feedrate.Loader has no such operation"
+    pack = "feedrate pack /data/imagenet/train PACK"
+    remedy = Remedy("loader", title, 3.1, 2.5, 3.8, command=pack, code=code, left_out=(missing,))
+    _, _, below = draw_diagnosis(replace(make_decode_bound(), remedies=(remedy,))).partition("\n\nThe code")
+    assert f"```text\nThe code{below}```" in PAGE.read_text()
 
 
 def test_the_whole_report_and_the_page_have_the_code_too() -> None:

@@ -82,7 +82,7 @@ def _code(remedies: Sequence[Remedy]) -> list[str]:
     one = next((one for one in helping if one.code), None)
     if one is None or one.code is None:
         return []
-    lines = ["", *_wrap(f"The code to {clean(one.title)} ({describe_gain(one)}):", lines=3), ""]
+    lines = ["", *_wrap(f"The code to {clean(one.title)}, {describe_gain(one)}:", lines=3), ""]
     if one.command:
         lines += [f"  $ {_shorten(clean(one.command), _LONGEST_COMMAND)}", ""]
     lines += [f"  {clean(line)}".rstrip() for line in one.code.rstrip().split("\n")]
