@@ -43,6 +43,7 @@ def find(
     between: tuple[float, float] = (0.0, 1.0),
     form: Any = ("tensor", "tensor"),
     loader: Any = (),
+    parts: tuple[str, ...] = (),
     **pipeline: Any,
 ) -> LoaderCall | None:
     """Return the call for an ImageFolder with these steps."""
@@ -58,7 +59,8 @@ def find(
         "layers": [{**FOLDER, "held": {"transform": transform, "target_transform": None}}],
         "collate": COLLATE, "sampler": RANDOM, "batch_sampler": BATCHES, "seed": None, "prefetcher": None,
     }  # fmt: skip
-    return recognise_call({"batch_size": 8, "shuffle": True, **dict(loader)}, batch, {**facts, **pipeline})
+    known = {"batch_size": 8, "shuffle": True, **dict(loader)}
+    return recognise_call(known, batch, {**facts, **pipeline}, parts=parts)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +215,7 @@ def test_timms_mixing_is_carried_over_with_what_differs() -> None:
             "collate_fn (own) is not carried over",
         ),
         ([], {}, "how images get their size was not seen"),
+        ([RESIZE], {"parts": ["cv2.imread", "cv2.resize"]}, "OpenCV decodes to BGR; these are RGB"),
     ],
 )
 def test_what_differs_is_one_sentence(steps: list[Any], more: dict[str, Any], sentence: str) -> None:

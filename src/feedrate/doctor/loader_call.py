@@ -29,7 +29,10 @@ def add_code(m: Measured, remedy: Remedy) -> Remedy:
     data = m.around.data
     if data is None or not data.images:
         return remedy
-    call = recognise_call(m.loader, m.batch, m.pipeline_fact, m.pillow_calls, on_gpu=m.is_on_gpu)
+    parts = [name for _, name in m.sample.parts] if m.sample is not None else []
+    call = recognise_call(
+        m.loader, m.batch, m.pipeline_fact, m.pillow_calls, parts=parts, on_gpu=m.is_on_gpu
+    )  # fmt: skip
     return remedy if call is None else replace(remedy, code=call.code, left_out=call.left_out)
 
 
@@ -49,13 +52,20 @@ class LoaderCall:
 
 
 def recognise_call(
-    loader: Fact, batch: Fact, pipeline: Fact, calls: Sequence[Fact] = (), *, on_gpu: bool = False
+    loader: Fact,
+    batch: Fact,
+    pipeline: Fact,
+    calls: Sequence[Fact] = (),
+    *,
+    parts: Sequence[str] = (),
+    on_gpu: bool = False,
 ) -> LoaderCall | None:
     """Return the Loader for a run whose samples are image files; None where its batches hold no images.
 
     Args:
         loader, batch, pipeline: the facts of these kinds of the run's DataLoader.
         calls: the facts of Pillow's calls, of all processes that made its samples.
+        parts: names of what a sample's time was spent in: "cv2.imread".
     """
     image = find_images(batch)
     if image is None or not pipeline or loader.get("pack") or loader.get("iterable"):
@@ -66,6 +76,8 @@ def recognise_call(
         draft.take(step)
     draft.finish_geometry()
     draft.finish_values()
+    if any(part in ("cv2.imread", "cv2.imdecode") for part in parts) and "cv2.cvtColor" not in parts:
+        draft.leave("OpenCV decodes to BGR; these are RGB")
     _take_labels(layers, draft, is_pillow=bool(calls))
     _take_order(layers, pipeline, draft)
     options = {**_loader_options(loader, batch, pipeline), **draft.options()}

@@ -61,7 +61,9 @@ def read_steps(described: Any) -> list[Step]:
     if name in _CONTAINERS:
         return [step for one in _listed(inner) for step in read_steps(one)]
     if name == "RandomApply":
-        return [_seldom(step, held.get("p")) for one in _listed(inner) for step in read_steps(one)]
+        steps = [_seldom(step, held.get("p")) for one in _listed(inner) for step in read_steps(one)]
+        remark = f"drawn by itself here, together with {len(steps) - 1} more in RandomApply"
+        return [replace(step, remarks=(*step.remarks, remark)) for step in steps] if len(steps) > 1 else steps
     make = table.get(name)
     try:
         step = make(name, held) if make is not None else Step(LEFT_OUT, name)
