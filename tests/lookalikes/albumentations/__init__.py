@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """albumentations in small: see ../README.md."""
 
 from albumentations.augmentations.crops import CenterCrop, RandomResizedCrop

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from torchvision.transforms.autoaugment import RandAugment
 from torchvision.transforms.functional import InterpolationMode
 from torchvision.transforms.transforms import (

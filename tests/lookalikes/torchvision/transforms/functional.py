@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from enum import Enum
 
 from PIL import Image

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from torchvision.transforms import transforms as v1
 from torchvision.transforms.functional import resize_short, resize_to
 
