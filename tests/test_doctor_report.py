@@ -23,8 +23,11 @@ from diagnoses import (
     make_storage_bound,
 )
 from doctor_sample import BLOCK, PAGE, README, README_BLOCK, draw_example, draw_sample
+from feedrate import RandomErasing, RandomResizedCrop
 from feedrate.doctor.findings import CATALOGUE
+from feedrate.doctor.loader_call import write_code
 from feedrate.report.doctor import draw_diagnosis
+from feedrate.report.doctor_full import draw_full
 from feedrate.report.doctor_page import draw_doctor_page
 from feedrate.report.doctor_trace import draw_trace
 from feedrate.report.doctor_verify import draw_check
@@ -133,11 +136,17 @@ def test_a_gain_has_as_many_digits_as_it_needs(speedup: float, low: float, high:
     assert describe_gain(Remedy("a", "b", speedup, low, high)) == text
 
 
+def without_code(diagnosis: Diagnosis) -> Diagnosis:
+    """What is to be pasted comes below the screen, whole."""
+    return replace(diagnosis, remedies=tuple(replace(one, code=None) for one in diagnosis.remedies))
+
+
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=80)
 def test_any_diagnosis_is_drawn_on_at_most_30_lines(seed: int) -> None:
     diagnosis = make_odd(random.Random(seed))
-    assert len(draw_diagnosis(diagnosis).splitlines()) <= 30
+    assert len(draw_diagnosis(without_code(diagnosis)).splitlines()) <= 30
+    assert draw_diagnosis(diagnosis).startswith(draw_diagnosis(without_code(diagnosis)))
     assert draw_doctor_page(diagnosis).encode()
     assert draw_check(diagnosis, 0.05).count("\n") == 1
     assert json.loads(draw_trace(diagnosis))["traceEvents"] is not None
@@ -157,6 +166,58 @@ def test_the_longest_of_everything_is_at_most_30_lines() -> None:
         split=tuple(replace(one, name=long, detail=long, share=0.1) for one in whole.split),
     )
     assert len(draw_diagnosis(diagnosis).splitlines()) <= 30
+
+
+CODE = """import feedrate
+
+loader = feedrate.Loader("PACK", batch_size=64)
+for images, labels in loader:
+    ...
+"""
+UNKIND = "Evil<b>\x1b[31m is not carried over"
+
+
+def make_coded() -> Diagnosis:
+    whole = make_decode_bound()
+    remedy = replace(whole.remedies[0], code=CODE, left_out=("RandAugment is not carried over", UNKIND))
+    return replace(whole, remedies=(remedy, *whole.remedies[1:]))
+
+
+def test_code_to_paste_stands_below_the_screen_line_by_line() -> None:
+    text = draw_diagnosis(make_coded())
+    screen, _, below = text.partition("\nThe code to ")
+    assert screen == draw_diagnosis(make_decode_bound())
+    assert "\n".join(f"  {line}".rstrip() for line in CODE.rstrip().split("\n")) in below
+    assert "What this does not do, or does otherwise:\n  - RandAugment is not carried over\n" in below
+    assert r"Evil<b>\x1b[31m is not carried over" in below
+
+
+def test_the_code_in_the_documentation_is_the_programs() -> None:
+    code = write_code(
+        {
+            "batch_size": 256, "shuffle": True, "drop_last": True,
+            "image": RandomResizedCrop(224, interpolation="bicubic"), "flip": 0.5, "normalize": "imagenet",
+            "on_device": [RandomErasing(p=0.25)], "device": "cuda",
+        }
+    )  # fmt: skip
+    title = "pack the images and let feedrate decode only what the crop needs"
+    missing = "RandAugment is not carried over: feedrate.Loader has no such operation"
+    pack = "feedrate pack /data/imagenet/train PACK"
+    remedy = Remedy("loader", title, 3.1, 2.5, 3.8, command=pack, code=code, left_out=(missing,))
+    _, _, below = draw_diagnosis(replace(make_decode_bound(), remedies=(remedy,))).partition("\n\nThe code")
+    assert f"```text\nThe code{below}```" in PAGE.read_text()
+
+
+def test_the_whole_report_and_the_page_have_the_code_too() -> None:
+    assert "\n  for images, labels in loader:\n      ...\n" in draw_full(make_coded())
+    page = draw_doctor_page(make_coded())
+    assert (
+        "feedrate.Loader(&quot;PACK&quot;, batch_size=64)\nfor images, labels in loader:\n    ...</pre>"
+        in page
+    )
+    assert r"<li>Evil&lt;b&gt;\x1b[31m is not carried over</li>" in page
+    first = json.loads(dump_document("doctor", make_coded()))["remedies"][0]
+    assert (first["code"], first["left_out"][0]) == (CODE, "RandAugment is not carried over")
 
 
 def test_the_document_has_what_scripts_look_for() -> None:

@@ -17,7 +17,8 @@ from feedrate.doctor.gpus import find_gpu
 from feedrate.doctor.growth import measure_growth
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed, run_command
-from feedrate.doctor.loader_trial import guess_options, try_loader
+from feedrate.doctor.loader_call import recognise_call
+from feedrate.doctor.loader_trial import guess_options, options_of, try_loader
 from feedrate.doctor.machine import MachineTrace, Means, read_machine
 from feedrate.doctor.measured import KernelTime, LoaderTrial, Measured, PackImages
 from feedrate.doctor.measuring import measure
@@ -106,7 +107,11 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     images = _time_images(pack, loader, batch)
     node = main.last("process").get("node")
     ranks = sum(process.last("process").get("node") == node for process in recording.mains)
-    trial, unseen = _try_loader(data, loader, batch, names, ranks)
+    call = recognise_call(
+        loader, batch, next((f for f in main.facts_of("pipeline") if f.get("loader") == loop.loader), {}),
+        [fact for process in recording.processes for fact in process.facts_of("calls")],
+    )  # fmt: skip
+    trial, unseen = _try_loader(data, loader, batch, names, ranks, {} if call is None else call.options)
     if unseen:
         around = replace(around, notes=(*around.notes, unseen))
     kept_s = time_kept(batch) if loader.get("class") != PACK_LOADER else None
@@ -143,7 +148,7 @@ def _time_kernel(
 
 def _try_loader(
     data: DataFiles | None, loader: Mapping[str, object], batch: Mapping[str, object], names: Collection[str],
-    ranks: int,
+    ranks: int, recognised: Mapping[str, object],
 ) -> tuple[LoaderTrial | None, str]:  # fmt: skip
     """Drain the script's image files as a feedrate.Loader would; without a trial, say why."""
     shape = _image_shape(batch)
@@ -152,7 +157,7 @@ def _try_loader(
     size, channels = shape
     wanted = loader.get("batch_size") or batch.get("samples")
     guessed = guess_options(names, size, wanted if isinstance(wanted, int) else 1, channels)
-    return try_loader(data.images, guessed, ranks=ranks)
+    return try_loader(data.images, options_of(recognised, guessed), ranks=ranks)
 
 
 def _image_size(batch: Mapping[str, object]) -> tuple[int, int] | None:

@@ -97,6 +97,8 @@ def measure(
         start=read_start(main),
         trial=trial,
         kept_s=kept_s,
+        pipeline_fact=_facts_of_loader(main, "pipeline", loop.loader),
+        pillow_calls=[fact for process in made_by for fact in process.facts_of("calls")],
     )  # fmt: skip
 
 

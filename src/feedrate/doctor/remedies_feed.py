@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+from feedrate.doctor.loader_call import add_code
 from feedrate.doctor.measured import LoaderTrial, Measured
 from feedrate.doctor.sample import SampleCost
 from feedrate.doctor.surroundings import DataFiles
@@ -56,13 +57,13 @@ def replace_loader(m: Measured) -> Remedy | None:
     if why := _why_not(m, sample):
         return Remedy(NAME, _TITLE, 1.0, 1.0, 1.0, note=why)
     then = predict_pipeline(m, sample, data, trial)
-    return make_remedy(
+    remedy = add_code(m, make_remedy(
         m, NAME, _TITLE, _predict(m, then), then,
         decode_s=then.fetch_cpu_s / m.samples_per_step,
         command=f"feedrate pack {shlex.quote(data.folder)} PACK",
-        change=write_call(m, trial),
         note=_note(m, sample, data, trial),
-    )  # fmt: skip
+    ))  # fmt: skip
+    return remedy if remedy.code else replace(remedy, change=write_call(m, trial))
 
 
 def _predict(m: Measured, then: Pipeline) -> Prediction:

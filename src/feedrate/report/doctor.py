@@ -35,6 +35,7 @@ _BAR = 38  # name and bar together
 _GAIN = 20
 _LONGEST_COMMAND = 400
 _SHORT_NOTE = 50
+_MOST_LEFT_OUT = 8
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,27 @@ def draw_diagnosis(diagnosis: Diagnosis) -> str:
         lines = _draw(diagnosis, room)
         if len(lines) <= _SCREEN:
             break
-    return "\n".join([*lines, ""])
+    # What is to be pasted comes below the screen: it is not read, and it must be whole.
+    return "\n".join([*lines, *_code(diagnosis.remedies), ""])
+
+
+def _code(remedies: Sequence[Remedy]) -> list[str]:
+    """Return the lines to paste for the best remedy that has some."""
+    helping, _ = part_remedies(remedies)
+    one = next((one for one in helping if one.code), None)
+    if one is None or one.code is None:
+        return []
+    lines = ["", *_wrap(f"The code to {clean(one.title)}, {describe_gain(one)}:", lines=3), ""]
+    if one.command:
+        lines += [f"  $ {_shorten(clean(one.command), _LONGEST_COMMAND)}", ""]
+    lines += [f"  {clean(line)}".rstrip() for line in one.code.rstrip().split("\n")]
+    if one.left_out:
+        lines += ["", "What this does not do, or does otherwise:"]
+        for text in one.left_out[:_MOST_LEFT_OUT]:
+            lines += _wrap(clean(text), first="  - ", rest="    ", lines=3)
+        more = len(one.left_out) - _MOST_LEFT_OUT
+        lines += [f"  - {more} more: see --full, --html or --json"] if more > 0 else []
+    return lines
 
 
 def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:

@@ -111,6 +111,10 @@ class _Page:
         """Add what is to be typed: on one line, however long, so that it can be copied."""
         self._put([f"{indent}{clean(text)}"])
 
+    def code(self, text: str) -> None:
+        """Add lines to paste: little indented, so that none is broken at the edge of a terminal."""
+        self._put(["", *(f"  {clean(line)}" for line in text.rstrip().split("\n")), ""])
+
     def table(self, rows: Iterable[tuple[str, str]]) -> None:
         pairs = [(clean(name), text) for name, text in rows]
         beside = min(max((count_cells(text) for _, text in pairs), default=0), _BESIDE)
@@ -155,6 +159,12 @@ def _draw_remedy(page: _Page, one: Remedy, *, has_gain: bool) -> None:
     if one.change:
         page.copy(one.change, indent)
     page.add(one.note, indent, indent)
+    if one.code:
+        page.code(one.code)
+    if one.left_out:
+        page.add("What this does not do, or does otherwise:", indent, indent)
+    for text in one.left_out:
+        page.add(text, f"{indent}- ", f"{indent}  ")
 
 
 def _draw_finding(page: _Page, one: Finding, diagnosis: Diagnosis) -> None:

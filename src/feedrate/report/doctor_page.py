@@ -135,6 +135,11 @@ def _remedy(one: Remedy, start: float, end: float) -> str:
     typed = "".join(
         f"<pre>{show(line)}</pre>" for line in (one.command, one.change) if line
     )  # fmt: skip
+    if one.code:
+        typed += f"<pre>{chr(10).join(map(show, one.code.rstrip().split(chr(10))))}</pre>"
+    if one.left_out:
+        rows = "".join(f"<li>{show(text)}</li>" for text in one.left_out)
+        typed += f'<p class="soft">What this does not do, or does otherwise:</p><ul>{rows}</ul>'
     return f"""
 <article><div class="remedy">
 <h3>{_sentence(one.title)}</h3>

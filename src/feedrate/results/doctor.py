@@ -19,6 +19,8 @@ class Remedy:
         predicted_speedup: of the whole run, 1.0 when it gives nothing; `low` and `high` bound it.
         next_bottleneck: the code of the finding that would then come first; None: not known.
         command: what to type, only where that command exists; a line of Python is in `change`.
+        code: lines of Python to paste after that, complete.
+        left_out: sentences: what the script does now and `code` does not, or does otherwise.
         basis: "measured" (tried in this very run), "predicted" (by the cost model).
         note: a sentence: why it gives nothing, what it costs, what it may spoil. Empty: nothing to say.
     """
@@ -33,6 +35,8 @@ class Remedy:
     change: str | None = None
     basis: str = "predicted"
     note: str = ""
+    code: str | None = None
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from . import clock, draws, layout, opens, prelude, stacks
+from .calls import write_calls
 from .describe import count_samples
 from .parts import Fetch, here, open_fetches, wrap_methods
 from .session import session
@@ -164,6 +165,8 @@ class Fetching:
             write(layout.PART, session.ring.name(name), start, wall, cpu, queue, calls)
         if fetch.opened:
             opens.record_opened(fetch.opened, start)
+        if session.ring.phase == layout.REAL:
+            write_calls()
         self._timed += 1
         self._spare(number, fetch.events, fetch.opening_ns + clock.wall_ns() - end, end - start)
 

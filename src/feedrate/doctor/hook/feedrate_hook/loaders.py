@@ -11,6 +11,7 @@ from . import clock, copies, dali, layout, opens, pack_loader, prelude, stacks, 
 from .describe import count_samples, describe_batch, describe_loader, describe_torch
 from .device import device
 from .passes import Pass, Passes
+from .pipeline import describe_form, describe_pipeline, describe_ranges
 from .session import session
 from .wrapping import ByIdentity, caller, trail, unseen
 
@@ -155,13 +156,21 @@ class Loaders:
                 if is_of_pack:
                     known.notes = pack_loader.Notes()
                     pack_loader.leave_alone(facts)
-                if is_dali:
+                elif is_dali:
                     why = f"batches come from {dali.NAME}, which cannot be asked for them in another way"
                     pack_loader.skip_experiments(why)
+                else:
+                    self._note_pipeline(loader, iterator, name)
             if making is not None:
                 self._by_making[self._kind(making, facts)] = known
             self._loaders.put(loader, known)
         return known
+
+    def _note_pipeline(self, loader: Any, iterator: Any, name: str) -> None:
+        try:
+            session.facts("pipeline", loader=name, **describe_pipeline(loader, iterator))
+        except Exception as error:  # nothing else of the loader shall be missing for it
+            session.trouble("pipeline", error)
 
     def _predecessor(self, making: _Making, facts: dict[str, Any]) -> _Loader | None:
         """Return the loader that this one takes the place of: some scripts make one for every epoch.
@@ -268,7 +277,10 @@ class Loaders:
             if tensors not in known.batch_facts:
                 known.batch_facts.append(tensors)
                 place = caller()
-                session.facts("batch", loader=known.name, tensors=tensors, samples=samples, asked_at=place)
+                session.facts(
+                    "batch", loader=known.name, tensors=tensors, samples=samples, asked_at=place,
+                    form=describe_form(batch), ranges=describe_ranges(batch),
+                )  # fmt: skip
         if known.notes is not None and session.phase == layout.REAL:
             known.notes.gave(mine.keeper() if mine.keeper is not None else None, known.name)
 

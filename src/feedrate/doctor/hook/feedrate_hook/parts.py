@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from . import clock
+from . import calls, clock
 from .session import session
 from .wrapping import get_ident, install, unseen
 
@@ -110,6 +110,8 @@ def timed(name: str, takes_path: bool = False, holds_parts: bool = False) -> Cal
     `holds_parts`: parts of the same kind inside of it are timed by their own names.
     """
     kind = name if holds_parts else name.partition(":")[0]
+    function = name.partition(":")[2]
+    is_noted = function.startswith("PIL")
 
     def make(original: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -117,6 +119,8 @@ def timed(name: str, takes_path: bool = False, holds_parts: bool = False) -> Cal
             if fetch is None or not fetch.enter(kind, name):
                 return original(*args, **kwargs)
             try:
+                if is_noted and calls.Calls.is_open:
+                    calls.note_call(function, args, kwargs)
                 if takes_path and args and isinstance(args[0], str):
                     fetch.opened.append(args[0])
                 return original(*args, **kwargs)
@@ -171,6 +175,8 @@ def timed_resize(original: Any) -> Any:
         if not fetch.enter("transform", "transform:PIL.crop+resize" if has_box else "transform:PIL.resize"):
             return original(*args, **kwargs)
         try:
+            if calls.Calls.is_open:
+                calls.note_call("PIL.resize", args, kwargs)
             return original(*args, **kwargs)
         finally:
             fetch.leave()

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from . import (
+    calls,
     catalogue,
     draws,
     fetching,
@@ -15,6 +16,7 @@ from . import (
     loaders,
     opens,
     parts,
+    pipeline,
     savers,
     stacks,
     tracebacks,
@@ -38,6 +40,7 @@ def install() -> None:
     add("feedrate.load.iteration", loader.patch_pack_iterator)
     add("feedrate.load.loader", loader.patch_pack_loader)
     add("nvidia.dali.plugin.pytorch", loader.patch_dali)
+    add("timm.data.loader", pipeline.patch_prefetcher)
     add("torch._utils", tracebacks.patch_utils)
     add("torch.optim.optimizer", training.patch_optimizer)
     add("torch.autograd", training.patch_autograd)
@@ -67,7 +70,7 @@ def _patch_torch(module: Any) -> None:
 
 def after_fork() -> None:
     """Forget what belongs to the parent."""
-    for part in (stacks, draws, opens, fetching, loaders, training, views):
+    for part in (stacks, draws, opens, calls, fetching, loaders, training, views):
         part.after_fork()
     device.after_fork()
 

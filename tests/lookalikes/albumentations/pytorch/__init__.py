@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+from albumentations.pytorch.transforms import ToTensorV2
