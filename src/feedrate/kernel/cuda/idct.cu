@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inverse DCT, one thread per block: no values pass between threads, and 32 threads load and store whole lines of memory together.
+// The inverse DCT, one thread per block: no values pass between threads, and 32 threads store whole lines of samples together.
 // Method, scaling and rounding are those of libjpeg's accurate integer IDCT (jidctint.c of the Independent JPEG Group; Loeffler, Ligtenberg and
 // Moschytz, ICASSP 1989), with the sums cut to 16 bits between the passes as native/hot/idct.h has it. Sums wrap instead of overflowing: only damaged files
 // get there.
@@ -42,12 +42,11 @@ extern "C" __global__ void transform_blocks(const GpuImage* __restrict__ images,
         while (i + 1 < image.components && n >= image.component[i + 1].first_block) ++i;
         const GpuComponent& c = image.component[i];
         const int within = n - c.first_block, y = within / c.wide, x = within - y * c.wide;
-        const long long number = image.first_block + n;
-        const short* from = coefficients + (number / kGpuBlocksTogether * 64 * kGpuBlocksTogether + number % kGpuBlocksTogether * 8);
+        const short* from = coefficients + (image.first_block + n) * 64;
         int v[64];
 #pragma unroll
         for (int row = 0; row < 8; ++row) {
-            const uint4 a = *(const uint4*)(from + row * 8 * kGpuBlocksTogether), q = *(const uint4*)(image.quant[i] + 8 * row);
+            const uint4 a = *(const uint4*)(from + 8 * row), q = *(const uint4*)(image.quant[i] + 8 * row);
             unpack(a.x, q.x, v + 8 * row), unpack(a.y, q.y, v + 8 * row + 2), unpack(a.z, q.z, v + 8 * row + 4), unpack(a.w, q.w, v + 8 * row + 6);
         }
 #pragma unroll
