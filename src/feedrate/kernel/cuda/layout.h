@@ -17,6 +17,7 @@ enum {
     kGpuPairWords = kGpuDcWords + kGpuAcWords,
     kGpuPairs = 2,                              // of Huffman tables that an image may have
     kGpuGroupItems = 160,                       // at the most: so many threads share tables
+    kGpuIdctThreads = 128,                      // at the most
     kGpuTilePixels = 4096,                      // about as many as one thread block converts
     kGpuMaxBlocks = 10,                         // of an MCU
     kGpuWeightBits = 22,                        // Pillow's
