@@ -1,5 +1,5 @@
 # feedrate: `make demo` and `make test` are all a newcomer needs; both set everything up first, in .venv.
-SOURCES := pyproject.toml CMakeLists.txt scripts/setup $(wildcard scripts/*.txt) $(wildcard native/*.cpp native/*.h native/hot/*.h)
+SOURCES := pyproject.toml CMakeLists.txt scripts/setup $(wildcard scripts/*.txt) $(wildcard native/*.cpp native/*.h native/hot/*.h) src/feedrate/kernel/cuda/layout.h
 PY := .venv/bin/python
 
 .PHONY: help demo test test-slow test-gpu check format build clean

@@ -18,7 +18,7 @@ namespace feedrate {
 
 namespace {
 
-static_assert(sizeof(GpuItem) == 28 && sizeof(GpuGroup) == 12 && sizeof(GpuImage) % 16 == 0, "layout.h has gaps");
+static_assert(sizeof(GpuItem) == 28 && sizeof(GpuGroup) == 12 && sizeof(GpuTile) == 12 && sizeof(GpuImage) % 16 == 0, "layout.h has gaps");
 static_assert(kGpuMaxBlocks == kMaxBlocks && kGpuWeightBits == kWeightBits, "layout.h differs from the kernel");
 
 constexpr int64_t kAlignment = 256;  // of the parts of what is staged
@@ -72,6 +72,9 @@ int taps_of(int in_size, int out_size, Filter filter) {
     const double support = filter == Filter::box ? 0.5 : filter == Filter::bicubic ? 2.0 : filter == Filter::lanczos ? 3.0 : 1.0;
     return static_cast<int>(std::ceil(support * std::max(static_cast<double>(in_size) / out_size, 1.0))) * 2 + 1;
 }
+
+// An even number: lines are resized two at a time.
+int tile_lines(const GpuImage& image) { return std::max(kGpuTilePixels / image.width / 2, 1) * 2; }
 
 // Which pass comes first is Resizer's business; this is its rule.
 bool is_down_first(const Box& box, const GpuRequest& r, Filter filter) {
@@ -200,7 +203,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
         if (blocks * 64 > INT32_MAX) return;
     }
     image.blocks = static_cast<int>(blocks), image.blocks_per_mcu = static_cast<int>(per_mcu);
-    s.blocks = round_up(blocks, kGpuBlocksTogether);
+    s.blocks = blocks;
+    s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
     s.samples = blocks * 64;
     s.pixels = static_cast<int64_t>(image.width) * image.height;
     // Whole quadruples, which are one load.
@@ -279,17 +283,19 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         GpuSizes more = sizes_;
         GpuImage& image = s.image;
         s.number = static_cast<int>(more.images++);
-        s.first_group = more.groups, s.first_item = items, s.first_byte = bytes;
+        s.first_group = more.groups, s.first_tile = more.tiles, s.first_item = items, s.first_byte = bytes;
         image.first_block = more.blocks, image.samples = more.samples, image.pixels = more.pixels, image.between = more.between;
         image.weights[0] = more.weights, image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
         more.groups += (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
+        more.tiles += s.tiles;
         more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between, more.weights += s.weights;
         const int64_t more_bytes = bytes + round_up(s.bytes, 16);
         more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
-        more.items_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
+        more.tiles_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
+        more.items_at = round_up(more.tiles_at + more.tiles * static_cast<int64_t>(sizeof(GpuTile)), kAlignment);
         more.words_at = round_up(more.items_at + (items + s.items) * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
         more.staged = round_up(more.words_at + more_bytes + kGpuReadAhead, kAlignment);
-        const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
+        const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX && more.tiles <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
         s.is_taken = fits;
         if (!fits) continue;
         taken[i] = 1;
@@ -384,6 +390,9 @@ void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) co
         const int64_t first = count * n / groups, end = count * (n + 1) / groups;
         group[n] = {s.number, static_cast<int>(s.first_item + first), static_cast<int>(end - first)};
     }
+    auto* tile = reinterpret_cast<GpuTile*>(staged + sizes_.tiles_at) + s.first_tile;
+    const int lines = tile_lines(image);
+    for (int y = 0; y < image.height; y += lines) *tile++ = {s.number, y, std::min(lines, image.height - y)};
 }
 
 bool GpuPlan::fill(const uint8_t* data, Pool* pool, uint8_t* staged) {

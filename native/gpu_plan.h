@@ -31,8 +31,8 @@ struct GpuRequest {
 
 // How large the buffers are, in elements, and where the parts of what is staged begin, in bytes.
 struct GpuSizes {
-    int64_t images = 0, groups = 0;
-    int64_t groups_at = 0, items_at = 0, words_at = 0, staged = 0;
+    int64_t images = 0, groups = 0, tiles = 0;
+    int64_t groups_at = 0, tiles_at = 0, items_at = 0, words_at = 0, staged = 0;
     int64_t blocks = 0, samples = 0, pixels = 0, between = 0, weights = 0;
 
     // Bytes on the device. The pixels take the place of the coefficients.
@@ -56,11 +56,11 @@ private:
         std::vector<GpuItem> stretches;  // `word` and `end`: bits in the entropy-coded data, from one entry to the next
         int64_t scan = 0, scan_bytes = 0;  // where in `data`
         int restart_interval = 0, mcus_per_row = 0, first_row = 0, first_column = 0;
-        int64_t items = 0, bytes = 0;      // room for what is staged
+        int64_t items = 0, tiles = 0, bytes = 0;  // room for what is staged
         int64_t blocks = 0, samples = 0, pixels = 0, between = 0, weights = 0;
         // Where its parts go.
         int number = 0;
-        int64_t first_item = 0, first_group = 0, first_byte = 0;
+        int64_t first_item = 0, first_group = 0, first_tile = 0, first_byte = 0;
     };
     void look_at(const GpuRequest& request, int64_t i, Sample& sample) const;
     bool stage(const uint8_t* data, const Sample& sample, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const;

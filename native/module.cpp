@@ -390,7 +390,7 @@ void look_door(GpuPlan& plan, Array<const uint8_t> data, Array<const int64_t> st
 
 nb::tuple plan_sizes_door(const GpuPlan& plan) {
     const GpuSizes& s = plan.sizes();
-    return nb::make_tuple(s.images, s.groups, s.groups_at, s.items_at, s.words_at, s.staged, s.blocks, s.samples, s.pixels, s.between, s.weights);
+    return nb::make_tuple(s.images, s.groups, s.tiles, s.groups_at, s.tiles_at, s.items_at, s.words_at, s.staged, s.blocks, s.samples, s.pixels, s.between, s.weights);
 }
 
 void fill_door(GpuPlan& plan, Array<const uint8_t> data, Pool* pool, Array<uint8_t> staged) {

@@ -13,7 +13,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SETUP = ROOT / "scripts" / "setup"
 MAKE = shutil.which("make")
-BUILT_FROM = ("pyproject.toml", "CMakeLists.txt", "scripts/*", "native/*.cpp", "native/*.h", "native/hot/*.h")
+BUILT_FROM = (
+    "pyproject.toml", "CMakeLists.txt", "scripts/*", "native/*.cpp", "native/*.h", "native/hot/*.h",
+    "src/feedrate/kernel/cuda/*.h",
+)  # fmt: skip
 
 
 @pytest.fixture

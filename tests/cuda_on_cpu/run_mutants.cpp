@@ -80,13 +80,13 @@ void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<
     out.assign(cases.size() * static_cast<size_t>(w.height * w.width * w.channels), 77);
     statuses.assign(cases.size(), -1);
     if (!s.images) return;
-    uint8_t *images = staged.get(), *groups = images + s.groups_at, *items = images + s.items_at, *words = images + s.words_at;
+    uint8_t *images = staged.get(), *groups = images + s.groups_at, *tiles = images + s.tiles_at, *items = images + s.items_at, *words = images + s.words_at;
     int32_t* status = statuses.data();
     start("prepare", s.images, 1, images, tables.get(), bounds.get(), weights.get(), status, w.width, w.height);
     start("read_coefficients", s.groups, 1, images, groups, items, words, tables.get(), coefficients.get(), status);
     start("transform_blocks", 2, s.images, images, coefficients.get(), samples.get());
-    start("convert_pixels", 3, s.images, images, samples.get(), pixels.get(), w.channels);
-    start("resize_first", 3, s.images, images, pixels.get(), bounds.get(), weights.get(), between.get(), w.width, w.height);
+    start("convert_pixels", s.tiles, 1, images, tiles, samples.get(), pixels.get(), w.channels);
+    start("resize_first", s.tiles, 1, images, tiles, pixels.get(), bounds.get(), weights.get(), between.get(), w.width, w.height);
     start("resize_last", 3, s.images, images, between.get(), bounds.get(), weights.get(), status, out.data(), w.width, w.height, w.channels);
 }
 

@@ -30,6 +30,7 @@ COMPILE_OPTIONS = ("--fmad=false",)
 MAX_IMAGES = 65535  # a grid's second dimension
 MOST_MEMORY = 4 << 30
 # As in layout.h.
+_GROUP_ITEMS = 160
 _TABLE_WORDS = 2 * ((1 << 9) + (1 << 11) + 2 * 82)
 _ALIGNMENT = 256
 
@@ -47,7 +48,9 @@ class Sizes(NamedTuple):
 
     images: int
     groups: int
+    tiles: int
     groups_at: int
+    tiles_at: int
     items_at: int
     words_at: int
     staged: int  # bytes in all
@@ -166,8 +169,8 @@ def run(
     if not sizes.images:
         return
     staged = buffers["staged"]
-    starts = (0, sizes.groups_at, sizes.items_at, sizes.words_at)
-    images, groups, items, words = (staged[start:] for start in starts)
+    starts = (0, sizes.groups_at, sizes.tiles_at, sizes.items_at, sizes.words_at)
+    images, groups, tiles, items, words = (staged[start:] for start in starts)
     tables, bounds, weights, samples = (buffers[k] for k in ("tables", "bounds", "weights", "samples"))
     # When blocks have become samples, nobody needs the coefficients any more.
     coefficients = pixels = buffers["coefficients"]
@@ -176,12 +179,14 @@ def run(
     shape = (i32(width), i32(height))
     launch("prepare", (n, 1), 128, 0, [images, tables, bounds, weights, statuses, *shape])
     launch(
-        "read_coefficients", (sizes.groups, 1), 128, 0,
+        "read_coefficients", (sizes.groups, 1), _GROUP_ITEMS, 0,
         [images, groups, items, words, tables, coefficients, statuses],
     )  # fmt: skip
     launch("transform_blocks", (16, n), 128, 0, [images, coefficients, samples])
-    launch("convert_pixels", (32, n), 128, 0, [images, samples, pixels, i32(channels)])
-    launch("resize_first", (32, n), 128, 0, [images, pixels, bounds, weights, between, *shape])
+    launch("convert_pixels", (sizes.tiles, 1), 128, 0, [images, tiles, samples, pixels, i32(channels)])
+    launch(
+        "resize_first", (sizes.tiles, 1), 128, 0, [images, tiles, pixels, bounds, weights, between, *shape]
+    )
     launch(
         "resize_last", (32, n), 128, 0,
         [images, between, bounds, weights, statuses, out, *shape, i32(channels)],

@@ -2,8 +2,8 @@
 // Huffman decoding, one thread per item: from an entry point to the next. The threads of a warp decode MCUs of one image in
 // step, block by block, with that image's tables in shared memory.
 //
-// A thread clears a block's coefficients when it begins the block, so that nobody else has to; it stores them interleaved with those of 31 other blocks,
-// as the IDCT loads them. Bytes come without stuffing, four at a time, one word ahead of their use. Loops end after a known number of
+// A block's coefficients gather in shared memory and go out as a whole: single ones would be 32 stores to 32 places
+// for a warp. Bytes come without stuffing, four at a time, one word ahead of their use. Loops end after a known number of
 // MCUs, blocks and coefficients, whatever the bits say. Where an item ends is looked at once per block, and behind the last item there is room
 // for as much as a block can read (kGpuReadAhead): no word needs a check of its own.
 
@@ -68,25 +68,34 @@ __device__ SharedAt shared_at(const void* memory) {
 }
 __device__ unsigned load_word(SharedAt at, unsigned number) {
     unsigned word;
-    asm("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at + 4 * number));
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at + 4 * number));
     return word;
 }
+__device__ void store_word(SharedAt at, unsigned number, unsigned word) { asm volatile("st.shared.u32 [%0], %1;" : : "r"(at + 4 * number), "r"(word)); }
+__device__ void store_half(SharedAt at, unsigned offset, short value) { asm volatile("st.shared.u16 [%0], %1;" : : "r"(at + offset), "h"(value)); }
 #else
-typedef const unsigned* SharedAt;
-__device__ SharedAt shared_at(const void* memory) { return (const unsigned*)memory; }
-__device__ unsigned load_word(SharedAt at, unsigned number) { return at[number]; }
+typedef unsigned char* SharedAt;
+__device__ SharedAt shared_at(const void* memory) { return (SharedAt)memory; }
+__device__ unsigned load_word(SharedAt at, unsigned number) {
+    unsigned word;
+    memcpy(&word, at + 4 * number, 4);
+    return word;
+}
+__device__ void store_word(SharedAt at, unsigned number, unsigned word) { memcpy(at + 4 * number, &word, 4); }
+__device__ void store_half(SharedAt at, unsigned offset, short value) { memcpy(at + offset, &value, 2); }
 #endif
 
-// What all threads of a block read.
 struct GpuShared {
     unsigned tables[kGpuPairs * kGpuPairWords];
-    unsigned place[64];  // of a zigzag index among a block's coefficients
+    unsigned place[64];  // in bytes, of a zigzag index among a thread's coefficients
     GpuBlock blocks[kGpuMaxBlocks];
+    // Of each thread one block, two coefficients to a word. Words of equal number lie side by side: threads never want the same bank.
+    unsigned coefficients[32 * kGpuGroupItems];
 };
 
 // Decodes the AC symbols of one block. The index that it ends with: 63, or 128 more than that of the last coefficient, or, for what is no
 // code or runs past the block, something between.
-__device__ int read_ac(BitReader& in, const GpuShared& shared, int table, SharedAt lookup, SharedAt place, short* to) {
+__device__ int read_ac(BitReader& in, const GpuShared& shared, int table, SharedAt lookup, SharedAt place, SharedAt own, bool wanted) {
     unsigned k = 0;
     while (k < 63) {
         const unsigned top = in.peek();
@@ -97,19 +106,29 @@ __device__ int read_ac(BitReader& in, const GpuShared& shared, int table, Shared
         }
         k += symbol >> 24;
         in.drop(symbol & 63);
-        if (to && k < 64) to[load_word(place, k)] = value_of(symbol, top);
+        if (wanted && k < 64) store_half(own, load_word(place, k), value_of(symbol, top));
     }
     return (int)k;
 }
 
-__device__ void clear_block(short* to, int dc) {
-    const int apart = kGpuBlocksTogether * 8;
-    *(uint4*)to = make_uint4(dc & 0xFFFF, 0, 0, 0);
-    for (int row = 1; row < 8; ++row) *(uint4*)(to + row * apart) = make_uint4(0, 0, 0, 0);
+__device__ unsigned take_word(SharedAt own, unsigned number) {
+    const unsigned word = load_word(own, number * kGpuGroupItems);
+    store_word(own, number * kGpuGroupItems, 0);
+    return word;
+}
+
+// Stores the block of a thread, and leaves zeros.
+__device__ void put_block(SharedAt own, short* to) {
+#pragma unroll
+    for (unsigned row = 0; row < 8; ++row) {
+        const unsigned x = take_word(own, 4 * row), y = take_word(own, 4 * row + 1), z = take_word(own, 4 * row + 2), w = take_word(own, 4 * row + 3);
+        *(uint4*)(to + 8 * row) = make_uint4(x, y, z, w);
+    }
 }
 
 __device__ int read_item(const GpuItem& item, const GpuShared& shared, int block_count, const unsigned* words, short* coefficients) {
-    const SharedAt tables = shared_at(shared.tables), place = shared_at(shared.place);
+    const SharedAt tables = shared_at(shared.tables), place = shared_at(shared.place), own = shared_at(shared.coefficients + threadIdx.x);
+    for (unsigned i = 0; i < 32; ++i) store_word(own, i * kGpuGroupItems, 0);
     BitReader in;
     in.begin(words, item.word, item.first_bit);
     int a = item.predictor[0], b = item.predictor[1], c = item.predictor[2];
@@ -129,14 +148,13 @@ __device__ int read_item(const GpuItem& item, const GpuShared& shared, int block
             if (block.component == 0) a = dc;
             if (block.component == 1) b = dc;
             if (block.component == 2) c = dc;
-            short* to = 0;
-            if (column >= 0) {
-                const long long number = block.offset + item.row * block.down + column * block.across;
-                to = coefficients + (number / kGpuBlocksTogether * 64 * kGpuBlocksTogether + number % kGpuBlocksTogether * 8);
-                clear_block(to, dc);
-            }
-            const int k = read_ac(in, shared, block.ac, shared_at(shared.tables + block.ac), place, to);
+            const bool wanted = column >= 0;
+            const int k = read_ac(in, shared, block.ac, tables + 4 * block.ac, place, own, wanted);
             if (k > 63 && k < 128) return kGpuBadCode;
+            if (wanted) {
+                store_half(own, 0, (short)dc);
+                put_block(own, coefficients + (long long)(block.offset + item.row * block.down + column * block.across) * 64);
+            }
             // A block of one value is decoded in another way, which differs where no encoder goes.
             const int flat = dc * block.quant;
             if (k == 128 && (flat > 8191 || flat < -8192)) return kGpuBadValue;
@@ -162,7 +180,7 @@ extern "C" __global__ void read_coefficients(const GpuImage* __restrict__ images
     const GpuImage& image = images[group.image];
     const unsigned* from = tables + (long long)group.image * kGpuPairs * kGpuPairWords;
     for (int i = threadIdx.x; i < kGpuPairs * kGpuPairWords; i += blockDim.x) shared.tables[i] = from[i];
-    for (int i = threadIdx.x; i < 64; i += blockDim.x) shared.place[i] = kNatural[i] / 8 * 8 * kGpuBlocksTogether + kNatural[i] % 8;
+    for (int i = threadIdx.x; i < 64; i += blockDim.x) shared.place[i] = kNatural[i] / 2 * 4 * kGpuGroupItems + kNatural[i] % 2 * 2;
     if (threadIdx.x == 0) {
         int n = 0;
         for (int i = 0; i < image.components; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inverse DCT, one thread per block: no values pass between threads, and 32 threads load and store whole lines of memory together.
+// The inverse DCT, one thread per block: no sums pass between threads, and 32 threads load and store whole lines of memory together.
 // Method, scaling and rounding are those of libjpeg's accurate integer IDCT (jidctint.c of the Independent JPEG Group; Loeffler, Ligtenberg and
 // Moschytz, ICASSP 1989), with the sums cut to 16 bits between the passes as native/hot/idct.h has it. Sums wrap instead of overflowing: only damaged files
 // get there.
@@ -36,18 +36,25 @@ __device__ unsigned pack(const int* v) {
 }
 
 extern "C" __global__ void transform_blocks(const GpuImage* __restrict__ images, const short* __restrict__ coefficients, unsigned char* __restrict__ samples) {
+    // Threads bring each other's blocks, so that they load whole lines; the ninth part keeps them in different banks.
+    __shared__ uint4 rows[kGpuIdctThreads * 9];
     const GpuImage& image = images[blockIdx.y];
-    for (int n = blockIdx.x * blockDim.x + threadIdx.x; n < image.blocks; n += gridDim.x * blockDim.x) {
+    const uint4* from = (const uint4*)(coefficients + image.first_block * 64);
+    for (int first = blockIdx.x * blockDim.x; first < image.blocks; first += gridDim.x * blockDim.x) {
+        const int here = min((int)blockDim.x, image.blocks - first);
+        __syncthreads();
+        for (int i = threadIdx.x; i < 8 * here; i += blockDim.x) rows[i / 8 * 9 + i % 8] = from[8 * (long long)first + i];
+        __syncthreads();
+        if ((int)threadIdx.x >= here) continue;
+        const int n = first + threadIdx.x;
         int i = 0;
         while (i + 1 < image.components && n >= image.component[i + 1].first_block) ++i;
         const GpuComponent& c = image.component[i];
         const int within = n - c.first_block, y = within / c.wide, x = within - y * c.wide;
-        const long long number = image.first_block + n;
-        const short* from = coefficients + (number / kGpuBlocksTogether * 64 * kGpuBlocksTogether + number % kGpuBlocksTogether * 8);
         int v[64];
 #pragma unroll
         for (int row = 0; row < 8; ++row) {
-            const uint4 a = *(const uint4*)(from + row * 8 * kGpuBlocksTogether), q = *(const uint4*)(image.quant[i] + 8 * row);
+            const uint4 a = rows[threadIdx.x * 9 + row], q = *(const uint4*)(image.quant[i] + 8 * row);
             unpack(a.x, q.x, v + 8 * row), unpack(a.y, q.y, v + 8 * row + 2), unpack(a.z, q.z, v + 8 * row + 4), unpack(a.w, q.w, v + 8 * row + 6);
         }
 #pragma unroll

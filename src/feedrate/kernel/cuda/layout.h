@@ -16,8 +16,9 @@ enum {
     kGpuAcWords = (1 << kGpuAcLookahead) + kGpuLongWords,
     kGpuPairWords = kGpuDcWords + kGpuAcWords,
     kGpuPairs = 2,                              // of Huffman tables that an image may have
-    kGpuGroupItems = 128,
-    kGpuBlocksTogether = 32,                    // blocks whose coefficients are interleaved
+    kGpuGroupItems = 160,                       // at the most: so many threads share tables
+    kGpuIdctThreads = 128,                      // at the most
+    kGpuTilePixels = 4096,                      // about as many as one thread block converts
     kGpuMaxBlocks = 10,                         // of an MCU
     kGpuWeightBits = 22,                        // Pillow's
     // Behind the last item: bytes that a thread may read before it looks where its item ends, a block of 64 codes of 31 bits and what is read ahead.
@@ -55,6 +56,11 @@ struct GpuGroup {
     int image, first, count;
 };
 
+// Lines of one crop: images differ in size, so that an equal share of each would leave one large image for last.
+struct GpuTile {
+    int image, first, count;
+};
+
 struct GpuComponent {
     int h, v;                    // blocks per MCU
     int wide, first_block;       // blocks in a row of the window; number of its first block among the image's
@@ -73,7 +79,7 @@ struct alignas(16) GpuImage {
     unsigned short quant[3][64]; // of each component, by row and column
     GpuComponent component[3];
     GpuCode code[2 * kGpuPairs]; // DC and AC of the first pair, then of the second
-    long long first_block;       // of its coefficients, a multiple of kGpuBlocksTogether
+    long long first_block;       // of its coefficients
     long long samples, pixels, between;  // where these begin: in bytes, in pixels, in pixels
     long long weights[2];        // across, down
     int taps[2];                 // weights per output pixel at the most

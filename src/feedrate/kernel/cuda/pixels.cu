@@ -35,10 +35,11 @@ __device__ unsigned pixel_at(const GpuImage& image, const unsigned char* samples
     return r | g << 8 | b << 16;
 }
 
-extern "C" __global__ void convert_pixels(const GpuImage* __restrict__ images, const unsigned char* __restrict__ samples, unsigned* __restrict__ pixels,
-                                          int channels) {
-    const GpuImage& image = images[blockIdx.y];
-    for (int y = blockIdx.x; y < image.height; y += gridDim.x) {
+extern "C" __global__ void convert_pixels(const GpuImage* __restrict__ images, const GpuTile* __restrict__ tiles, const unsigned char* __restrict__ samples,
+                                          unsigned* __restrict__ pixels, int channels) {
+    const GpuTile tile = tiles[blockIdx.x];
+    const GpuImage& image = images[tile.image];
+    for (int y = tile.first; y < tile.first + tile.count; ++y) {
         unsigned* to = pixels + image.pixels + (long long)y * image.width;
         for (int x = threadIdx.x; x < image.width; x += blockDim.x)
             to[x] = pixel_at(image, samples + image.samples, image.left + x, image.top + y, channels == 1);
@@ -68,15 +69,19 @@ __device__ unsigned weigh_down(const unsigned* from, int count, int stride, cons
     return sums.pixel();
 }
 
-extern "C" __global__ void resize_first(const GpuImage* __restrict__ images, const unsigned* __restrict__ pixels, const int* __restrict__ bounds,
-                                        const int* __restrict__ weights, unsigned* __restrict__ between, int width, int height) {
-    const GpuImage& image = images[blockIdx.y];
-    const int* own = bounds + (long long)blockIdx.y * 2 * (width + height);
+extern "C" __global__ void resize_first(const GpuImage* __restrict__ images, const GpuTile* __restrict__ tiles, const unsigned* __restrict__ pixels,
+                                        const int* __restrict__ bounds, const int* __restrict__ weights, unsigned* __restrict__ between, int width,
+                                        int height) {
+    const GpuTile tile = tiles[blockIdx.x];
+    const GpuImage& image = images[tile.image];
+    const int* own = bounds + (long long)tile.image * 2 * (width + height);
     const unsigned* from = pixels + image.pixels;
     unsigned* to = between + image.between;
     if (image.down_first) {
         const int* weight = weights + image.weights[1];
-        for (int y = blockIdx.x; y < height; y += gridDim.x) {
+        // An equal part of the output's lines.
+        const int begin = (int)((long long)tile.first * height / image.height), end = (int)((long long)(tile.first + tile.count) * height / image.height);
+        for (int y = begin; y < end; ++y) {
             const int first = own[2 * (width + y)], count = own[2 * (width + y) + 1];
             for (int x = threadIdx.x; x < image.width; x += blockDim.x)
                 to[(long long)y * image.width + x] = weigh_down(from + (long long)first * image.width + x, count, image.width, weight + y, height);
@@ -85,8 +90,9 @@ extern "C" __global__ void resize_first(const GpuImage* __restrict__ images, con
     }
     // Two lines at once: they share their weights.
     const int* weight = weights + image.weights[0];
-    for (int y = 2 * blockIdx.x; y < image.height; y += 2 * gridDim.x) {
-        const int other = y + 1 < image.height ? 1 : 0;
+    const int end = tile.first + tile.count;
+    for (int y = tile.first; y < end; y += 2) {
+        const int other = y + 1 < end ? 1 : 0;
         const unsigned* line = from + (long long)y * image.width;
         for (int x = threadIdx.x; x < width; x += blockDim.x) {
             const int first = own[2 * x], count = own[2 * x + 1];
