@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import feedrate
 from feedrate.doctor.loader_call import LoaderCall, recognise_call
@@ -258,3 +261,97 @@ def test_batches_without_labels_are_asked_for_images_alone(
 @pytest.mark.parametrize("loader", [{"pack": "photos.pack"}, {"iterable": True}])
 def test_a_pack_and_a_stream_have_no_call(loader: dict[str, Any]) -> None:
     assert find(RESIZE, loader=loader) is None
+
+
+ODD = (
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    [],
+    [None],
+    [0],
+    ["a", 2],
+    {},
+    {"more": True},
+    {"class": 1},
+)
+CALLS = [
+    {"call": "PIL.Image.open", "size": None, "mode": None, "args": [], "named": {}},
+    {"call": "PIL.convert", "size": [64, 48], "mode": "RGB", "args": ["RGB"], "named": {}},
+    {
+        "call": "PIL.resize",
+        "size": [64, 48],
+        "mode": "RGB",
+        "args": [[40, 40], 2],
+        "named": {"box": [0, 0, 9, 9]},
+    },
+    {"call": "PIL.crop", "size": [40, 40], "mode": "RGB", "args": [[4, 4, 36, 36]], "named": {}},
+    {"call": "PIL.fit", "size": [32, 32], "mode": "RGB", "args": [[32, 32]], "named": {}},
+    {
+        "call": "PIL.transpose",
+        "size": [32, 32],
+        "mode": "RGB",
+        "args": [{"enum": "A", "value": 0}],
+        "named": {},
+    },
+]
+MIXING = of(
+    "timm.data.mixup.FastCollateMixup", mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.5, num_classes=3
+)
+EVERYTHING: dict[str, Any] = {
+    "loader": {"batch_size": 8, "shuffle": True, "drop_last": True},
+    "batch": {
+        "tensors": [{"shape": [8, 3, 32, 32], "dtype": "float32"}, {"shape": [8], "dtype": "int64"}],
+        "ranges": [[0.0, 1.0], None], "form": ["tensor", "tensor"], "samples": 8,
+    },
+    "pipeline": {
+        "layers": [
+            {"class": "torch.utils.data.dataset.Subset", "samples": 20},
+            {**FOLDER, "held": {"transform": of(f"{V1}.Compose", transforms=[
+                of(f"{V1}.RandomApply", transforms=[of(f"{V1}.ColorJitter", brightness=[0.6, 1.4])], p=0.3),
+                of(f"{V1}.RandomErasing", p=0.5, scale=[0.02, 0.33], ratio=[0.3, 3.3], value=[0.0]),
+                of(f"{V1}.RandomCrop", size=[32, 32], padding=[4], fill=0, padding_mode="constant"),
+                of("timm.data.transforms.RandomResizedCropAndInterpolation", size=[32, 32], scale=[0.1, 1.0],
+                   ratio=[0.75, 1.33], interpolation=[BILINEAR, BILINEAR]),
+                of(f"{ALBUMENTATIONS}.pixel.transforms.Normalize", mean=[0.5] * 3, std=[0.2] * 3, p=1.0),
+            ])}},
+        ],
+        "collate": {**MIXING, "uses": []}, "sampler": RANDOM, "batch_sampler": BATCHES, "seed": 5,
+        "prefetcher": {"mean": [0.5] * 3, "std": [0.2] * 3, "re_prob": 0.1, "re_mode": "rand", "re_count": 2},
+    },
+    "calls": [{"samples": [CALLS] * 5}],
+}  # fmt: skip
+
+
+OF_STRANGERS = ("held", "prefetcher", "args", "named")  # what is inside of these
+
+
+def spoil(value: Any, rng: random.Random, is_inside: bool = False) -> Any:
+    """Return facts of which some that come from a script's own objects are something odd."""
+    if isinstance(value, dict):
+        inner = {name: is_inside or name in OF_STRANGERS for name in value}
+        spoilt = {name: spoil(one, rng, inner[name]) for name, one in value.items()}
+        kept = ("class", "function", "held")
+        return {
+            name: rng.choice(ODD) if is_inside and name not in kept and rng.random() < 0.1 else one
+            for name, one in spoilt.items()
+        }
+    if isinstance(value, list):
+        spoilt_list = [spoil(one, rng, is_inside) for one in value]
+        return [rng.choice(ODD) if is_inside and rng.random() < 0.1 else one for one in spoilt_list]
+    return value
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_odd_values_in_a_scripts_objects_are_no_reason_to_fail(seed: int) -> None:
+    facts = spoil(EVERYTHING, random.Random(seed))
+    call = recognise_call(facts["loader"], facts["batch"], facts["pipeline"], facts["calls"])
+    assert call is not None
+    compile(call.code, "code", "exec")
+    assert max(map(len, call.code.splitlines())) <= 78

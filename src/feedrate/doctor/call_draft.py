@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feedrate.doctor.transform_steps import Step, rounded
+from feedrate.doctor.transform_steps import Step
 from feedrate.errors import UsageError
 from feedrate.load.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
 from feedrate.load.device.mixing import CutMix, MixUp, RandomErasing
@@ -145,7 +145,7 @@ class Draft:
         mean, std = (tuple(step.values[name]) for name in ("mean", "std"))
         channels = 1 if self._mode == "L" else 3
         mean, std = (row * channels if len(row) == 1 else row for row in (mean, std))
-        if len(mean) != channels or len(std) != channels or min(std) <= 0 or min(mean) < 0 or max(mean) > 1:
+        if len(mean) != channels or len(std) != channels or min(std) < 1e-6 or min(mean) < 0 or max(mean) > 1:
             self.leave(f"{step.name}(mean={mean}, std={std}) is not carried over: not in units of 0 to 1")
         else:
             self._normalize = (mean, std)
@@ -283,5 +283,5 @@ class Draft:
             return erasing
         mean, std = self._normalize
         values = erasing.value if isinstance(erasing.value, tuple) else (erasing.value,) * len(mean)
-        moved = tuple(rounded((float(v) - m) / s) for v, m, s in zip(values, mean, std, strict=True))
+        moved = tuple(float(f"{(float(v) - m) / s:.6g}") for v, m, s in zip(values, mean, std, strict=True))
         return replace(erasing, value=moved)

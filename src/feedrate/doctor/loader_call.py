@@ -7,14 +7,22 @@ Loader's, or a sentence that says that it is not carried over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from feedrate.doctor.call_draft import BatchImages, Draft, find_images
 from feedrate.doctor.measured import Measured
 from feedrate.doctor.pillow_steps import read_pillow_steps
-from feedrate.doctor.transform_steps import Step, is_container, read_prefetcher, read_steps, read_timm_mixing
+from feedrate.doctor.transform_steps import (
+    LEFT_OUT,
+    UNREADABLE,
+    Step,
+    is_container,
+    read_prefetcher,
+    read_steps,
+    read_timm_mixing,
+)
 from feedrate.results.doctor import Remedy
 
 Fact = Mapping[str, Any]
@@ -92,7 +100,7 @@ def recognise_call(
 def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], draft: Draft) -> list[Step]:
     """Return what is done to a sample, from the file to the batch."""
     steps, is_bare = _list_transforms(layers, draft)
-    by_pillow = read_pillow_steps(calls)
+    by_pillow = _read(read_pillow_steps, calls, "what Pillow does")
     if any(step.kind in _GEOMETRY for step in steps):
         # A transform of a library that is called by itself is seen twice: as it is stored, and in Pillow.
         for step in by_pillow:
@@ -105,10 +113,16 @@ def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], d
                 draft.leave(f"{step.name}, the script's own, is carried over as far as Pillow does it")
         steps = [step for step in steps if not step.is_own]
     steps = [*by_pillow, *steps]
-    prefetcher = pipeline.get("prefetcher")
-    if isinstance(prefetcher, Mapping):
-        steps += read_prefetcher(prefetcher)
+    if pipeline.get("prefetcher") is not None:
+        steps += _read(read_prefetcher, pipeline["prefetcher"], "PrefetchLoader")
     return [*steps, *_list_mixing(pipeline.get("collate"), draft)]
+
+
+def _read(reader: Callable[[Any], list[Step]], given: Any, name: str) -> list[Step]:
+    try:
+        return reader(given)
+    except UNREADABLE:
+        return [Step(LEFT_OUT, name)]
 
 
 def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Step], bool]:
@@ -143,7 +157,7 @@ def _list_mixing(collate: Any, draft: Draft) -> list[Step]:
     if name in _COLLATES:
         return []
     if name == "timm.data.mixup.FastCollateMixup":
-        return read_timm_mixing(collate.get("held") or {})
+        return _read(read_timm_mixing, collate.get("held"), name.rpartition(".")[2])
     mixing = [
         step
         for one in collate.get("uses") or ()
@@ -271,7 +285,7 @@ def _take_form(batch: Fact, images: BatchImages, draft: Draft) -> list[str] | No
 def write_code(options: Mapping[str, Any]) -> str:
     """Return the call with these arguments as lines to paste, and the head of the loop over it."""
     arguments = ['"PACK"', *(f"{name}={_word(value)}" for name, value in options.items())]
-    call = _lay_out("loader = feedrate.Loader", arguments, "")
+    call = _lay_out("loader = feedrate.Loader", arguments)
     names = "(images,)" if options.get("fields") == ["image"] else "images, labels"
     return "\n".join(["import feedrate", "", *call, f"for {names} in loader:", "    ...  # as before", ""])
 
@@ -295,12 +309,14 @@ def _word(value: Any) -> str:
     return f"feedrate.{type(value).__name__}({', '.join(given)})"
 
 
-def _lay_out(head: str, arguments: Sequence[str], indent: str) -> list[str]:
-    """Return a call on one line, or with as many arguments on a line as fit."""
-    line = f"{indent}{head}({', '.join(arguments)})"
+def _lay_out(
+    head: str, arguments: Sequence[str], indent: str = "", brackets: str = "()", tail: str = ""
+) -> list[str]:
+    """Return a call or a list on one line, or with as many arguments on a line as fit."""
+    line = f"{indent}{head}{brackets[0]}{', '.join(arguments)}{brackets[1]}{tail}"
     if len(line) <= _WIDTH:
         return [line]
-    lines, inner = [f"{indent}{head}("], f"{indent}    "
+    lines, inner = [f"{indent}{head}{brackets[0]}"], f"{indent}    "
     is_open = False  # the last line takes more
     for argument in arguments:
         if is_open and len(lines[-1]) + len(argument) + 2 <= _WIDTH:
@@ -309,7 +325,7 @@ def _lay_out(head: str, arguments: Sequence[str], indent: str) -> list[str]:
             lines.append(f"{inner}{argument},")
         else:
             lines += _break_up(argument, inner)
-    return [*lines, f"{indent})"]
+    return [*lines, f"{indent}{brackets[1]}{tail}"]
 
 
 def _break_up(argument: str, indent: str) -> list[str]:
@@ -317,11 +333,8 @@ def _break_up(argument: str, indent: str) -> list[str]:
     opening = min((at for at in (argument.find("("), argument.find("[")) if at >= 0), default=-1)
     if opening < 0:
         return [f"{indent}{argument},"]
-    closing = argument[-1]
-    lines = _lay_out(argument[:opening], _split(argument[opening + 1 : -1]), indent)
-    lines[0] = f"{lines[0][:-1]}{argument[opening]}" if len(lines) > 1 else lines[0]
-    lines[-1] = f"{indent}{closing},"
-    return lines
+    inner = _split(argument[opening + 1 : -1])
+    return _lay_out(argument[:opening], inner, indent, argument[opening] + argument[-1], ",")
 
 
 def _split(arguments: str) -> list[str]:

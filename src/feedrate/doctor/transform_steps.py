@@ -19,9 +19,12 @@ Described = Mapping[str, Any]  # as the hook's Budget describes an object
 
 # Names of steps that loader_call.py has a word of Loader's for; LEFT_OUT has none.
 LEFT_OUT = "left-out"
+# Reading a value that another version, or the script, has put there.
+UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 _PILLOW_FILTERS = {number: word for word, number in FILTERS.items()}
 _OPENCV_FILTERS = {0: "nearest", 1: "bilinear", 2: "bicubic", 3: "box", 4: "lanczos"}
 _USUAL_RATIO = (3 / 4, 4 / 3)
+_LARGEST = 1e6
 _CONTAINERS = ("Compose", "Sequential", "ModuleList")
 
 
@@ -67,7 +70,7 @@ def read_steps(described: Any) -> list[Step]:
     make = table.get(name)
     try:
         step = make(name, held) if make is not None else Step(LEFT_OUT, name)
-    except (KeyError, TypeError, ValueError, IndexError):  # another version, or a value that was not read
+    except UNREADABLE:
         step = Step(LEFT_OUT, name)
     return (
         [step] if module.startswith("torch") or make is None else [_albumentations_share(module, step, held)]
@@ -139,6 +142,8 @@ def _size(value: Any) -> int | tuple[int, int]:
     if len(sides) == 1:
         sides *= 2
     height, width = sides
+    if not 0 < min(sides) <= max(sides) <= _LARGEST:
+        raise ValueError(f"{value} is no size of an image")
     return height if height == width else (height, width)
 
 
@@ -155,7 +160,9 @@ def _ratio(value: Any) -> tuple[float, float]:
 def rounded(value: float) -> float:
     """Return a number as somebody would have written it: float32 and logarithms leave a tail of digits."""
     short = float(f"{float(value):.6g}")
-    return int(short) if short == int(short) and abs(short) > 1 else short
+    if not abs(short) <= _LARGEST:
+        raise ValueError(f"{value} is no argument of a transform")
+    return int(short) if short.is_integer() and abs(short) > 1 else short
 
 
 def _of(kind: str, **values: Any) -> Make:
@@ -179,7 +186,8 @@ def _resize(name: str, held: Mapping[str, Any]) -> Step:
         return Step(LEFT_OUT, name)
     values = {"interpolation": filter_}
     if is_short:
-        return Step("resize-short", name, {"size": int(size if isinstance(size, int) else size[0]), **values})
+        side = _size(size if isinstance(size, int) else size[0])
+        return Step("resize-short", name, {"size": side, **values})
     return Step("resize", name, {"size": _size(size), **values})
 
 
@@ -234,8 +242,8 @@ def _erase(name: str, held: Mapping[str, Any]) -> Step:
     if isinstance(value, list):
         value = tuple(rounded(one) for one in value)
         value = value[0] if len(set(value)) == 1 else value
-    elif value is None or value == "random":  # v2 has None for "random"
-        value = "random"
+    else:
+        value = "random" if value in (None, "random") else rounded(value)  # v2 has None for it
     values = {"scale": _pair(held["scale"]), "ratio": _pair(held["ratio"]), "value": value}
     return Step("erase", name, values, float(held["p"]))
 
