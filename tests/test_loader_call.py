@@ -68,8 +68,22 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def large_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs whose decoding is most of what a sample costs, so that a Loader is worth its code."""
+    root = tmp_path_factory.mktemp("large-photos")
+    for number in range(12):
+        save_image(
+            root / CLASSES[number % 3] / f"{number:02}.jpg", number, width=1280, height=960, quality=95
+        )
+    return root
+
+
+@pytest.fixture(scope="module")
 def pack(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("packs") / "PACK"
+    return make_pack(photos, tmp_path_factory.mktemp("packs") / "PACK")
+
+
+def make_pack(photos: Path, folder: Path) -> Path:
     command = [sys.executable, "-m", "feedrate", "pack", str(photos), str(folder)]
     subprocess.run(command, check=True, capture_output=True)
     return folder
@@ -463,8 +477,9 @@ loader = timm.data.PrefetchLoader(inner)
 
 @pytest.mark.parametrize("style", ["torchvision", "timm", "pillow"])
 def test_the_doctor_gives_code_that_runs_as_it_stands(
-    style: str, tmp_path: Path, photos: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
+    style: str, tmp_path: Path, large_photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    photos, pack = large_photos, make_pack(large_photos, tmp_path / "PACK")
     script, words = tmp_path / "train.py", [str(photos)]
     if style == "pillow":
         script = Path(__file__).parent / "doctor_corpus" / "scripts" / "train_trainer.py"

@@ -29,7 +29,8 @@ _BATCH_CPU_S, _TAKING_S = 0.9e-3, 0.2e-3
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
 # Besides decoding, what every dataset does: it makes a tensor, some calls of Python a sample.
 _PLAIN_S, _PLAIN_BYTES_PER_S = 0.3e-3, 0.6e9
-_OWN_SHARE = 0.1  # of a sample's CPU: with more of it in code of the user's own, nothing is predicted
+_FREED_SHARE = 0.1  # of decoding: an image is opened, and its memory given back, by no call with a name
+_OWN_SHARE = 0.15  # of a sample's CPU: with more of it in code of the user's own, nothing is predicted
 # What a Loader does without Python of the user's: in its kernel; on a GPU also by `on_device=`.
 _IN_KERNEL = frozenset({
     *DONE_BY_DECODER, "Normalize", "ConvertImageDtype", "ToPureTensor", "PIL.mirror",
@@ -142,6 +143,7 @@ def own_code(m: Measured, sample: SampleCost) -> tuple[float, str]:
     """
     named = _other_transforms(m, sample)
     plain_s = _PLAIN_S + m.batch_bytes / max(m.samples_per_step, 1.0) / _PLAIN_BYTES_PER_S
+    plain_s += _FREED_SHARE * sample.kind("decode").cpu_s
     helpers_s = m.helpers_cpu_s / max(m.samples_per_step, 1e-9)
     rest_s = max(sample.kind("rest").cpu_s + helpers_s - plain_s, 0.0)
     largest = max(named, key=lambda name: named[name], default="")

@@ -19,6 +19,9 @@ DONE_BY_DECODER = (
     "PIL.resize", "PIL.crop+resize", "PIL.crop", "PIL.convert", "PIL.transpose", "PIL.thumbnail",
     "PIL.tobytes", "cv2.resize", "cv2.cvtColor", "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop",
     "RandomCrop", "RandomHorizontalFlip", "ToTensor", "PILToTensor", "ToImage", "ToDtype",
+    # timm's and albumentations'
+    "RandomResizedCropAndInterpolation", "MaybeToTensor", "MaybePILToTensor", "ToNumpy", "SmallestMaxSize",
+    "HorizontalFlip", "ToTensorV2",
 )  # fmt: skip
 _WRITING = (
     "write(", "writerow", "flush(", "fsync", "save(", "dump(", "savez", "savefig", "to_csv", "imwrite",
