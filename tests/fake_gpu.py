@@ -57,7 +57,7 @@ class FakeGpu:
     """
 
     def __init__(self, library: Path) -> None:
-        self._emulator = Emulator(library)
+        self._emulator, self._lock = Emulator(library), threading.Lock()
         self.launches: list[str] = []
         self.waits, self.waits_by = 0, set[str]()
         self.spoil: Spoil | None = None
@@ -68,7 +68,8 @@ class FakeGpu:
     ) -> None:
         assert isinstance(stream, FakeStream)
         arrays = [arg.numpy() if hasattr(arg, "numpy") else arg for arg in args]
-        self._emulator(name, grid, block, shared_bytes, arrays)
+        with self._lock:  # as on a stream: one after the other
+            self._emulator(name, grid, block, shared_bytes, arrays)
         self.launches.append(name)
         if self.spoil is not None:
             self.spoil(name, arrays)

@@ -21,6 +21,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.load.cache import Cache
 from feedrate.load.device import gpu_decode
 from feedrate.load.device.transfer import Transfer
+from feedrate.pack import index
 from feedrate.store.through import ThroughPack
 from packs import (
     IMAGE,
@@ -433,3 +434,29 @@ def test_a_fork_of_a_process_that_used_cuda_is_told_so(mixed: Path, monkeypatch:
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(UsageError, match="a fork of one that had used CUDA"):
         load(mixed, "gpu")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("limit", "value"), [("gpu_decode.MOST_READ_BYTES", 30_000), ("gpu_decode.kernels.MAX_IMAGES", 7)]
+)
+def test_what_is_more_than_is_read_or_decoded_at_once_comes_from_the_cpu(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(f"feedrate.load.device.{limit}", value)
+    got, stats = load(mixed, "gpu")
+    assert_equal(got, load(mixed, "cpu")[0])
+    assert stats.cpu_reasons[gpu_decode.NOT_PLANNED] > 0
+    assert stats.by_gpu < 28
+    assert stats.by_gpu + sum(stats.cpu_reasons.values()) == 42
+
+
+@pytest.mark.usefixtures("gpu")
+def test_images_that_are_files_of_their_own_are_decoded_alike(tmp_path: Path) -> None:
+    for i in range(12):
+        (tmp_path / "photos" / "cat").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / "cat" / f"{i}.jpg").write_bytes(encode_mixed(6 * i))
+    index(tmp_path / "photos", tmp_path / "pack")
+    got, stats = load(tmp_path / "pack", "gpu")
+    assert_equal(got, load(tmp_path / "pack", "cpu")[0])
+    assert stats.by_gpu == 12

@@ -117,6 +117,19 @@ def test_a_gpu_that_decodes_slower_than_the_cpu_is_left_alone() -> None:
     assert loop.run(600) >= 0.97 / 0.025
 
 
+def test_a_gpu_that_is_late_with_what_it_decodes_gets_less() -> None:
+    class Late(Loop):
+        def times(self, share: float, count: int) -> tuple[float, float]:
+            """As in a loop that leaves the GPU little time: batches come the later, the more it decodes."""
+            made, used = super().times(share, count)
+            return max(made, 0.12 * share), used
+
+    loop = Late(8, cpu_s=0.6, step_s=0.03)
+    loop.share._parts = 8
+    loop.run(120)
+    assert loop.run(600) >= 0.95 * loop.best(8)
+
+
 def test_a_share_that_would_not_do_is_tried_more_and_more_rarely() -> None:
     loop = Loop(4, cpu_s=0.1, step_s=0.02, gpu_s=0.2)
     loop.run(1500)

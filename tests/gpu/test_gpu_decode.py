@@ -12,6 +12,7 @@ import pytest
 from feedrate import CutMix, Loader, MixUp, RandomErasing, RandomResizedCrop, Resize
 from feedrate.errors import FeedrateError
 from feedrate.filters import FILTERS
+from feedrate.load import threads
 from packs import write_mixed
 
 torch = pytest.importorskip("torch")
@@ -169,6 +170,21 @@ def test_two_loaders_decode_at_the_same_time(pack: Path) -> None:
     there, also = make(pack, "gpu"), make(pack, "gpu")
     for one, other, want in zip(there, also, wanted, strict=True):
         assert_equal([one, other], [want, want])
+
+
+def test_a_share_that_changes_all_the_time_gives_the_same_batches(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "WINDOW_S", 0.0)
+    monkeypatch.setattr(threads, "WINDOW_BATCHES", 2)
+    there, here = make(pack, "auto"), make(pack, "cpu")
+    shares = set()
+    for _ in range(15):
+        for one, other in zip(there, here, strict=True):
+            assert_equal([one], [other])
+            shares.add(there.stats().gpu_share)
+    assert len(shares) > 1
+    assert there.stats().by_gpu > 0
 
 
 def test_too_little_memory_on_the_gpu_is_a_sentence(pack: Path) -> None:

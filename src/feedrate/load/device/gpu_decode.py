@@ -44,6 +44,8 @@ UNSURE = "a weight of the resize so close to a rounding border that GPUs may dif
 _UNSURE_BIT = 16  # as in kernel/cuda/layout.h
 # Of the GPU's memory, buffers take at most this part.
 _MEMORY_PART = 8
+# Of a batch, so much is read at once. The CPU path reads one file per thread, whatever an index claims.
+MOST_READ_BYTES = 1 << 30
 
 log = logging.getLogger("feedrate")
 
@@ -154,24 +156,30 @@ class GpuDecoder:
         import torch
 
         request = _Request(places, field, geometry, size, lend, pool)
-        chosen, wanted = self._choose(request)
+        chosen, left = self._choose(request)
         try:
             job = self._begin(request, chosen) if len(chosen) else None
             if job is not None:
-                return self._complete(request, job, chosen, wanted)
+                return self._complete(request, job, len(chosen), left)
         except torch.cuda.OutOfMemoryError as error:
             self._note_out_of_memory(error)
-        self._count(0, Counter({NO_ENTRIES: wanted - len(chosen), NOT_PLANNED: len(chosen)}))
+        left[NOT_PLANNED] += len(chosen)
+        self._count(0, left)
         return request.decode(np.arange(len(request.places.positions)))
 
-    def _choose(self, request: _Request) -> tuple[I64, int]:
-        """Return which samples to try there, and how many there should be."""
-        places = request.places
+    def _choose(self, request: _Request) -> tuple[I64, Counter[str]]:
+        """Return which samples to try there, and why they are fewer than there should be."""
+        places, name = request.places, request.field.name
         wanted = round(self.share * len(places.positions))
-        if not wanted:
-            return np.empty(0, np.int64), 0
-        entries = places.pack.entries(request.field.name, places.rows, places.positions)
-        return np.flatnonzero(entries.length > 0)[:wanted], wanted
+        if len(places.positions) > kernels.MAX_IMAGES:
+            return np.empty(0, np.int64), Counter({NOT_PLANNED: wanted})
+        entries = places.pack.entries(name, places.rows, places.positions)
+        found = np.flatnonzero(entries.length > 0)[:wanted]
+        # No number of these is above the limit, so that their sum stays within 64 bits.
+        lengths = (places.rows[f"{name}.length"][found], entries.length[found])
+        size_bytes = sum(np.clip(one, 0, MOST_READ_BYTES + 1).astype(np.int64) for one in lengths)
+        chosen = found[np.cumsum(size_bytes) <= MOST_READ_BYTES]
+        return chosen, Counter({NO_ENTRIES: wanted - len(found), NOT_PLANNED: len(found) - len(chosen)})
 
     def _begin(self, request: _Request, chosen: I64) -> _Job | None:
         """Read and plan the chosen samples, and queue their kernels; None: none of them is taken."""
@@ -237,7 +245,7 @@ class GpuDecoder:
                 self._buffers[name] = torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def _complete(
-        self, request: _Request, job: _Job, chosen: I64, wanted: int
+        self, request: _Request, job: _Job, chosen: int, left: Counter[str]
     ) -> tuple[transfer.DevicePixels, DecodeReport]:
         """Decode the rest on the CPU, then what the GPU could not."""
         tally = Tally(len(job.taken))
@@ -248,8 +256,8 @@ class GpuDecoder:
         bad = np.flatnonzero(job.taken & (statuses != 0))
         self._decode_here(request, job, bad, tally)
         taken = int(job.taken.sum())
-        left = Counter(UNSURE if status == _UNSURE_BIT else FOUND_BAD for status in statuses[bad].tolist())
-        left.update({NO_ENTRIES: wanted - len(chosen), NOT_PLANNED: len(chosen) - taken})
+        left.update(UNSURE if status == _UNSURE_BIT else FOUND_BAD for status in statuses[bad].tolist())
+        left[NOT_PLANNED] += chosen - taken
         self._count(taken - len(bad), left)
         return transfer.DevicePixels(job.out, self._stream), tally.report()
 

@@ -6,8 +6,8 @@ It is told of the windows that `load/threads.py` looks at, and of who waited in 
 ```
 the loop, for a batch    more on the GPU, as soon as there are no more threads to add: as much as the time
                          that the loop waited says
-not the loop, or for     less, on trial: what the GPU decodes takes time from the training there
-a GPU that is busy
+not the loop, or for     less, on trial: what the GPU decodes takes time from the training there; so where
+a GPU that is busy       the loop waits and more was no help
 ```
 
 Like a number of threads, another share is kept where the rate is no worse, else left again, and not tried for
@@ -92,6 +92,9 @@ class ShareController:
             )
         if window.is_supply_bound:
             parts = self._choose_more(window) if has_all_threads else parts
+            if parts == self._parts and has_all_threads and len(windows) == 2:
+                # More is not to be had, and a GPU that is busy may be late with what it decodes.
+                parts = self._choose_less()
         elif len(windows) == 2 and not any(one.is_supply_bound for one in windows):
             parts = self._choose_less()
         if parts == self._parts:
