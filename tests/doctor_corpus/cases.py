@@ -180,7 +180,7 @@ CASES = (
         "one-shard", "workers-idle",
         "an IterableDataset of one shard on a server that is 4 ms away: three of four workers have no data",
         "train_shards.py", shards, changed(shards, "--shards 4"), remedies=("more-shards",), needs=FUSE,
-        model="net",
+        tier="slow", model="net",
     ),
     Case(
         "dali-one-thread", "loader-bound",
@@ -190,7 +190,8 @@ CASES = (
     Case(
         "crops-of-clips", "large-views",
         "crops of 0.2 MB are views of clips of 7 MB, which workers hand over whole",
-        "train_crops.py", crops, changed(crops, "--clone"), remedies=("clone-views",), model="net",
+        "train_crops.py", crops, changed(crops, "--clone"), remedies=("clone-views",), tier="slow",
+        model="net",
     ),
     Case(
         "decoded-in-advance", "slow-start",
