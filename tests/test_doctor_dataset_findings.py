@@ -154,6 +154,22 @@ def test_a_large_tensor_that_is_shared_once_is_not_copied_with_every_batch(tmp_p
     assert find(judge(tmp_path, ROOMY)[1], "large-views") is None
 
 
+def test_what_lies_under_views_must_fit_into_shared_memory(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    loop.main.fact("batch", loader="loader-0", tensors=[{"bytes": 1_000_000}], samples=8)
+    run_steps(loop, 15)
+    for pid in (200, 201):
+        worker = loop.fetches(pid, 20, cpu=10)
+        for _ in range(4):
+            worker.fact("views", used_bytes=1_000_000, copied_bytes=40_000_000)
+        worker.write(tmp_path)
+    loop.main.write(tmp_path)
+    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0, shm_size_bytes=64e6))
+    finding = find(diagnosis, "shm-too-small")
+    assert finding is not None
+    assert any("160 MB" in line for line in finding.evidence)
+
+
 # -- decoding before the first step ------------------------------------------------------------------------
 
 

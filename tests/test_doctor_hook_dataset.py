@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from feedrate.doctor.dataset_habits import Views
 from feedrate.doctor.hook.feedrate_hook import parts, prelude
+from feedrate.doctor.surroundings import Surroundings
 from hooked import PREAMBLE, Run, run_script
+from test_doctor_diagnose import judge
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -125,6 +128,43 @@ def test_what_is_decoded_in_the_loop_is_not_counted_as_a_part_of_a_fetch(in_adva
     assert [count_zlib(process) for process in in_advance.recording.processes] == [0] * len(
         in_advance.recording.processes
     )
+
+
+ALL_THREE = (
+    PREAMBLE
+    + """
+import zlib
+from torch.utils.data import get_worker_info
+
+class Shards(IterableDataset):
+    def __init__(self):
+        packed = zlib.compress(np.zeros(100))
+        self.arrays = [np.frombuffer(zlib.decompress(packed)) for _ in range(40)]
+    def __iter__(self):
+        if get_worker_info().id == 0:
+            for _ in range(80):
+                yield torch.zeros(1000, 1000)[0, :4]
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+for batch in DataLoader(Shards(), batch_size=2, num_workers=3, collate_fn=list):
+    optimizer.zero_grad()
+    model(torch.stack(batch)).sum().backward()
+    optimizer.step()
+"""
+)
+
+
+def test_a_run_with_all_of_it_is_measured_as_it_was_written(tmp_path: Path) -> None:
+    run = run_script(tmp_path, ALL_THREE)
+    assert (run.code, run.facts("trouble")) == (0, [])
+    measured, diagnosis = judge(run.folder, Surroundings(cores=4.0))
+    assert measured.idle.count == 2
+    assert measured.views == Views(used_bytes=2 * 16, copied_bytes=2 * 4_000_000)
+    assert measured.start is not None
+    assert (measured.start.name, measured.start.calls) == ("zlib", 40)
+    (idle,) = [finding for finding in diagnosis.findings if finding.code == "workers-idle"]
+    assert idle.evidence[0].startswith("2 of 3 workers gave no batch")
 
 
 @pytest.fixture

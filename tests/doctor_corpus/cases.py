@@ -101,7 +101,7 @@ trainer = Run("--data-dir {photos}")
 shards = Run("{mount} --workers 4", surroundings=LATE)
 dali = Run("{mount}", surroundings=LATE)
 crops = Run("{volume} --workers {cores}")
-preloaded = Run("{photos}")
+preloaded = Run("{large-photos}")
 safely = Run("--out {out}")
 generator = Run("--data {volume} --out {out}")
 imagefolder = Run("{photos} -j 4")
@@ -215,7 +215,7 @@ CASES = (
         "one-shard", "workers-idle",
         "an IterableDataset of one shard on a server that is 4 ms away: three of four workers have no data",
         "train_shards.py", shards, changed(shards, "--shards 4"), remedies=("more-shards",), needs=FUSE,
-        model="net",
+        tier="slow", model="net",
     ),
     Case(
         "dali-one-thread", "loader-bound",
@@ -225,7 +225,8 @@ CASES = (
     Case(
         "crops-of-clips", "large-views",
         "crops of 0.2 MB are views of clips of 7 MB, which workers hand over whole",
-        "train_crops.py", crops, changed(crops, "--clone"), remedies=("clone-views",), model="net",
+        "train_crops.py", crops, changed(crops, "--clone"), remedies=("clone-views",), tier="slow",
+        model="net",
     ),
     Case(
         "decoded-in-advance", "slow-start",

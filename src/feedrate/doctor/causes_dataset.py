@@ -34,8 +34,9 @@ def find_idle_workers(m: Measured) -> Evidence | None:
     if waits_for_data(m):
         share = capped(m, saved_by(m.pipeline.gain_of(with_all_workers(m))))
     shards = "" if m.idle.shards is None else f"; the dataset has {format_count(m.idle.shards, 'shard')}"
+    empty = "is empty, or less than a batch (drop_last)" if m.loader.get("drop_last") else "is empty"
     lines = (
-        f"{idle} of {m.workers} workers gave no batch in a whole epoch: their part of the dataset is empty",
+        f"{idle} of {m.workers} workers gave no batch in a whole epoch: their part of the dataset {empty}",
         f"{format_count(working, 'worker')} made all batches{shards}",
         wait_words(m),
     )

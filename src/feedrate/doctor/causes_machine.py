@@ -120,7 +120,7 @@ def find_small_shm(m: Measured) -> Evidence | None:
     error = str(m.end.get("error") or "")
     died = is_shm_error(error)
     size = m.around.shm_size_bytes
-    needed = m.batch_bytes * m.workers * int(m.loader.get("prefetch_factor") or 2)
+    needed = m.handed_bytes * m.workers * int(m.loader.get("prefetch_factor") or 2)
     if not died and (size is None or m.workers == 0 or needed < 0.8 * size):
         return None
     keep = "keeps" if m.workers == 1 else "keep"

@@ -40,12 +40,12 @@ class Preloaded(Dataset):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
-    parser.add_argument("--crops", type=int, default=6)
+    parser.add_argument("--crops", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    loader = DataLoader(Preloaded(args.folder, args.crops, args.threads), batch_size=6, shuffle=True)
+    loader = DataLoader(Preloaded(args.folder, args.crops, args.threads), batch_size=2, shuffle=True)
     net = nn.Sequential(
         nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU(),
         nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(384, 4),
