@@ -10,6 +10,7 @@ import pytest
 
 from doctor_runs import FakeLoop
 from feedrate.cli import make_parser
+from feedrate.doctor import data_files
 from feedrate.doctor.data_files import time_kernel
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.examine import measure_run
@@ -129,6 +130,41 @@ def test_what_decoding_costs_is_shared_out_by_the_time_of_each_kind(
     # A batch takes 110 ms of two cores: 90 are decoding; ours takes 1 ms for each of its four images.
     then = 20 + 90 * (1 - taken_share) + 4
     assert remedy.predicted_speedup == pytest.approx(110 / then, rel=0.05)
+
+
+def test_opening_goes_with_the_decoder_and_making_tensors_stays(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    parts = {
+        "read:PIL.Image.open": (10.0, 0.0),
+        "decode:PIL": (60.0, 0.0),
+        "transform:PIL.resize": (10.0, 0.0),
+    }
+    worker = loop.fetches(200, 20, cpu=100, parts=parts | {"transform:ToTensor": (10.0, 0.0)})
+    worker.write(tmp_path)
+    loop.main.write(tmp_path)
+    kernel = KernelTime(0.001, taken=8, tried=8)
+    remedy = find(judge(tmp_path, Surroundings(cores=2.0, data=LOCAL), kernel=kernel)[1], "faster-decode")
+    assert remedy is not None
+    # Of 110 ms on two cores 80 are replaced by 8 images of 1 ms.
+    assert remedy.predicted_speedup == pytest.approx(110 / (110 - 80 + 8), rel=0.05)
+    assert "instead of 10.0 ms" in remedy.note
+
+
+def test_files_that_are_gone_are_not_said_to_decode_in_no_time(tmp_path: Path) -> None:
+    gone = [str(tmp_path / f"{number}.jpg") for number in range(3)]
+    assert time_kernel(gone, (64, 64), crops=False, at_once=2) is None
+
+
+def test_our_decoder_is_timed_beside_itself_as_workers_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([0.012, 0.024, 0.036])  # each thread's, for all images
+    monkeypatch.setattr(data_files, "_time_passes", lambda *_: next(seconds))
+    files = [str(path) for path in save_images(tmp_path / "photos", [".jpg"], side=96)]
+    timed = time_kernel(files, (64, 64), crops=True, at_once=3)
+    assert timed is not None
+    assert timed.cpu_s_per_image == pytest.approx(0.024 / 12)
 
 
 def test_what_limits_after_a_faster_decoder_is_not_the_decoder_of_before(tmp_path: Path) -> None:

@@ -285,8 +285,9 @@ CASES = (
     ),
     Case(
         "catalogue-per-worker", "epoch-start-pause",
-        "a catalogue of Python objects is pickled for every spawned worker, every 8 batches",
-        "train_catalogue.py", Run(""), Run("--persistent"), remedies=("persistent-workers",), period=8,
+        "a catalogue of Python objects is pickled for every spawned worker, every 16 batches",
+        "train_catalogue.py", Run(""), Run("--persistent"), remedies=("persistent-workers",),
+        period=16, warm_up=16,
     ),
     Case(
         "annotations-per-worker", "epoch-start-pause",

@@ -17,7 +17,7 @@ from feedrate.model.predict import Prediction
 from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes
 
-# Of a kept sample, where no such one was timed: to find it, and to copy its bytes (benchmarks/cached.py).
+# Of a kept sample, where no such one was timed: to find it, and to copy its bytes (as timed on 2 cores).
 _FOUND_S, _READ_BYTES_PER_S = 30e-6, 5e9
 
 

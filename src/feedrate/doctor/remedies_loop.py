@@ -74,6 +74,9 @@ def speed_up_main(m: Measured) -> Remedy | None:
     # timed part explains, and do not say how much it is: Python that is busy gives way to a look late.
     gone = sum(place.share for place in own if place.is_python) if hot.is_python else hot.share
     other *= min(gone / max(1.0 - (header_share(m, m.looks_loop) if freed else 0.0), 1e-9), 1.0)
+    if not hot.is_python:  # what computes in C is met as often as it takes time
+        met = hot.share * m.looks_loop.count / m.looks_main.count
+        other = min(other, met * (m.own_s - m.wait_s))
     prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     # What the forward pass needs cannot be left out, only be done elsewhere (below).
     is_needed = m.loop.preparing_s > 0.5 * other

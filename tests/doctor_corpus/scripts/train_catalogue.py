@@ -28,8 +28,8 @@ class Catalogue(Dataset):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--articles", type=int, default=150_000)
-    parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--articles", type=int, default=60_000)
+    parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=400)
     parser.add_argument("--persistent", action="store_true")
     args = parser.parse_args()
