@@ -34,14 +34,19 @@ _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 def add_code(m: Measured, remedy: Remedy) -> Remedy:
     """Return a remedy with the code of the Loader that the run's DataLoader becomes, where it is known."""
+    call = find_call(m)
+    return remedy if call is None else replace(remedy, code=call.code, left_out=call.left_out)
+
+
+def find_call(m: Measured) -> LoaderCall | None:
+    """Return the Loader that the run's DataLoader becomes; None where its samples are no image files."""
     data = m.around.data
     if data is None or not data.images:
-        return remedy
+        return None
     parts = [name for _, name in m.sample.parts] if m.sample is not None else []
-    call = recognise_call(
+    return recognise_call(
         m.loader, m.batch, m.pipeline_fact, m.pillow_calls, parts=parts, on_gpu=m.is_on_gpu
     )  # fmt: skip
-    return remedy if call is None else replace(remedy, code=call.code, left_out=call.left_out)
 
 
 @dataclass(frozen=True)
