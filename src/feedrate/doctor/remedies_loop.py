@@ -64,19 +64,19 @@ def write_less(m: Measured) -> Remedy | None:
 
 def speed_up_main(m: Measured) -> Remedy | None:
     """The Python of the training loop itself."""
-    freed = freeing_s(m)
-    other = other_s(m) - freed
+    other = other_s(m) - freeing_s(m)
     own = m.looks_loop.own
     hot = next((place for place in own if place.is_python), next(iter(own), None))
     if hot is None or hot.share < 0.05 or other < 0.05 * m.step_s or m.framework:
         return None
     # What is taken out is what the looks fell on, Python's loops together. They share out the time that no
     # timed part explains, and do not say how much it is: Python that is busy gives way to a look late.
-    gone = sum(place.share for place in own if place.is_python) if hot.is_python else hot.share
-    other *= min(gone / max(1.0 - (header_share(m, m.looks_loop) if freed else 0.0), 1e-9), 1.0)
-    if not hot.is_python:  # what computes in C is met as often as it takes time
+    if hot.is_python:
+        gone = sum(place.share for place in own if place.is_python)
+        other *= gone / max(1.0 - _late_share(m), gone)
+    else:  # what computes in C is met as often as it takes time
         met = hot.share * m.looks_loop.count / m.looks_main.count
-        other = min(other, met * (m.own_s - m.wait_s))
+        other = min(other * hot.share, met * (m.own_s - m.wait_s))
     prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     # What the forward pass needs cannot be left out, only be done elsewhere (below).
     is_needed = m.loop.preparing_s > 0.5 * other
@@ -90,6 +90,22 @@ def speed_up_main(m: Measured) -> Remedy | None:
         else f"leave out of the training loop, or make array operations: {where}",
         prediction,
         then,
+    )
+
+
+def _late_share(m: Measured) -> float:
+    """Return the share of the loop's looks at lines where a thread that was busy gives way.
+
+    Those lines ask for a batch, or call what was timed by itself, and few of the looks at them are at more.
+    """
+    main, loop = m.looks_main, m.looks_loop
+    timed = {
+        line
+        for line, share in main.lines.items()
+        if share * main.count > loop.lines.get(line, 0.0) * loop.count + 0.5
+    }
+    return header_share(m, loop) + sum(
+        share for line, share in loop.lines.items() if line in timed and line != m.batch.get("asked_at")
     )
 
 
