@@ -335,6 +335,7 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
             item.first_bit = static_cast<unsigned char>(aside * 8 + first_bit);
             const bool is_marker_due = every && until % every == 0 && (left || is_exact);
             const uint8_t* stop = is_marker_due ? in.reach_marker() : in.reach(end);
+            const bool is_at_end = stop && has_end && !is_marker_due;
             if (!stop) {
                 // A marker in what the crop does not need is nobody's business here: the decoder stops before it, or tells.
                 if (is_exact) return false;
@@ -353,10 +354,11 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
                 const bool is_anew = marker + 1 == end && stretch.end % 8 == 0 &&
                                      std::all_of(stretch.end_predictor, stretch.end_predictor + 3, [](short p) { return p == 0; });
                 if (!left && !is_anew) return false;
-            } else if (is_exact) {
-                // The last bits are in a byte that may not begin a marker.
-                if (stretch.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0)) return false;
-                item.end += stretch.end % 8;
+            } else if (is_at_end) {
+                // The last bits are in a byte that may not begin a marker. MCUs that the crop does not need may be fewer bits than these.
+                const bool is_marker = stretch.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0);
+                if (is_marker && is_exact) return false;
+                if (!is_marker) item.end += stretch.end % 8;
             }
             items[count++] = item;
             mcu = until;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import struct
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_images import SAMPLINGS, make_jpeg, random_box
+from PIL import Image
 
 from cuda_on_cpu import Case, Emulator, build, decode, look
 from feedrate import kernel
@@ -110,6 +112,17 @@ def test_the_order_of_passes_before_pillow_13_is_the_same(
     out, _, _ = decode(launch, [case], (32, 32), before_13=True)
     assert np.array_equal(out[0], by_cpu(case, (32, 32)))
     assert not np.array_equal(out[0], decode(launch, [case], (32, 32))[0][0])
+
+
+def test_a_crop_may_end_a_few_bits_before_the_next_entry_point(launch: Emulator) -> None:
+    picture = Image.new("L", (200, 16), 90)  # a block takes fewer bits than a byte has
+    picture.paste(Image.effect_noise((40, 16), 60), (0, 0))
+    file = io.BytesIO()
+    picture.save(file, "jpeg")
+    data = file.getvalue()
+    for bytes_per_entry in (1, 5, 20):
+        one = whole(data, bytes_per_entry=bytes_per_entry)
+        assert_same(launch, [one._replace(box=(0, 0, right, 16)) for right in range(8, 201, 4)], (4, 9))
 
 
 def test_the_threads_of_a_block_work_together(library: Path) -> None:
