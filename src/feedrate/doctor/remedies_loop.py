@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from feedrate.doctor.measured import Measured
+from feedrate.doctor.stacks import is_in_loop
 from feedrate.doctor.what_if import (
     NOTHING,
     VECTORISED,
@@ -72,7 +73,9 @@ def speed_up_main(m: Measured) -> Remedy | None:
     # What is taken out is what the looks fell on, Python's loops together. They share out the time that no
     # timed part explains, and do not say how much it is: Python that is busy gives way to a look late.
     if hot.is_python:
-        gone = sum(place.share for place in own if place.is_python)
+        # A function that was met too seldom to tell is judged by the loop that it stands in.
+        asked_at, few = str(m.batch.get("asked_at") or ""), 10 / m.looks_loop.count
+        gone = sum(p.share for p in own if p.is_python or (p.share < few and is_in_loop(p.place, asked_at)))
         other *= gone / max(1.0 - _late_share(m), gone)
     else:  # what computes in C is met as often as it takes time
         met = hot.share * m.looks_loop.count / m.looks_main.count
