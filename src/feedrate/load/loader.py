@@ -379,6 +379,8 @@ class Loader:
             if controller.threads != pool.limit:
                 pool.set_limit(controller.threads)
             if gpu is not None and gpu_share is not None:
+                if gpu.is_off:
+                    gpu_share.switch_off()
                 gpu.set_share(gpu_share.share)
 
         ahead = None

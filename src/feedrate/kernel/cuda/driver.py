@@ -23,6 +23,7 @@ BAD_CODE = frozenset((200, 209, 218, 221, 222, 223, 300))
 # CUdevice_attribute and CUfunction_attribute
 _SHARED_PER_BLOCK, _SHARED_PER_BLOCK_OPT_IN = 8, 97
 MAX_THREADS_PER_BLOCK, STATIC_SHARED_BYTES, MAX_DYNAMIC_SHARED_BYTES = 0, 1, 8
+OUT_OF_MEMORY = 2
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _HANDLE, _OUT_HANDLE = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 _OUT_INT, _OUT_SIZE = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_size_t)

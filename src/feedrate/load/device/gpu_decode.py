@@ -30,6 +30,7 @@ from feedrate.errors import FeedrateError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.kernel import I64, U8, DecodeReport
 from feedrate.kernel.cuda import batch as kernels
+from feedrate.kernel.cuda.driver import OUT_OF_MEMORY, DriverError
 from feedrate.kernel.cuda.launcher import compile_source, why_not
 from feedrate.load.device import transfer
 from feedrate.load.geometry import Geometry, Places, decode_pixels
@@ -38,6 +39,7 @@ from feedrate.load.tally import Tally
 from feedrate.units import format_bytes
 
 NO_ENTRIES = "no entry points: progressive, not a JPEG, or packed without them"
+NO_MEMORY = "the GPU has no memory left to decode"
 NOT_PLANNED = "damaged, of an unusual kind, or too large for the GPU's buffers"
 FOUND_BAD = "the GPU found it damaged"
 UNSURE = "a weight of the resize so close to a rounding border that GPUs may differ"
@@ -46,6 +48,7 @@ _UNSURE_BIT = 16  # as in kernel/cuda/layout.h
 _MEMORY_PART = 8
 # Of a batch, so much is read at once. The CPU path reads one file per thread, whatever an index claims.
 MOST_READ_BYTES = 1 << 30
+_MOST_KEPT_BYTES = 64 << 20  # of memory that files were read into, for the next batch
 
 log = logging.getLogger("feedrate")
 
@@ -89,6 +92,7 @@ class GpuDecoder:
 
     Attributes:
         share: how much of each batch the GPU is to decode, from 0 to 1.
+        is_off: there was no memory for it, so that nothing is decoded there any more.
     """
 
     def __init__(
@@ -116,11 +120,11 @@ class GpuDecoder:
         self._lock = threading.Lock()
         self._buffers: dict[str, Any] = {}
         self._hosts: deque[_Host] = deque()
-        self._is_off = False  # there was no memory for it
+        self.is_off = False
 
     def set_share(self, share: float) -> None:
         """Let so much of each batch be decoded there from now on, from 0 to 1."""
-        self.share = 0.0 if self._is_off else share
+        self.share = 0.0 if self.is_off else share
 
     def close(self) -> None:
         """Give the memory of the buffers back; nothing is decoded any more."""
@@ -161,9 +165,11 @@ class GpuDecoder:
             job = self._begin(request, chosen) if len(chosen) else None
             if job is not None:
                 return self._complete(request, job, len(chosen), left)
-        except torch.cuda.OutOfMemoryError as error:
+        except (torch.cuda.OutOfMemoryError, DriverError) as error:
+            if isinstance(error, DriverError) and error.result != OUT_OF_MEMORY:
+                raise
             self._note_out_of_memory(error)
-        left[NOT_PLANNED] += len(chosen)
+        left[NO_MEMORY if self.is_off else NOT_PLANNED] += len(chosen)
         self._count(0, left)
         return request.decode(np.arange(len(request.places.positions)))
 
@@ -178,7 +184,8 @@ class GpuDecoder:
         # No number of these is above the limit, so that their sum stays within 64 bits.
         lengths = (places.rows[f"{name}.length"][found], entries.length[found])
         size_bytes = sum(np.clip(one, 0, MOST_READ_BYTES + 1).astype(np.int64) for one in lengths)
-        chosen = found[np.cumsum(size_bytes) <= MOST_READ_BYTES]
+        fits = size_bytes <= MOST_READ_BYTES
+        chosen = found[fits & (np.cumsum(np.where(fits, size_bytes, 0)) <= MOST_READ_BYTES)]
         return chosen, Counter({NO_ENTRIES: wanted - len(found), NOT_PLANNED: len(found) - len(chosen)})
 
     def _begin(self, request: _Request, chosen: I64) -> _Job | None:
@@ -207,7 +214,8 @@ class GpuDecoder:
             size=request.size[:2], most_memory=self._most_memory, pool=pool,
         )  # fmt: skip
         job = self._queue(request, host.plan, data, taken) if taken.any() else None
-        self._hosts.append(_Host(host.plan, max(host.spare, data, key=len)))
+        kept = max(host.spare, data, key=len)
+        self._hosts.append(_Host(host.plan, kept if len(kept) <= _MOST_KEPT_BYTES else host.spare))
         return None if job is None else job._replace(bytes_read=len(data) + len(entries))
 
     def _queue(
@@ -239,10 +247,13 @@ class GpuDecoder:
         if sum(max(size, sizes.get(name, 0)) for name, size in needed.items()) > self._most_memory:
             sizes = {}
             self._buffers.clear()
+        # With some room to spare: torch keeps what a batch that needs a little more gives back.
+        is_roomy = sum(needed.values()) * 5 // 4 <= self._most_memory
         for name, size in needed.items():
             if sizes.get(name, 0) < size:
                 self._buffers.pop(name, None)  # so that its memory may become part of the larger one
-                self._buffers[name] = torch.empty(size, dtype=torch.uint8, device=self.device)
+                size_bytes = size * 5 // 4 if is_roomy else size
+                self._buffers[name] = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
 
     def _complete(
         self, request: _Request, job: _Job, chosen: int, left: Counter[str]
@@ -295,7 +306,7 @@ class GpuDecoder:
             ) from error
         with self._lock:
             self._buffers.clear()
-            is_first, self._is_off, self.share = not self._is_off, True, 0.0
+            is_first, self.is_off, self.share = not self.is_off, True, 0.0
         if is_first:
             log.warning("%s; the CPU decodes from now on (%s)", words, first)
 

@@ -54,8 +54,9 @@ class ShareController:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.changes = 0
         self._clock = clock
-        self._parts = 0
+        self._parts, self._most = 0, PARTS
         self._trial: _Trial | None = None
+        self._is_rising = False  # more was just tried, and gave clearly more
         self.forget()
 
     @property
@@ -71,6 +72,11 @@ class ShareController:
         """The loop or the machine changed: what would not do before may do now."""
         self._too_little, self._too_much, self._expires = _NONE, _NEVER, math.inf
         self._patience_s = FIRST_PATIENCE_S
+
+    def switch_off(self) -> None:
+        """The GPU has no room for it: nothing is decoded there any more."""
+        self._parts = self._most = 0
+        self._trial = None
 
     def note(self, windows: list[Window], *, has_all_threads: bool) -> bool:
         """Look at the last windows of this share, two at the most; return whether it changed.
@@ -90,7 +96,8 @@ class ShareController:
                 min(self._too_little, parts - 2),
                 max(self._too_much, parts + 2),
             )
-        if window.is_supply_bound:
+        # A loop that still waits after a step that helped gets the next one, though the GPU may be late too.
+        if window.is_supply_bound or (self._is_rising and not window.is_loop_bound):
             parts = self._choose_more(window) if has_all_threads else parts
             if parts == self._parts and has_all_threads and len(windows) == 2:
                 # More is not to be had, and a GPU that is busy may be late with what it decodes.
@@ -109,7 +116,7 @@ class ShareController:
         parts = max(self._parts + 1, math.ceil(PARTS * (1 - cost) / SAVED))
         if self._too_much <= PARTS:
             parts = min(parts, (self._parts + self._too_much) // 2)
-        return min(parts, PARTS)
+        return min(parts, self._most)
 
     def _choose_less(self) -> int:
         if not self._parts:
@@ -130,7 +137,10 @@ class ShareController:
         elif seen.is_supply_bound:
             keeps = gain > SAME
         else:
-            keeps = gain > -SAME or seen.waited <= before.waited + SAME
+            # A loop that runs ahead of a GPU waits in any case: there the rate alone tells what is lost.
+            is_as_idle = seen.is_loop_bound and seen.waited <= before.waited + SAME
+            keeps = gain > -SAME or is_as_idle
+        self._is_rising = is_more and keeps and gain > CLEAR
         if is_more:
             self._too_little, self._too_much = (
                 (trial.origin, self._too_much) if keeps else (self._too_little, self._parts)
