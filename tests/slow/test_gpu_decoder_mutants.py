@@ -46,7 +46,7 @@ def test_no_mutant_reads_or_writes_outside_or_comes_out_otherwise_than_on_the_cp
     for number, jpeg in enumerate(make_jpegs()):
         paths.append(tmp_path / f"{number}.jpg")
         paths[-1].write_bytes(jpeg)
-    said = run([tmp_path / "run_mutants", "400"], input="\n".join(map(str, paths)))
+    said = run([tmp_path / "run_mutants", "120"], input="\n".join(map(str, paths)))
     sound, alike, refused = (int(part.split()[0]) for part in said.split(","))
-    assert sound > 30_000
-    assert min(alike, refused) > 3_000
+    assert sound > 9_000
+    assert min(alike, refused) > 900
