@@ -111,8 +111,14 @@ def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], d
         for step in by_pillow:
             if step.kind in _GEOMETRY and not is_bare:
                 draft.leave(f"{step.name} before the transform is not carried over")
-        by_pillow = [step for step in by_pillow if step.kind in ("gray", "flip") and not is_bare]
-    if any(step.kind != "nothing" for step in by_pillow):
+        others = dict.fromkeys(step.name for step in by_pillow if step.kind == LEFT_OUT)
+        if others and is_bare:
+            draft.leave(
+                f"{', '.join(others)} was seen, which may be the transforms' or the script's own: "
+                "the script's own is not carried over"
+            )
+        by_pillow = [step for step in by_pillow if step.kind in ("gray", "flip", LEFT_OUT) and not is_bare]
+    if any(step.kind not in ("nothing", LEFT_OUT) for step in by_pillow):
         for step in steps:
             if step.is_own:
                 draft.leave(f"{step.name}, the script's own, is carried over as far as Pillow does it")
