@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feedrate
-from feedrate.doctor.loader_call import LoaderCall, recognise_call
+from feedrate.doctor.loader_call import recognise_call
+from feedrate.doctor.measured import LoaderCall
 from packs import write_images
 
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2"

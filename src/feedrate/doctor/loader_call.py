@@ -8,11 +8,11 @@ Loader's, or a sentence that says that it is not carried over.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from feedrate.doctor.call_draft import BatchImages, Draft, find_images
-from feedrate.doctor.measured import Measured
+from feedrate.doctor.measured import LoaderCall, Measured
 from feedrate.doctor.pillow_steps import read_pillow_steps
 from feedrate.doctor.transform_steps import (
     LEFT_OUT,
@@ -34,8 +34,7 @@ _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 def add_code(m: Measured, remedy: Remedy) -> Remedy:
     """Return a remedy with the code of the Loader that the run's DataLoader becomes, where it is known."""
-    call = find_call(m)
-    return remedy if call is None else replace(remedy, code=call.code, left_out=call.left_out)
+    return remedy if m.call is None else replace(remedy, code=m.call.code, left_out=m.call.left_out)
 
 
 def find_call(m: Measured) -> LoaderCall | None:
@@ -47,21 +46,6 @@ def find_call(m: Measured) -> LoaderCall | None:
     return recognise_call(
         m.loader, m.batch, m.pipeline_fact, m.pillow_calls, parts=parts, on_gpu=m.is_on_gpu
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LoaderCall:
-    """A call of feedrate.Loader.
-
-    Attributes:
-        options: its keyword arguments, as objects.
-        code: the same as text to paste: imports, the call, the head of the loop; lines of at most 78 columns.
-        left_out: a sentence for each thing that the script does and this call does not, or does otherwise.
-    """
-
-    options: Mapping[str, Any]
-    code: str
-    left_out: tuple[str, ...]
 
 
 def recognise_call(
