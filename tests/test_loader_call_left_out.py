@@ -80,6 +80,24 @@ def test_beside_a_single_transform_other_calls_of_pillow_are_named() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "transform", [RESIZE, {"class": "torch.nn.modules.container.Sequential", "modules": [RESIZE]}]
+)
+def test_what_pillow_does_inside_of_a_transform_is_not_said_to_be_before_it(transform: Any) -> None:
+    layers = [{**FOLDER, "held": {"transform": transform}}]
+    seen = samples(pillow("resize", [32, 32], 2, size=(64, 64)))
+    assert recognise(layers=layers, calls=seen).left_out == ()
+
+
+@pytest.mark.parametrize(("steps", "flip"), [([], 1.0), ([of(f"{V1}.RandomHorizontalFlip", p=0.5)], 0.5)])
+def test_a_flip_beside_single_transforms_is_the_scripts_unless_one_of_them_flips(
+    steps: list[Any], flip: float
+) -> None:
+    transform = {"class": "torch.nn.modules.container.Sequential", "modules": [RESIZE, *steps]}
+    layers = [{**FOLDER, "held": {"transform": transform}}]
+    assert recognise(layers=layers, calls=samples(pillow("mirror"))).options["flip"] == flip
+
+
 @pytest.mark.parametrize("resizes", [False, True])
 def test_boxes_of_the_data_are_no_random_crop(resizes: bool) -> None:
     layers = [FOLDER]

@@ -27,6 +27,7 @@ from feedrate.results.doctor import Remedy
 
 Fact = Mapping[str, Any]
 _GEOMETRY = ("resized-crop", "resize", "resize-short", "center-crop", "random-crop")
+_GRAYING = {"grayscale", "jitter"}  # these convert to gray with Pillow, to mix it in
 _WIDTH = 78  # of 80 columns, indented
 _COLLATES = ("torch.utils.data._utils.collate.default_collate", "timm.data.loader.fast_collate")
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
@@ -101,7 +102,11 @@ def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], d
                 f"{', '.join(others)} was seen, which may be the transforms' or the script's own: "
                 "the script's own is not carried over"
             )
-        by_pillow = [step for step in by_pillow if step.kind in ("gray", "flip", LEFT_OUT) and not is_bare]
+        kept = {"gray", "flip", LEFT_OUT}
+        if is_bare:
+            kinds = {step.kind for step in steps}
+            kept -= {LEFT_OUT, *(("gray",) if kinds & _GRAYING else ()), *kinds}
+        by_pillow = [step for step in by_pillow if step.kind in kept]
     if any(step.kind not in ("nothing", LEFT_OUT) for step in by_pillow):
         for step in steps:
             if step.is_own:
@@ -136,6 +141,9 @@ def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Step], 
             is_bare = is_bare or bool(found)
             steps += [step for one in found.values() for step in read_steps(one)]
             continue
+        # Inside of a Compose the hook knows whose calls Pillow's are; torch.nn's Sequential it does not see.
+        is_timed = is_container(found[first]) and not str(found[first]["class"]).startswith("torch.nn.")
+        is_bare = is_bare or not is_timed
         steps += read_steps(found[first])
         others = [name for name in found if name != first]
         if others:
