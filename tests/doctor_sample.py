@@ -55,7 +55,7 @@ def make_sample() -> Diagnosis:
         kernel = KernelTime(0.0011, taken=24, tried=24)
         trial = LoaderTrial(
             images=256, threads=CORES, images_per_s=11_200.0, busy_threads=15.7, cpu_s=0.0014,
-            alone_cpu_s=0.0011, scan_s=0.0006, call="batch_size=256, image=feedrate.RandomResizedCrop(224)",
+            alone_cpu_s=0.0011, scan_s=0.0006,
         )  # fmt: skip
         measured = measure(read_run(folder), around, warmup=10, kernel=kernel, trial=trial)
     assert measured is not None

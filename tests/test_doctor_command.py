@@ -206,7 +206,7 @@ def test_nothing_is_said_of_a_run_whose_loader_is_known(tmp_path: Path) -> None:
 TENSORFLOW = {"kind": "framework", "module": "tensorflow", "version": "2.20.0"}
 
 
-def write_readings(run: Path, *, cores: float, gpu: float | None, others: float = 0.0) -> None:
+def write_readings(run: Path, *, cores: float | None, gpu: float | None, others: float | None = 0.0) -> None:
     """What the sampler writes: ten seconds of a run that uses so many cores and so much of a GPU."""
     gpus = [{"name": "H200", "utilisation": gpu}] if gpu is not None else []
     readings = [
@@ -255,6 +255,11 @@ def test_the_next_step_follows_from_what_the_machine_did(
 ) -> None:
     write_readings(tmp_path, cores=cores, gpu=gpu)
     assert str(train_elsewhere(tmp_path).hint).startswith(hint)
+
+
+def test_cores_that_were_not_read_are_not_called_idle(tmp_path: Path) -> None:
+    write_readings(tmp_path, cores=None, gpu=None, others=None)
+    assert str(train_elsewhere(tmp_path).hint).startswith("it is not known how busy cores and disks are")
 
 
 def test_cores_that_other_processes_have_are_not_called_free(tmp_path: Path) -> None:

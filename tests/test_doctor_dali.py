@@ -130,6 +130,20 @@ def test_advice_follows_what_the_machine_did(tmp_path: Path, around: dict[str, f
     assert advice in judge_dali(tmp_path, 30, **around).findings[0].cause
 
 
+@pytest.mark.parametrize(
+    ("around", "said"),
+    [
+        ({"cores_ours": 2.0, "disk_busy": 0.1}, "Cores and disks have time left: try"),
+        ({"cores_ours": 2.0}, "Cores have time left: try"),
+        ({}, "How busy cores and disks were is not known: try"),
+    ],
+)
+def test_what_was_not_read_is_not_said_to_have_time_left(
+    tmp_path: Path, around: dict[str, float], said: str
+) -> None:
+    assert said in judge_dali(tmp_path, 30, **around).findings[0].cause
+
+
 def test_advice_for_a_dataloader_is_not_given(tmp_path: Path) -> None:
     diagnosis = judge_dali(tmp_path, 30)
     codes = {finding.code for finding in diagnosis.findings}

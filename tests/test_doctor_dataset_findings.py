@@ -198,6 +198,13 @@ def test_samples_that_are_decoded_before_the_first_step_are_told_with_their_time
     assert finding.evidence[1] == "PIL was called 5,000 times at train.py:9"
 
 
+def test_of_a_start_that_little_is_known_of_the_larger_part_is_told(tmp_path: Path) -> None:
+    diagnosis = judge_start(tmp_path, ("decode:PIL", 40, 5000), ("read:PIL.Image.open", 30, 5000), wall=1000)
+    finding = find(diagnosis, "slow-start")
+    assert finding is not None
+    assert "of that took decoding 40.0 s (4%), in one thread" in finding.evidence[0]
+
+
 def test_a_start_is_weighed_against_the_epoch_that_follows(tmp_path: Path) -> None:
     # 20 s of decoding on 8 cores instead of one: 17.5 s of 22 s and an epoch of 1000 steps, 100 s.
     remedy = remedy_of(

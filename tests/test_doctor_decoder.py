@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import feedrate
 from doctor_runs import FakeLoop
 from feedrate.cli import make_parser
-from feedrate.doctor import data_files
+from feedrate.doctor import data_files, examine
 from feedrate.doctor.data_files import time_kernel
 from feedrate.doctor.diagnose import diagnose
 from feedrate.doctor.examine import measure_run
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.loader_trial import TrialOptions
 from feedrate.doctor.machine import read_machine
-from feedrate.doctor.measured import KernelTime
+from feedrate.doctor.measured import KernelTime, LoaderCall, Measured
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.records import read_run
 from feedrate.doctor.surroundings import Surroundings
+from feedrate.load.geometry import Geometry
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.results.doctor import Diagnosis
 from images import save_image
@@ -31,7 +35,13 @@ SIDE = 512
 
 
 def examine_files(folder: Path, files: list[Path]) -> Diagnosis:
-    """Return the verdict on a run that decoded these files: 90 of 100 ms a batch, on every core."""
+    """Return the verdict on a run that decoded these files."""
+    measured = measure_files(folder, files)
+    return diagnose(measured, command=["x"], mode="experiments", exit_code=None, seconds=1.0, machine=MACHINE)
+
+
+def measure_files(folder: Path, files: list[Path]) -> Measured:
+    """Sum up a run that decoded these files: 90 of 100 ms a batch, on every core."""
     loop = FakeLoop(workers=2)
     loop.main.fact("batch", loader="loader-0", samples=8, tensors=[{"shape": [8, 3, 64, 64], "bytes": 1}])
     run_steps(loop, 40)
@@ -42,7 +52,7 @@ def examine_files(folder: Path, files: list[Path]) -> Diagnosis:
     loop.main.write(folder)
     measured = measure_run(read_run(folder), read_machine(folder), DoctorOptions())
     assert measured is not None
-    return diagnose(measured, command=["x"], mode="experiments", exit_code=None, seconds=1.0, machine=MACHINE)
+    return measured
 
 
 def save_images(folder: Path, kinds: list[str], *, side: int = SIDE) -> list[Path]:
@@ -165,6 +175,54 @@ def test_our_decoder_is_timed_beside_itself_as_workers_are(
     timed = time_kernel(files, (64, 64), crops=True, at_once=3)
     assert timed is not None
     assert timed.cpu_s_per_image == pytest.approx(0.024 / 12)
+
+
+def test_of_images_that_take_long_each_thread_tries_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    take = Geometry.take
+
+    def note(self: Geometry, chosen: Any) -> Geometry:
+        tried.append(len(chosen))
+        return take(self, chosen)
+
+    monkeypatch.setattr(Geometry, "take", note)
+    monkeypatch.setattr(data_files, "_LONGEST_S", 0.0)
+    files = [str(path) for path in save_images(tmp_path / "photos", [".jpg"], side=96)]
+    timed = time_kernel(files, (64, 64), crops=False, at_once=2)
+    assert timed is not None
+    assert timed.cpu_s_per_image > 0
+    assert tried == [1, 1]
+
+
+@pytest.mark.parametrize("error", [OSError("no such disk"), MemoryError()])
+def test_a_decoder_that_cannot_be_timed_is_not_known(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(data_files, "_time_passes", refuse)
+    files = [str(path) for path in save_images(tmp_path / "photos", [".jpg"], side=96)]
+    assert time_kernel(files, (64, 64), crops=False) is None
+
+
+def test_the_call_that_is_tried_is_the_one_that_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = LoaderCall({"image": feedrate.Resize(8), "flip": 0.25, "batch_size": 3}, "loader = 1\n", ())
+    tried: list[TrialOptions] = []
+
+    def note(_: object, options: TrialOptions, **__: object) -> tuple[None, str]:
+        tried.append(options)
+        return None, ""
+
+    monkeypatch.setattr(examine, "find_call", lambda _: call)
+    monkeypatch.setattr(examine, "try_loader", note)
+    measured = measure_files(tmp_path, save_images(tmp_path / "photos", [".jpg"], side=96))
+    assert measured.call is call
+    assert tried == [TrialOptions(feedrate.Resize(8), 0.25, 3)]
 
 
 def test_what_limits_after_a_faster_decoder_is_not_the_decoder_of_before(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import feedrate
 from feedrate.doctor import loader_trial
 from feedrate.doctor.loader_trial import TrialOptions, guess_options, options_of, try_loader
 from feedrate.errors import StorageError
-from feedrate.load.samples import open_files
+from feedrate.load.samples import Samples, open_files
 from feedrate.probe.cpu import count_usable_cores
 from images import save_image
 
@@ -34,12 +35,11 @@ def test_a_trial_tells_what_all_cores_and_one_take(tmp_path: Path) -> None:
     trial, why = try_loader(save(tmp_path, 12), CROPS)
     assert why == ""
     assert trial is not None
-    assert (trial.images, trial.threads, trial.by_pillow) == (12, count_usable_cores(), 0.0)
+    assert (trial.images, trial.threads) == (12, count_usable_cores())
     assert 0 < trial.alone_cpu_s <= trial.cpu_s
     assert 0 < trial.images_per_s <= trial.threads / trial.cpu_s
     assert 0 < trial.busy_threads <= trial.threads
     assert trial.scan_s > 0
-    assert trial.call == "batch_size=4, image=feedrate.RandomResizedCrop(32), flip=0.5"
 
 
 def test_ranks_share_what_the_machine_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_ranks_share_what_the_machine_gives(tmp_path: Path, monkeypatch: pytest.
 def test_files_that_the_kernel_leaves_to_pillow_are_tried_with_pillow(tmp_path: Path) -> None:
     trial, _ = try_loader(save(tmp_path / "a", 6) + save(tmp_path / "b", 6, ".png"), CROPS)
     assert trial is not None
-    assert trial.by_pillow == pytest.approx(0.5, abs=0.2)
+    assert trial.images == 12
 
 
 def test_some_files_that_are_gone_are_left_out(tmp_path: Path) -> None:
@@ -134,10 +134,23 @@ def test_a_recognised_call_counts_before_a_guess() -> None:
     assert options_of(call, guessed) == TrialOptions(crop, 0.5, 16, 3)
 
 
-def test_the_call_is_written_as_one_would_type_it() -> None:
-    assert guess_options([], (64, 48), 8, channels=1).code == (
-        'batch_size=8, image=feedrate.Resize((64, 48)), mode="L"'
-    )
+def test_one_thread_alone_is_tried_with_its_part_of_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[int, int]] = []
+    drain = loader_trial._drain
+
+    def note(samples: Samples, options: TrialOptions, batch: int, threads: int, seconds: float) -> object:
+        tried.append((batch, threads))
+        return drain(samples, options, batch, threads, seconds)
+
+    monkeypatch.setattr(loader_trial, "count_usable_cores", lambda: 4)
+    monkeypatch.setattr(loader_trial, "_drain", note)
+    trial, why = try_loader(save(tmp_path, 12), replace(CROPS, batch_size=8))
+    assert (trial is not None, why) == (True, "")
+    batch = tried[0][0]
+    assert batch >= 4
+    assert tried == [(batch, 4), (batch // 4, 1)]
 
 
 def test_files_held_in_memory_give_the_same_pixels_and_need_no_file(tmp_path: Path) -> None:

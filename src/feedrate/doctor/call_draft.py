@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feedrate.doctor.transform_steps import Step
+from feedrate.doctor.transform_steps import FLOATS, Step
 from feedrate.errors import UsageError
 from feedrate.load.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
 from feedrate.load.device.mixing import CutMix, MixUp, RandomErasing
 from feedrate.load.image import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_FLOATS = ("float32", "float16", "bfloat16")
+_BEYOND = 0.1  # of the range of values: filters overshoot
 _OWN = "it is the script's own code, which feedrate.Dataset('PACK', transform=...) in the DataLoader keeps"
 
 
@@ -46,6 +46,12 @@ def find_images(batch: Mapping[str, Any]) -> BatchImages | None:
         between = (float(seen[0]), float(seen[1])) if seen else None
         return BatchImages(at, height, width, channels, str(tensor.get("dtype")), is_last, between)
     return None
+
+
+def _range_of(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float]:
+    """Return the lowest and the highest value of images of 0 to 1 that are normalised so."""
+    rows = list(zip(mean, std, strict=True))
+    return min((0 - m) / s for m, s in rows), max((1 - m) / s for m, s in rows)
 
 
 class Draft:
@@ -143,10 +149,14 @@ class Draft:
         if self._is_seldom(step):
             return
         mean, std = (tuple(step.values[name]) for name in ("mean", "std"))
-        channels = 1 if self._mode == "L" else 3
-        mean, std = (row * channels if len(row) == 1 else row for row in (mean, std))
-        if len(mean) != channels or len(std) != channels or min(std) < 1e-6 or min(mean) < 0 or max(mean) > 1:
-            self.leave(f"{step.name}(mean={mean}, std={std}) is not carried over: not in units of 0 to 1")
+        named = f"{step.name}(mean={mean}, std={std}) is not carried over"
+        are_known = {len(mean), len(std)} <= {1, 3}
+        if not are_known or min(std) < 1e-6 or min(mean) < 0 or max(mean) > 1:
+            self.leave(f"{named}: not in units of 0 to 1")
+        elif max(std) > 1 and self._dtype is None:
+            self.leave(f"{named}: what makes values of 0 to 1 before it was not seen")
+        elif self._normalize is not None:
+            self.leave(f"{named}: values are normalised once")
         else:
             self._normalize = (mean, std)
 
@@ -231,6 +241,13 @@ class Draft:
             self.leave(
                 "how images get their size was not seen: they are resized, whole, to that of the batches"
             )
+        elif self._image.out_size != (seen.height, seen.width) and isinstance(self._image, Resize):
+            height, width = self._image.out_size
+            self._image = replace(self._image, size=size)
+            self.leave(
+                f"images are resized to the {seen.width}x{seen.height} pixels of the run's batches, not to "
+                f"{width}x{height}"
+            )
         elif self._image.out_size != (seen.height, seen.width):
             height, width = self._image.out_size
             self.leave(
@@ -248,13 +265,25 @@ class Draft:
     def finish_values(self) -> None:
         """Settle type and range of the values, with what the run's batches had."""
         seen, between = self._seen, self._seen.between
-        if seen.dtype in _FLOATS:
+        if self._normalize is not None:
+            self._normalize = self._by_channel(*self._normalize)
+        if seen.dtype in FLOATS:
             self._dtype = seen.dtype
         elif seen.dtype != "uint8":
             self.leave(f"images of the run's batches were {seen.dtype}")
-        if between is None or self._normalize is not None or seen.dtype == "uint8":
+        if between is None or seen.dtype == "uint8":
             return
         low, high = (f"{value:.3g}" for value in between)
+        if self._normalize is not None:
+            lowest, highest = _range_of(*self._normalize)
+            beyond = _BEYOND * (highest - lowest)
+            is_noisy = any(erasing.is_random for erasing, _ in self._erasing)
+            if not is_noisy and (between[0] < lowest - beyond or between[1] > highest + beyond):
+                self.leave(
+                    f"values of the run's images went from {low} to {high}; with this normalize= they go "
+                    f"from {lowest:.3g} to {highest:.3g}"
+                )
+            return
         if between[0] < 0 or between[1] > 255:
             self.leave(
                 f"values of the run's images went from {low} to {high}: add normalize=(mean, std), with what "
@@ -262,6 +291,17 @@ class Draft:
             )
         elif between[1] > 1:
             self.leave(f"values of the run's images went from {low} to {high}; these go from 0 to 1")
+
+    def _by_channel(
+        self, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Return mean and std with a number for each channel of the images."""
+        channels = 1 if self._mode == "L" else 3
+        rows = [row[:1] * channels if len(set(row)) == 1 else row for row in (mean, std)]
+        if any(len(row) != channels for row in rows):
+            self.leave(f"Normalize(mean={mean}, std={std}) is not carried over: images have one channel")
+            return None
+        return rows[0], rows[1]
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of Loader's that are about images, without those that say nothing."""
@@ -283,5 +323,7 @@ class Draft:
             return erasing
         mean, std = self._normalize
         values = erasing.value if isinstance(erasing.value, tuple) else (erasing.value,) * len(mean)
+        if len(values) != len(mean):
+            return erasing  # Loader refuses it, with a sentence
         moved = tuple(float(f"{(float(v) - m) / s:.6g}") for v, m, s in zip(values, mean, std, strict=True))
         return replace(erasing, value=moved)

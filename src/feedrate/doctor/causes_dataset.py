@@ -103,7 +103,7 @@ def find_slow_start(m: Measured) -> Evidence | None:
     of_it = " and ".join(
         f"{name} {format_seconds(s)} ({percent(s / start.seconds)})"
         for name, s in parts.items()
-        if s >= 0.05 * start.seconds
+        if s >= 0.05 * start.seconds or s == max(parts.values())
     )
     where = f" at {start.place}" if start.place else ""
     lines = (

@@ -55,7 +55,10 @@ def _advise(m: Measured) -> str:
         return "The cores are busy: decode on the GPU (fn.decoders.image with device='mixed'), if it is not."
     if (around.disk_busy or 0.0) >= _BUSY:
         return "The disk is busy: `feedrate stage` brings the data to a faster one."
-    return "Cores and disks have time left: try a larger num_threads, then a larger prefetch_queue_depth."
+    known = {"cores": around.cores_ours, "disks": around.disk_busy}
+    idle = " and ".join(name for name, use in known.items() if use is not None)
+    left = f"{idle.capitalize()} have time left" if idle else "How busy cores and disks were is not known"
+    return f"{left}: try a larger num_threads, then a larger prefetch_queue_depth."
 
 
 def find_epoch_pause(m: Measured) -> Evidence | None:

@@ -36,6 +36,7 @@ _NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")
 _SIZED_FILES = 400
 _TIMED_FILES = 24
 _ENOUGH_S = 2.0  # of timing one kind of files
+_LONGEST_S = 0.5  # an image; of those that take longer one is tried
 _MOST_KEPT_BYTES = 64 << 20  # of samples that are made up to be kept
 _COPIES = 20
 _PASSES, _BATCH = 6, 8  # over those that our decoder takes, and images in a call of it
@@ -187,7 +188,7 @@ def _time_dataset(paths: Sequence[str], size: tuple[int, int], share: float, at_
     the other half of the core: that takes a third less than it does in a run.
     """
     with (
-        contextlib.suppress(FeedrateError),
+        contextlib.suppress(FeedrateError, OSError, ValueError, MemoryError),
         open_files(paths) as samples,
         ThreadPoolExecutor(at_once) as pool,
     ):
@@ -204,16 +205,23 @@ def _time_passes(samples: Samples, geometry: Geometry, size: tuple[int, int]) ->
     """Return the CPU time of one pass over all images, in this thread."""
     from PIL import Image
 
+    def make(first: int, count: int) -> None:
+        at = np.arange(first, min(first + count, len(samples)))
+        out = np.empty((len(at), *size, 3), np.uint8)
+        samples.decode_chosen(at, geometry.take(at), out)
+        for pixels in out:
+            Image.fromarray(pixels.copy())
+
     seconds: list[float] = []
+    began = time.thread_time()
+    make(0, 1)
+    if (each_s := time.thread_time() - began) > _LONGEST_S:
+        return each_s * len(samples)  # to try them all would keep the user waiting
     began = time.thread_time()
     while len(seconds) < _PASSES and (not seconds or time.thread_time() - began < _ENOUGH_S):
         start = time.thread_time()
         for first in range(0, len(samples), _BATCH):
-            at = np.arange(first, min(first + _BATCH, len(samples)))
-            out = np.empty((len(at), *size, 3), np.uint8)
-            samples.decode_chosen(at, geometry.take(at), out)
-            for pixels in out:
-                Image.fromarray(pixels.copy())
+            make(first, _BATCH)
         seconds.append(time.thread_time() - start)
     return median(seconds[1:] or seconds)  # the first opens the files
 

@@ -17,7 +17,7 @@ from feedrate.doctor.gpus import find_gpu
 from feedrate.doctor.growth import measure_growth
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed, run_command
-from feedrate.doctor.loader_call import recognise_call
+from feedrate.doctor.loader_call import find_call
 from feedrate.doctor.loader_trial import guess_options, options_of, try_loader
 from feedrate.doctor.machine import MachineTrace, Means, read_machine
 from feedrate.doctor.measured import KernelTime, LoaderTrial, Measured, PackImages
@@ -107,18 +107,17 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     images = _time_images(pack, loader, batch)
     node = main.last("process").get("node")
     ranks = sum(process.last("process").get("node") == node for process in recording.mains)
-    call = recognise_call(
-        loader, batch, next((f for f in main.facts_of("pipeline") if f.get("loader") == loop.loader), {}),
-        [fact for process in recording.processes for fact in process.facts_of("calls")],
-    )  # fmt: skip
+    kept_s = time_kept(batch) if loader.get("class") != PACK_LOADER else None
+    measured = measure(
+        recording, around, warmup=options.warmup_steps, kernel=kernel, images=images, kept_s=kept_s
+    )
+    if measured is None:
+        return None
+    call = find_call(measured)
     trial, unseen = _try_loader(data, loader, batch, names, ranks, {} if call is None else call.options)
     if unseen:
         around = replace(around, notes=(*around.notes, unseen))
-    kept_s = time_kept(batch) if loader.get("class") != PACK_LOADER else None
-    return measure(
-        recording, around, warmup=options.warmup_steps, kernel=kernel, images=images, trial=trial,
-        kept_s=kept_s,
-    )  # fmt: skip
+    return replace(measured, call=call, trial=trial, around=around)
 
 
 def _find_pack(main: Process, loader: Mapping[str, object]) -> str | None:

@@ -8,11 +8,11 @@ Loader's, or a sentence that says that it is not carried over.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from feedrate.doctor.call_draft import BatchImages, Draft, find_images
-from feedrate.doctor.measured import Measured
+from feedrate.doctor.measured import LoaderCall, Measured
 from feedrate.doctor.pillow_steps import read_pillow_steps
 from feedrate.doctor.transform_steps import (
     LEFT_OUT,
@@ -27,6 +27,7 @@ from feedrate.results.doctor import Remedy
 
 Fact = Mapping[str, Any]
 _GEOMETRY = ("resized-crop", "resize", "resize-short", "center-crop", "random-crop")
+_GRAYING = {"grayscale", "jitter"}  # these convert to gray with Pillow, to mix it in
 _WIDTH = 78  # of 80 columns, indented
 _COLLATES = ("torch.utils.data._utils.collate.default_collate", "timm.data.loader.fast_collate")
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
@@ -34,8 +35,7 @@ _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 def add_code(m: Measured, remedy: Remedy) -> Remedy:
     """Return a remedy with the code of the Loader that the run's DataLoader becomes, where it is known."""
-    call = find_call(m)
-    return remedy if call is None else replace(remedy, code=call.code, left_out=call.left_out)
+    return remedy if m.call is None else replace(remedy, code=m.call.code, left_out=m.call.left_out)
 
 
 def find_call(m: Measured) -> LoaderCall | None:
@@ -47,21 +47,6 @@ def find_call(m: Measured) -> LoaderCall | None:
     return recognise_call(
         m.loader, m.batch, m.pipeline_fact, m.pillow_calls, parts=parts, on_gpu=m.is_on_gpu
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LoaderCall:
-    """A call of feedrate.Loader.
-
-    Attributes:
-        options: its keyword arguments, as objects.
-        code: the same as text to paste: imports, the call, the head of the loop; lines of at most 78 columns.
-        left_out: a sentence for each thing that the script does and this call does not, or does otherwise.
-    """
-
-    options: Mapping[str, Any]
-    code: str
-    left_out: tuple[str, ...]
 
 
 def recognise_call(
@@ -111,8 +96,18 @@ def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], d
         for step in by_pillow:
             if step.kind in _GEOMETRY and not is_bare:
                 draft.leave(f"{step.name} before the transform is not carried over")
-        by_pillow = [step for step in by_pillow if step.kind in ("gray", "flip") and not is_bare]
-    if any(step.kind != "nothing" for step in by_pillow):
+        others = dict.fromkeys(step.name for step in by_pillow if step.kind == LEFT_OUT)
+        if others and is_bare:
+            draft.leave(
+                f"{', '.join(others)} was seen, which may be the transforms' or the script's own: "
+                "the script's own is not carried over"
+            )
+        kept = {"gray", "flip", LEFT_OUT}
+        if is_bare:
+            kinds = {step.kind for step in steps}
+            kept -= {LEFT_OUT, *(("gray",) if kinds & _GRAYING else ()), *kinds}
+        by_pillow = [step for step in by_pillow if step.kind in kept]
+    if any(step.kind not in ("nothing", LEFT_OUT) for step in by_pillow):
         for step in steps:
             if step.is_own:
                 draft.leave(f"{step.name}, the script's own, is carried over as far as Pillow does it")
@@ -146,6 +141,9 @@ def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Step], 
             is_bare = is_bare or bool(found)
             steps += [step for one in found.values() for step in read_steps(one)]
             continue
+        # Inside of a Compose the hook knows whose calls Pillow's are; torch.nn's Sequential it does not see.
+        is_timed = is_container(found[first]) and not str(found[first]["class"]).startswith("torch.nn.")
+        is_bare = is_bare or not is_timed
         steps += read_steps(found[first])
         others = [name for name in found if name != first]
         if others:

@@ -52,17 +52,6 @@ class TrialOptions:
     batch_size: int
     channels: int = 3
 
-    @property
-    def code(self) -> str:
-        """The arguments as one would write them."""
-        height, width = self.image.out_size
-        size = str(height) if height == width else f"({height}, {width})"
-        more = f", resize={resize}" if (resize := getattr(self.image, "resize", None)) else ""
-        words = [f"batch_size={self.batch_size}", f"image=feedrate.{type(self.image).__name__}({size}{more})"]
-        words += [f"flip={self.flip:g}"] if self.flip else []
-        words += ['mode="L"'] if self.channels == 1 else []
-        return ", ".join(words)
-
 
 def guess_options(
     names: Collection[str], size: tuple[int, int], batch_size: int, channels: int = 3
@@ -115,7 +104,8 @@ def _try(images: Sequence[str], options: TrialOptions, ranks: int) -> LoaderTria
         cores = count_usable_cores()
         batch = _choose_batch(samples, options, cores)
         drained = _drain(samples, options, batch, cores, _DRAIN_S)
-        alone = drained if cores == 1 else _drain(samples, options, batch, 1, _ALONE_S)
+        # One thread's batch takes it as long as all of them take for theirs.
+        alone = drained if cores == 1 else _drain(samples, options, max(1, batch // cores), 1, _ALONE_S)
     return LoaderTrial(
         images=len(samples),
         threads=max(cores // ranks, 1),
@@ -123,9 +113,7 @@ def _try(images: Sequence[str], options: TrialOptions, ranks: int) -> LoaderTria
         busy_threads=min(drained.busy, cores) / ranks,
         cpu_s=drained.cpu_s,
         alone_cpu_s=min(alone.cpu_s, drained.cpu_s),
-        by_pillow=drained.by_pillow,
         scan_s=scan_s,
-        call=options.code,
         ranks=ranks,
     )
 
@@ -171,8 +159,8 @@ class _Maker:
         self._artist = Artist(IMAGE, options.image, options.flip, _SEED)
         self._ring = Ring((batch, *options.image.out_size, options.channels), DEFAULT_PREFETCH + 2)
 
-    def make(self, step: int) -> tuple[int, int]:
-        """Return how many images were decoded, and how many of them by Pillow."""
+    def make(self, step: int) -> int:
+        """Return how many images were decoded."""
         samples = self._samples
         places = step * self._batch + np.arange(self._batch)
         chosen, epoch = places % len(samples), int(places[0]) // len(samples)
@@ -184,7 +172,7 @@ class _Maker:
             np.clip(geometry.boxes[:, high], 1, sides, out=geometry.boxes[:, high])
         geometry.boxes[list(geometry.refused)] = 0  # nothing of them is decoded
         report = samples.decode_chosen(chosen, geometry, self._ring.lend(self._batch), self._pool)
-        return int((report.statuses == 0).sum()), report.by_pillow
+        return int((report.statuses == 0).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +180,6 @@ class _Drained:
     images_per_s: float
     busy: float
     cpu_s: float
-    by_pillow: float
 
 
 def _drain(samples: Samples, options: TrialOptions, batch: int, threads: int, seconds: float) -> _Drained:
@@ -203,10 +190,13 @@ def _drain(samples: Samples, options: TrialOptions, batch: int, threads: int, se
     )  # fmt: skip
     feed.start()
     try:
-        for _ in range(DEFAULT_PREFETCH):  # the first batches find cold caches, and threads that begin
-            feed.take()
+        # The first batches find cold caches, and threads that begin; where they take long, they do not.
+        latest = time.perf_counter() + seconds
+        for _ in range(DEFAULT_PREFETCH):
+            if time.perf_counter() < latest:
+                feed.take()
         rates: list[float] = []
-        images, by_pillow, window = 0, 0, 0
+        images, window = 0, 0
         began = started = time.perf_counter()
         cpu_began, queued_began = time.process_time(), read_queued_s(os.getpid())
         while (now := time.perf_counter()) - began < seconds or not rates:
@@ -215,8 +205,8 @@ def _drain(samples: Samples, options: TrialOptions, batch: int, threads: int, se
                 started, window = now, 0
             if now - began >= seconds and not images:
                 raise ValueError(f"{options.image!r} takes none of these images")
-            made, left = feed.take()
-            images, window, by_pillow = images + made, window + made, by_pillow + left
+            made = feed.take()
+            images, window = images + made, window + made
         cpu_s = time.process_time() - cpu_began
         queued_s = read_queued_s(os.getpid()) - queued_began
         seconds = time.perf_counter() - began
@@ -226,4 +216,4 @@ def _drain(samples: Samples, options: TrialOptions, batch: int, threads: int, se
     # and how many they had in the run itself is what the model goes by.
     busy, each_s = (cpu_s + max(queued_s, 0.0)) / seconds, cpu_s / images
     # A batch that was begun before its window counts whole in it: no more than the threads can do.
-    return _Drained(min(max(rates), threads / each_s), max(busy, 0.1), each_s, by_pillow / images)
+    return _Drained(min(max(rates), threads / each_s), max(busy, 0.1), each_s)

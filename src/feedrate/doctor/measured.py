@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
+from typing import Any
 
 from feedrate.doctor.dataset_habits import IdleWorkers, Start, Views
 from feedrate.doctor.overhead import measure_overhead
@@ -83,9 +84,7 @@ class LoaderTrial:
         images_per_s: for one rank, while all of them decode on all cores.
         busy_threads: of one rank, that had something to do at a time: small batches leave some without.
         cpu_s: CPU time of an image then, all threads; `alone_cpu_s`: with one thread at work.
-        by_pillow: share of the images that the kernel leaves to Pillow.
         scan_s: CPU time of looking through a file, which packing does once.
-        call: the arguments that were tried, as they are written.
         ranks: of the training on this machine, which share its cores.
     """
 
@@ -95,10 +94,23 @@ class LoaderTrial:
     busy_threads: float
     cpu_s: float
     alone_cpu_s: float
-    by_pillow: float = 0.0
     scan_s: float = 0.0
-    call: str = ""
     ranks: int = 1
+
+
+@dataclass(frozen=True)
+class LoaderCall:
+    """A call of feedrate.Loader.
+
+    Attributes:
+        options: its keyword arguments, as objects.
+        code: the same as text to paste: imports, the call, the head of the loop; lines of at most 78 columns.
+        left_out: a sentence for each thing that the script does and this call does not, or does otherwise.
+    """
+
+    options: Mapping[str, Any]
+    code: str
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +203,7 @@ class Measured:
     kept_s: float | None = None  # CPU of taking a sample like these from what feedrate.cached keeps
     pipeline_fact: Fact = field(default_factory=dict)  # what samples go through: hook/pipeline.py
     pillow_calls: Sequence[Fact] = ()  # of some samples: hook/calls.py
+    call: LoaderCall | None = None  # what the DataLoader becomes, where its samples are image files
 
     @property
     def workers(self) -> int:

@@ -98,7 +98,10 @@ def measure(
         trial=trial,
         kept_s=kept_s,
         pipeline_fact=_facts_of_loader(main, "pipeline", loop.loader),
-        pillow_calls=[fact for process in made_by for fact in process.facts_of("calls")],
+        pillow_calls=[
+            fact for process in made_by for fact in process.facts_of("calls")
+            if fact.get("loader") in (None, loop.loader)
+        ],
     )  # fmt: skip
 
 

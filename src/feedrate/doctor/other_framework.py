@@ -74,4 +74,6 @@ def _judge(means: Means, cores: float) -> str:
         return f"{idle}all cores are busy{with_whom}: they may be the limit"
     if (means.disk_busy or 0.0) >= _BUSY or (means.psi_io or 0.0) >= _WAITING:
         return f"{idle}disks are waited for: they may be the limit"
+    if means.cores_busy_ours is None or (means.disk_busy is None and means.psi_io is None):
+        return f"{idle}it is not known how busy cores and disks are"
     return f"{idle}neither cores nor disks are busy: too little may be done side by side"

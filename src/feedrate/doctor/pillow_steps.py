@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plain Pillow code in `__getitem__` does to images, from the calls that the hook saw in some samples.
 
-Calls tell sizes, boxes and filters, not the code that chose them: what is drawn is recognised by how it
-differs from sample to sample, and said so.
+Calls tell sizes, boxes and filters, not the code that chose them. A place counts as drawn where the sample
+had used a random generator before the crop, and differs from the others'; that it is a guess is said.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _FLIP_LEFT_RIGHT = 0
 _LEAST_SAMPLES = 4  # fewer say nothing about what is drawn
 _FEWEST_FLIPPED, _MOST_FLIPPED = 0.2, 0.8  # of samples that are flipped by a half's chance
 _USUAL_SCALE, _USUAL_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+_OWN_PLACES = "Image.crop at places of the script's own"
 _PASSED_OVER = ("PIL.Image.open", "PIL.tobytes")
 
 
@@ -111,9 +112,16 @@ def _read_crop(column: list[Call]) -> Step:
         size = _square(sizes.pop())
         if all(_is_central(*one) for one in placed):
             return Step("center-crop", "Image.crop", {"size": size})
-        if len({(box[0], box[1]) for _, box in placed}) > 1:
-            return Step("random-crop", "Image.crop", {"size": size})
-    return Step(LEFT_OUT, "Image.crop", is_own=True)
+        if len({(box[0], box[1]) for _, box in placed}) > 1 and _are_drawn(column):
+            remark = f"drawn by RandomCrop's rule; {len(column)} samples that were looked at had other places"
+            return Step("random-crop", "Image.crop", {"size": size}, remarks=(remark,))
+        return Step(LEFT_OUT, _OWN_PLACES, is_own=True)
+    return Step(LEFT_OUT, _OWN_PLACES, is_own=True)
+
+
+def _are_drawn(column: list[Call]) -> bool:
+    """Return whether most samples had drawn a random number by then: else boxes are of the data's own."""
+    return 2 * sum(call.get("drawn") is True for call in column) > len(column)
 
 
 def _read_resized(crops: list[Call], boxes: list[Any], resizes: list[Call]) -> list[Step]:
@@ -137,6 +145,8 @@ def _read_resized(crops: list[Call], boxes: list[Any], resizes: list[Call]) -> l
     if width == height and all(_is_central_square(*one) for one in whole):
         short = Step("resize-short", "Image.resize", {"size": width, "interpolation": filter_})
         return [short, Step("center-crop", "Image.crop", {"size": width})]
+    if not _are_drawn(crops):
+        return [Step(LEFT_OUT, _OWN_PLACES, is_own=True)]
     return [_drawn_crop(whole, _square((height, width)), filter_)]
 
 
@@ -188,7 +198,10 @@ def _drawn_crop(placed: list[tuple[Any, tuple[float, ...]]], size: Any, filter_:
 def _read_fit(column: list[Call]) -> list[Step]:
     targets = {tuple(_given(call, 0, "size") or ()) for call in column}
     size = targets.pop() if len(targets) == 1 else ()
-    if len(size) != 2 or size[0] != size[1] or any(call["named"].get("centering") for call in column):
+    is_central = all(
+        not _given(call, 2, "bleed") and _given(call, 3, "centering") in (None, [0.5, 0.5]) for call in column
+    )
+    if len(size) != 2 or size[0] != size[1] or not is_central:
         return [Step(LEFT_OUT, "ImageOps.fit", is_own=True)]
     short = Step("resize-short", "ImageOps.fit", {"size": size[0], "interpolation": _filter(column[0])})
     return [short, Step("center-crop", "ImageOps.fit", {"size": size[0]})]

@@ -22,6 +22,7 @@ from feedrate.units import format_bytes, format_seconds
 
 NAME = "loader"
 _TITLE = "pack the images and feed them with feedrate.Loader"
+_CHANGE = "feedrate.Loader('PACK', ...) in the place of the DataLoader: see docs/loader.md"
 
 # Of a Loader's batch, besides its images: positions, rows of the index, tensors. Measured against a trial,
 # 2 cores: 0.8 ms of CPU a batch of 16 photographs, 1.0 of 32 tiny images; and what taking it costs the loop.
@@ -58,13 +59,14 @@ def replace_loader(m: Measured) -> Remedy | None:
     if why := _why_not(m, sample):
         return Remedy(NAME, _TITLE, 1.0, 1.0, 1.0, note=why)
     then = predict_pipeline(m, sample, data, trial)
-    remedy = add_code(m, make_remedy(
+    return add_code(m, make_remedy(
         m, NAME, _TITLE, _predict(m, then), then,
         decode_s=then.fetch_cpu_s / m.samples_per_step,
         command=f"feedrate pack {shlex.quote(data.folder)} PACK",
+        # What was tried is a guess where no call was recognised: no line for a script.
+        change=_CHANGE if m.call is None else None,
         note=_note(m, sample, data, trial),
     ))  # fmt: skip
-    return remedy if remedy.code else replace(remedy, change=write_call(m, trial))
 
 
 def _predict(m: Measured, then: Pipeline) -> Prediction:
@@ -72,12 +74,6 @@ def _predict(m: Measured, then: Pipeline) -> Prediction:
     # What was never seen to be faster, the computing on batches that were there, is no faster with a Loader.
     most = m.step_s / (then.device_s + then.between_s)
     return around(most, then.slowest) if prediction.speedup > most else prediction
-
-
-def write_call(m: Measured, trial: LoaderTrial) -> str:
-    """Return the code that takes the place of the DataLoader."""
-    device = ', device="cuda"' if m.is_on_gpu else ""
-    return f"feedrate.Loader('PACK', {trial.call}{device})"
 
 
 def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial) -> Pipeline:

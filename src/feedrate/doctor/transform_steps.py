@@ -17,7 +17,7 @@ from feedrate.filters import FILTERS
 
 Described = Mapping[str, Any]  # as the hook's Budget describes an object
 
-# Names of steps that loader_call.py has a word of Loader's for; LEFT_OUT has none.
+# A step that call_draft.py has no word of Loader's for.
 LEFT_OUT = "left-out"
 # Reading a value that another version, or the script, has put there.
 UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
@@ -25,6 +25,7 @@ _PILLOW_FILTERS = {number: word for word, number in FILTERS.items()}
 _OPENCV_FILTERS = {0: "nearest", 1: "bilinear", 2: "bicubic", 3: "box", 4: "lanczos"}
 _USUAL_RATIO = (3 / 4, 4 / 3)
 _LARGEST = 1e6
+FLOATS = ("float32", "float16", "bfloat16")  # types that a Loader gives
 _CONTAINERS = ("Compose", "Sequential", "ModuleList")
 
 
@@ -33,7 +34,7 @@ class Step:
     """One thing that is done to a sample.
 
     Attributes:
-        kind: what it is, in the words of `_Draft` in loader_call.py; LEFT_OUT: feedrate has no word for it.
+        kind: what it is, in the words of `Draft` in call_draft.py; LEFT_OUT: feedrate has no word for it.
         name: what the script calls it.
         values: its arguments in feedrate's words; None where one could not be read.
         p: the share of samples that it is done to.
@@ -61,12 +62,10 @@ def read_steps(described: Any) -> list[Step]:
     if table is None:
         return [Step(LEFT_OUT, _own_name(module, name), is_own=True)]
     inner = held.get("transforms", described.get("modules"))
-    if name in _CONTAINERS:
-        return [step for one in _listed(inner) for step in read_steps(one)]
-    if name == "RandomApply":
-        steps = [_seldom(step, held.get("p")) for one in _listed(inner) for step in read_steps(one)]
-        remark = f"drawn by itself here, together with {len(steps) - 1} more in RandomApply"
-        return [replace(step, remarks=(*step.remarks, remark)) for step in steps] if len(steps) > 1 else steps
+    if name in _CONTAINERS or name == "RandomApply":
+        # albumentations' have a share of their own.
+        share = held.get("p", None if name == "RandomApply" else 1.0)
+        return _share_out(name, [step for one in _listed(inner) for step in read_steps(one)], share)
     make = table.get(name)
     try:
         step = make(name, held) if make is not None else Step(LEFT_OUT, name)
@@ -113,6 +112,17 @@ def _listed(inner: Any) -> Sequence[Any]:
 def _seldom(step: Step, p: Any) -> Step:
     share = float(p) if isinstance(p, (int, float)) else None
     return Step(LEFT_OUT, step.name) if share is None else replace(step, p=step.p * share)
+
+
+def _share_out(name: str, steps: list[Step], p: Any) -> list[Step]:
+    """Return the steps of a container that is gone through for a share of the samples."""
+    if p == 1:
+        return steps
+    seldom = [_seldom(step, p) for step in steps]
+    if len(seldom) < 2:
+        return seldom
+    remark = f"drawn by itself here, together with {len(steps) - 1} more in {name}"
+    return [replace(step, remarks=(*step.remarks, remark)) for step in seldom]
 
 
 def _albumentations_share(module: str, step: Step, held: Mapping[str, Any]) -> Step:
@@ -265,7 +275,7 @@ def _to_type(name: str, held: Mapping[str, Any]) -> Step:
     word = str(held["dtype"]).removeprefix("torch.")
     if word == "uint8":
         return Step("bytes", name)
-    if held.get("scale", True) is not True or word not in ("float32", "float16", "bfloat16"):
+    if held.get("scale", True) is not True or word not in FLOATS:
         return Step(LEFT_OUT, name)
     return Step("float", name, {"dtype": word})
 
@@ -330,8 +340,10 @@ def read_prefetcher(given: Mapping[str, Any]) -> list[Step]:
     word = str(given.get("img_dtype") or "").removeprefix("torch.")
     if given.get("fp16"):
         word = "float16"
-    if word and word != "float32":
+    if word in FLOATS[1:]:
         steps.insert(0, Step("float", "PrefetchLoader", {"dtype": word}))
+    elif word and word != FLOATS[0]:
+        steps.insert(0, Step(LEFT_OUT, f"PrefetchLoader's img_dtype={word}"))
     if given.get("re_prob"):
         held = {
             "probability": given["re_prob"], "mode": given.get("re_mode") or "const", "min_area": 0.02,
@@ -352,6 +364,8 @@ def read_timm_mixing(held: Mapping[str, Any]) -> list[Step]:
         remarks.append(f"label_smoothing={held['label_smoothing']} is not carried over")
     if len(used) == 2 and switch != 0.5:
         remarks.append(f"switch_prob={switch} becomes 0.5")
+    if held.get("cutmix_minmax") is not None:
+        remarks.append(f"cutmix_minmax={held['cutmix_minmax']} is not carried over")
     classes = held.get("num_classes")
     return [
         Step(kind, "Mixup", {"alpha": alphas[kind], "num_classes": classes}, p, tuple(remarks))
@@ -386,8 +400,21 @@ def _albumentations_normalize(name: str, held: Mapping[str, Any]) -> Step:
 
 
 def _smallest_side(name: str, held: Mapping[str, Any]) -> Step:
-    side = held["max_size"][0] if isinstance(held["max_size"], list) else held["max_size"]
-    return _opencv("resize-short", name, {"size": int(side)}, held)
+    sides = held["max_size"] if isinstance(held["max_size"], list) else [held["max_size"]]
+    if len(sides) > 1:
+        return Step(LEFT_OUT, f"{name} to one of {len(sides)} sizes")
+    return _opencv("resize-short", name, {"size": int(sides[0])}, held)
+
+
+def _albumentations_crop(name: str, held: Mapping[str, Any]) -> Step:
+    values = {"size": _sides(held), "pad_if_needed": bool(held.get("pad_if_needed"))}
+    if not values["pad_if_needed"]:
+        return Step("random-crop", name, values)
+    # 0: cv2.BORDER_CONSTANT
+    if any(held.get(word) not in (None, 0, [0], [0, 0, 0]) for word in ("border_mode", "fill")):
+        return Step(LEFT_OUT, f"{name} with a border of its own")
+    remark = "images smaller than the crop lie anywhere in their black border, not in its middle"
+    return Step("random-crop", name, values, remarks=(remark,))
 
 
 _ALBUMENTATIONS: Mapping[str, Make] = {
@@ -398,9 +425,7 @@ _ALBUMENTATIONS: Mapping[str, Make] = {
     "Resize": lambda name, held: _opencv("resize", name, {"size": _sides(held)}, held),
     "SmallestMaxSize": _smallest_side,
     "CenterCrop": lambda name, held: Step("center-crop", name, {"size": _sides(held)}),
-    "RandomCrop": lambda name, held: Step(
-        "random-crop", name, {"size": _sides(held), "pad_if_needed": bool(held.get("pad_if_needed"))}
-    ),
+    "RandomCrop": _albumentations_crop,
     "HorizontalFlip": _of("flip"),
     "ColorJitter": _jitter,
     "ToGray": _of("grayscale"),

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from . import clock, copies, dali, layout, opens, pack_loader, prelude, stacks, training
+from . import calls, clock, copies, dali, layout, opens, pack_loader, prelude, stacks, training
 from .describe import count_samples, describe_batch, describe_loader, describe_torch
 from .device import device
 from .passes import Pass, Passes
@@ -228,9 +228,11 @@ class Loaders:
         start = (0, 0, 0)
         is_probed = False
         try:
-            session.begin_step(self._iterator(iterator).number)
+            mine = self._iterator(iterator)
+            session.begin_step(mine.number)
             is_probed = session.probing
             if is_probed:
+                calls.taken_from(mine.loader.name if mine.loader is not None else None)
                 stacks.start()
             if is_probed or device.arrival is not None:
                 device.wait_begins()
@@ -279,7 +281,7 @@ class Loaders:
                 place = caller()
                 session.facts(
                     "batch", loader=known.name, tensors=tensors, samples=samples, asked_at=place,
-                    form=describe_form(batch), ranges=describe_ranges(batch),
+                    form=describe_form(batch), ranges=_ranges(batch),
                 )  # fmt: skip
         if known.notes is not None and session.phase == layout.REAL:
             known.notes.gave(mine.keeper() if mine.keeper is not None else None, known.name)
@@ -304,6 +306,14 @@ class Loaders:
             self.note_stats(iterator)
         except Exception as error:
             session.trouble("next", error)
+
+
+def _ranges(batch: Any) -> list[Any]:
+    try:
+        return describe_ranges(batch)
+    except Exception as error:  # the shapes shall not be missing for it
+        session.trouble("ranges", error)
+        return []
 
 
 def _has_grad() -> bool:

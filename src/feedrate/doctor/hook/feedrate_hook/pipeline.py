@@ -80,10 +80,11 @@ class Budget:
         if kind in (list, tuple):
             listed = [self.describe(one, depth + 1, is_named_only) for one in value[:_MOST_EACH]]
             return listed if len(value) <= _MOST_EACH else [*listed, {"more": True}]
-        if isinstance(value, enum.Enum):
+        # Never isinstance: it asks an object for its __class__, which may be a property.
+        if issubclass(kind, enum.Enum):
             held = stored(value)
             return {"enum": str(held.get("_name_")), "value": self.describe(held.get("_value_"), depth + 1)}
-        if isinstance(value, _FUNCTIONS):
+        if issubclass(kind, _FUNCTIONS):
             return {"function": name_of(value)}
         plain = _plain_number(value)
         if plain is not None:
@@ -175,12 +176,13 @@ def _is_both(value: Any) -> bool:
 
 def _used_by(function: Any, budget: Budget) -> list[Any]:
     """Return the libraries' objects that a function finds in its module or around it."""
-    code = getattr(function, "__code__", None)
-    if type(code) is not types.CodeType:
+    if type(function) is types.MethodType:
+        function = function.__func__
+    if type(function) is not types.FunctionType:
         return []
-    around = getattr(function, "__globals__", {})
-    found = [around[name] for name in code.co_names if name in around]
-    for cell in getattr(function, "__closure__", None) or ():
+    around = function.__globals__
+    found = [around[name] for name in function.__code__.co_names if name in around]
+    for cell in function.__closure__ or ():
         try:
             found.append(cell.cell_contents)
         except ValueError:  # not filled yet
@@ -189,7 +191,7 @@ def _used_by(function: Any, budget: Budget) -> list[Any]:
 
 
 def _is_code(value: Any) -> bool:
-    return isinstance(value, (type, types.ModuleType, *_FUNCTIONS))
+    return issubclass(type(value), (type, types.ModuleType, *_FUNCTIONS))
 
 
 def _describe_labels(held: dict[Any, Any]) -> dict[str, Any]:
@@ -235,7 +237,7 @@ def _given_seed(seed: Any) -> int | None:
 def describe_form(batch: Any, depth: int = 0) -> Any:
     """Return how a batch is put together: "tensor", a list or dict of such, or the name of a class."""
     torch = session.torch
-    if torch is not None and isinstance(batch, torch.Tensor):
+    if torch is not None and issubclass(type(batch), torch.Tensor):
         return "tensor"
     if type(batch) in (list, tuple) and depth < 3:
         return [describe_form(one, depth + 1) for one in batch[:_MOST_EACH]]
@@ -255,7 +257,8 @@ def describe_ranges(batch: Any) -> list[list[float] | None]:
     """
     ranges: list[list[float] | None] = []
     for tensor in tensors_of(batch):
-        is_image = tensor.dim() == 4 and tensor.device.type == "cpu" and tensor.numel() > 0
+        is_plain = tensor.layout is session.torch.strided and not tensor.is_complex()
+        is_image = is_plain and tensor.dim() == 4 and tensor.device.type == "cpu" and tensor.numel() > 0
         row = tensor[0].select(1, tensor.shape[2] // 2) if is_image else None
         if row is None or row.numel() > _MOST_IN_ROW:
             ranges.append(None)
