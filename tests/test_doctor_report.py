@@ -200,10 +200,10 @@ def test_the_code_in_the_documentation_is_the_programs() -> None:
             "on_device": [RandomErasing(p=0.25)], "device": "cuda",
         }
     )  # fmt: skip
-    title = "pack the images and let feedrate decode only what the crop needs"
+    title = "pack the images and feed them with feedrate.Loader"
     missing = "RandAugment is not carried over: feedrate.Loader has no such operation"
     pack = "feedrate pack /data/imagenet/train PACK"
-    remedy = Remedy("loader", title, 3.1, 2.5, 3.8, command=pack, code=code, left_out=(missing,))
+    remedy = Remedy("loader", title, 3.2, 2.6, 3.9, command=pack, code=code, left_out=(missing,))
     _, _, below = draw_diagnosis(replace(make_decode_bound(), remedies=(remedy,))).partition("\n\nThe code")
     assert f"```text\nThe code{below}```" in PAGE.read_text()
 
