@@ -260,7 +260,7 @@ def test_what_the_gpu_does_not_take_is_said_once(mixed: Path, caplog: pytest.Log
     ("options", "words"),
     [
         ({"transform": lambda sample: sample["label"]}, "transform and collate get pixels on the host"),
-        ({"cache": Cache(ram="1MB")}, "the cache keeps decoded samples on the host"),
+        ({"cache": "1MB"}, "the cache keeps decoded samples on the host"),
         ({"image": RandomCrop(20, padding=4, pad_if_needed=True)}, "crops with padding"),
         ({"fields": ["label"]}, "no field of images is asked for"),
     ],
@@ -268,6 +268,8 @@ def test_what_the_gpu_does_not_take_is_said_once(mixed: Path, caplog: pytest.Log
 def test_where_the_gpu_decodes_nothing_that_is_said_and_the_cpu_does(
     gpu: FakeGpu, mixed: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], words: str
 ) -> None:
+    if "cache" in options:  # made here, so that it goes with the test, and its thread with it
+        options = {"cache": Cache(ram=options["cache"])}
     got, stats = load(mixed, "gpu", **options)
     assert_equal(got, load(mixed, "cpu", **options)[0])
     assert (gpu.launches, stats.by_gpu) == ([], 0)
