@@ -477,7 +477,14 @@ loader = timm.data.PrefetchLoader(inner)
 }
 
 
-@pytest.mark.parametrize("style", ["torchvision", "timm", "pillow"])
+@pytest.mark.parametrize(
+    "style",
+    [
+        "torchvision",
+        pytest.param("timm", marks=pytest.mark.slow),
+        pytest.param("pillow", marks=pytest.mark.slow),
+    ],
+)
 def test_the_doctor_gives_code_that_runs_as_it_stands(
     style: str, tmp_path: Path, large_photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,11 +248,12 @@ class GpuDecoder:
             sizes = {}
             self._buffers.clear()
         # With some room to spare: torch keeps what a batch that needs a little more gives back.
-        is_roomy = sum(needed.values()) * 5 // 4 <= self._most_memory
+        roomy = {name: max(size * 5 // 4, sizes.get(name, 0)) for name, size in needed.items()}
+        is_roomy = sum(roomy.values()) <= self._most_memory
         for name, size in needed.items():
             if sizes.get(name, 0) < size:
                 self._buffers.pop(name, None)  # so that its memory may become part of the larger one
-                size_bytes = size * 5 // 4 if is_roomy else size
+                size_bytes = roomy[name] if is_roomy else size
                 self._buffers[name] = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
 
     def _complete(
