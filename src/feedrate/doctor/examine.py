@@ -18,7 +18,7 @@ from feedrate.doctor.growth import measure_growth
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.launch import Observed, run_command
 from feedrate.doctor.loader_call import find_call
-from feedrate.doctor.loader_trial import guess_options, options_of, try_loader
+from feedrate.doctor.loader_trial import CROPS, guess_options, options_of, try_loader
 from feedrate.doctor.machine import MachineTrace, Means, read_machine
 from feedrate.doctor.measured import KernelTime, LoaderTrial, Measured, PackImages
 from feedrate.doctor.measuring import measure
@@ -38,7 +38,6 @@ from feedrate.results.doctor import Diagnosis
 
 _GOOD_PART = 0.4  # of what others use: who has less does not explain it
 _LEAST_CORES = 0.1
-_CROPS = ("RandomResizedCrop", "RandomCrop", "PIL.crop")
 
 
 def examine(
@@ -101,7 +100,7 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     around = look_around(main, loop, trace, data, loader, batch)
     around = _add_scratch(around, options.scratch)
     names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
-    crops = any(crop in name for name in names for crop in _CROPS)
+    crops = any(crop in name for name in names for crop in CROPS)
     at_once = min(max(int(loader.get("num_workers") or 0), 1), max(int(around.cores), 1))
     kernel = _time_kernel(data, batch, crops=crops, at_once=at_once)
     images = _time_images(pack, loader, batch)

@@ -40,7 +40,7 @@ _FOREVER = 1 << 30  # batches
 _SEED = 0
 # Of images that are scaled before their middle is cut out, how much larger they are made; torchvision's.
 _BEFORE_CROP = 256 / 224
-_CROPS = ("RandomResizedCrop", "RandomCrop", "PIL.crop")
+CROPS = ("RandomResizedCrop", "RandomCrop", "PIL.crop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def guess_options(
         return any(word in name for name in names for word in words)
 
     image: ImageOp = Resize(size)
-    if has(*_CROPS):
+    if has(*CROPS):
         image = RandomResizedCrop(size)
     elif has("CenterCrop"):
         image = CenterCrop(size, resize=round(max(size) * _BEFORE_CROP))
