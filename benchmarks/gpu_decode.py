@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many JPEGs per second does a GPU decode, crop and resize from their entry points?
 
-Takes the photographs of a folder, notes entry points as dense as asked for, draws the crops of
-RandomResizedCrop, and decodes batches: first it compares every byte with the CPU path. Then it times planning
-on the host (headers, entry points, bytes under the crops), the kernels with everything on the device, each
-kernel by itself, and the copy with the kernels.
+Takes the photographs of a folder, some gigabytes of copies of them in orders of their own, so that nothing is
+in a cache when its turn comes. Notes entry points as dense as asked for, draws the crops of
+RandomResizedCrop, and compares every byte of 250 crops and whole images with the CPU path. Then batches are
+decoded in turn, round by round: with their bytes on the GPU already, with the copy to it, by nvJPEG
+(torchvision; decodes whole images, neither crops nor resizes), by the CPU path on all cores. Also: the time
+of each kernel, its registers and occupancy, planning on the host, bytes that go over PCIe.
 
-    python benchmarks/gpu_decode.py FOLDER --json benchmarks/results/gpu-decode.json
+    python benchmarks/gpu_decode.py FOLDER --json benchmarks/results/gpu-decode.json    two minutes on an H200
+    python benchmarks/gpu_decode.py FOLDER --prototype SCRIPT    beside the prototype that this began with
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from gpu_contestants import CpuKernel, NvJpeg, Prototype, why_no_nvjpeg
 from threads import say
 
 from feedrate import kernel
@@ -34,10 +41,81 @@ from feedrate.kernel.cuda import batch as contract
 from feedrate.kernel.cuda.launcher import compile_source
 from feedrate.probe.machine import describe_machine
 
+DEVICE = "cuda"
+MOST_MEMORY = 64 << 30
+TIMED_BATCHES = 64  # kernel by kernel; each is timed once
+AHEAD = 8  # batches that are queued while the GPU sleeps, so that it never waits for the host
+SLEEP_CYCLES = 40_000_000  # about 20 ms
+NUM_REGS, LOCAL_BYTES, SHARED_BYTES = 4, 3, 1  # CUfunction_attribute
 Box = tuple[int, int, int, int]
 
 
 def main() -> int:
+    arguments = parse()
+    began = time.perf_counter()
+    module = compile_source(contract.source(), contract.COMPILE_OPTIONS)
+    say(f"compiled in {time.perf_counter() - began:.2f} s")
+    photos = Photographs(arguments.folder, arguments.gigabytes)
+    pool = kernel.Pool(arguments.threads)
+    no_nvjpeg = why_no_nvjpeg()
+    if no_nvjpeg:
+        say(f"without nvJPEG: {no_nvjpeg}")
+    prototype = Prototype(arguments.prototype, arguments.folder) if arguments.prototype else None
+    # No folder of anybody's.
+    named = {str(arguments.folder): "FOLDER", str(arguments.prototype): "SCRIPT"}
+    words = [named.get(word, word) for word in sys.argv[1:]]
+    document: dict[str, Any] = {
+        "question": (__doc__ or "").splitlines()[0],
+        "size": arguments.size,
+        "filter": arguments.filter,
+        "gpu": torch.cuda.get_device_name(),
+        "photographs": len(photos.files),
+        "images": len(photos.order),
+        "file_bytes": int(photos.starts[-1]),
+        "host_threads": pool.threads,
+        "no_nvjpeg": no_nvjpeg,
+        "machine": asdict(describe_machine(["gpu_decode.py", *words])),
+        "kernels": {},
+        "runs": [],
+    }
+    with tempfile.TemporaryDirectory(prefix="feedrate-gpu-decode-", dir=arguments.work) as folder:
+        path = Path(folder) / "photographs"
+        photos.data.tofile(path)
+        say(f"{photos.starts[-1] / 1e9:.1f} GB of copies after {time.perf_counter() - began:.1f} s")
+        for bytes_per_entry in arguments.bytes_per_entry:
+            photos.note_entries(bytes_per_entry)
+            check(photos, arguments, module, pool)
+            for count in arguments.batches:
+                gpu = GpuDecoder(photos, count, arguments, module, pool)
+                contestants: dict[str, Callable[[int], None]] = {
+                    "feedrate": gpu.run,
+                    "feedrate, with the copy": gpu.copy_and_run,
+                    f"feedrate on the CPU, {pool.threads} threads": CpuKernel(
+                        photos, path, count, arguments.size, FILTERS[arguments.filter], pool
+                    ).run,
+                }
+                if not no_nvjpeg:
+                    contestants["nvJPEG, decode only"] = NvJpeg(photos, count).run
+                if prototype is not None and count in arguments.prototype_batches:
+                    prototype.prepare(count, bytes_per_entry, arguments.size)
+                    contestants["prototype"] = prototype.run
+                rates = measure(contestants, count, arguments.rounds, arguments.seconds)
+                if "prototype" in contestants:
+                    rates["prototype_mean_difference"] = prototype.mean_difference
+                document["runs"].append({"bytes_per_entry": bytes_per_entry, **gpu.describe(), **rates})
+                document["kernels"] = gpu.describe_kernels()
+                show(document["runs"][-1])
+                if arguments.json:
+                    Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
+                del gpu, contestants
+                torch.cuda.empty_cache()
+    pool.close()
+    show_kernels(document)
+    say(f"{time.perf_counter() - began:.0f} s in all")
+    return 0
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -46,47 +124,71 @@ def main() -> int:
     parser.add_argument("--bytes-per-entry", type=int, nargs="+", default=[150, 1000])
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--filter", choices=list(FILTERS), default="bilinear")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="of copies; crops need about half of it")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.3, help="per round and contestant, at least")
+    parser.add_argument("--prototype", type=Path, metavar="SCRIPT")
+    parser.add_argument("--prototype-batches", type=int, nargs="+", default=[256, 512])
+    parser.add_argument("--work", help="where the copies are written for the CPU path")
     parser.add_argument("--json")
-    arguments = parser.parse_args()
-    files = [path.read_bytes() for path in sorted(arguments.folder.iterdir()) if path.is_file()]
-    began = time.perf_counter()
-    module = compile_source(contract.source(), contract.COMPILE_OPTIONS)
-    say(f"compiled in {time.perf_counter() - began:.2f} s")
-    pool = kernel.Pool(arguments.threads)
-    runs = []
-    for bytes_per_entry in arguments.bytes_per_entry:
-        images = scan_all(files, bytes_per_entry)
-        check(images, module, arguments.size, FILTERS[arguments.filter], pool)
-        for count in arguments.batches:
-            one = Batch(images, count, arguments.size, FILTERS[arguments.filter], module, pool)
-            runs.append({"bytes_per_entry": bytes_per_entry, "batch": count, **one.measure(arguments.rounds)})
-    pool.close()
-    document = {
-        "question": (__doc__ or "").splitlines()[0],
-        "size": arguments.size,
-        "filter": arguments.filter,
-        "gpu": torch.cuda.get_device_name(),
-        "runs": runs,
-        "machine": asdict(describe_machine(["gpu_decode.py", *sys.argv[1:]])),
-    }
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
-    return 0
+    return parser.parse_args()
 
 
-def scan_all(files: Sequence[bytes], bytes_per_entry: int) -> list[tuple[bytes, kernel.Scan]]:
-    found = [(data, kernel.scan(data, bytes_per_entry)) for data in files]
-    images = [(data, scan) for data, scan in found if scan.entries]
-    size, extra = (
-        sum(len(part) for part in parts) for parts in zip(*((d, s.entries) for d, s in images), strict=True)
-    )
-    say(
-        f"{len(images)} of {len(files)} files have entry points, one per {bytes_per_entry} bytes: "
-        f"{extra / size:.2%} of {size / len(images) / 1e3:.0f} KB"
-    )
-    return images
+class Photographs:
+    """Copies of the photographs, one behind the other, in orders of their own; and what is wanted of each.
+
+    Attributes:
+        files: the photographs that have entry points, once.
+        order: which of them each image is.
+        data, starts: all images' bytes, and where each begins.
+        entries, entry_starts: the same for entry points, once they are noted.
+    """
+
+    def __init__(self, folder: Path, gigabytes: float) -> None:
+        found = [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
+        scans = [kernel.scan(data) for data in found]
+        self.files = [data for data, scan in zip(found, scans, strict=True) if scan.entries]
+        sizes = [(scan.width, scan.height) for scan in scans if scan.entries]
+        say(f"{len(self.files)} of {len(found)} files have entry points")
+        draw, rng = random.Random(0), np.random.default_rng(0)
+        copies = max(1, math.ceil(gigabytes * 1e9 / sum(map(len, self.files))))
+        self.order = np.concatenate([rng.permutation(len(self.files)) for _ in range(copies)])
+        self.data, self.starts = self._join(self.files)
+        self.crcs = np.array([kernel.crc32c(data) for data in self.files], np.uint32)[self.order]
+        self.whole = np.array([(0, 0, *sizes[i]) for i in self.order], np.int32)
+        self.boxes = np.array([draw_box(*sizes[i], draw) for i in self.order], np.int32)
+        self.flips = rng.random(len(self.order)) < 0.5
+
+    def note_entries(self, bytes_per_entry: int) -> None:
+        found = [kernel.find_entry_points(data, bytes_per_entry) for data in self.files]
+        self.entries, self.entry_starts = self._join(found)
+        say(
+            f"entry points every {bytes_per_entry} bytes: "
+            f"{self.entry_starts[-1] / self.starts[-1]:.2%} of the files"
+        )
+
+    def _join(self, parts: Sequence[bytes]) -> tuple[Any, Any]:
+        arrays = [np.frombuffer(part, np.uint8) for part in parts]
+        starts = np.zeros(len(self.order) + 1, np.int64)
+        np.cumsum(np.array([len(part) for part in parts])[self.order], out=starts[1:])
+        return np.concatenate([arrays[i] for i in self.order]), starts
+
+    def look(
+        self, plan: contract.BatchPlan, images: slice, boxes: Any, size: int, filter_: int, pool: Any
+    ) -> tuple[Any, Any]:
+        """Plan a batch; return its bytes and which images were taken."""
+        count = images.stop - images.start
+        ends = slice(images.start, images.stop + 1)
+        starts, entry_starts = self.starts[ends], self.entry_starts[ends]
+        data = self.data[starts[0] : starts[-1]]
+        taken = plan.look(
+            data, starts - starts[0], self.crcs[images],
+            self.entries[entry_starts[0] : entry_starts[-1]], entry_starts - entry_starts[0],
+            boxes=boxes[images], flips=self.flips[images], filters=np.full(count, filter_, np.uint8),
+            size=(size, size), most_memory=MOST_MEMORY, pool=pool,
+        )  # fmt: skip
+        return data, taken
 
 
 def draw_box(width: int, height: int, rng: random.Random) -> Box:
@@ -105,161 +207,223 @@ def draw_box(width: int, height: int, rng: random.Random) -> Box:
     return left, top, left + side, top + side
 
 
-class Batch:
-    """A batch on the host and on the device, and what is done to it."""
+class GpuDecoder:
+    """All batches of the photographs, on the host and on the device; buffers between kernels are shared."""
 
     def __init__(
         self,
-        images: Sequence[tuple[bytes, kernel.Scan]],
+        photos: Photographs,
         count: int,
-        size: int,
-        filter_: int,
+        arguments: argparse.Namespace,
         module: Any,
         pool: kernel.Pool,
-        boxes: Sequence[Box] | None = None,
     ) -> None:
-        rng = random.Random(count)
-        self.chosen = [images[i % len(images)] for i in range(count)]
-        self.data, self.starts = join([data for data, _ in self.chosen])
-        self.entries, self.entry_starts = join([scan.entries for _, scan in self.chosen])
-        self.crcs = np.array([kernel.crc32c(data) for data, _ in self.chosen], np.uint32)
-        drawn = boxes or [draw_box(scan.width, scan.height, rng) for _, scan in self.chosen]
-        self.boxes = np.array(drawn, np.int32)
-        self.flips = np.array([rng.random() < 0.5 for _ in range(count)])
-        self.filters = np.full(count, filter_, np.uint8)
-        self.size, self.module, self.pool = (size, size), module, pool
-        self.plan = contract.BatchPlan()
-        self.taken = self.look()
-        self.host = torch.empty(self.plan.sizes.staged, dtype=torch.uint8, pin_memory=True)
-        needed = self.plan.buffer_bytes()
-        self.buffers = {name: torch.empty(n, dtype=torch.uint8, device="cuda") for name, n in needed.items()}
-        self.out = torch.zeros(count, size, size, 3, dtype=torch.uint8, device="cuda")
-        self.statuses = torch.full((count,), -1, dtype=torch.int32, device="cuda")
-        self.fill()
-        self.copy()
-
-    def look(self) -> Any:
-        return self.plan.look(
-            self.data, self.starts, self.crcs, self.entries, self.entry_starts,
-            boxes=self.boxes, flips=self.flips, filters=self.filters, size=self.size,
-            most_memory=64 << 30, pool=self.pool,
-        )  # fmt: skip
-
-    def fill(self) -> None:
-        self.plan.fill(self.data, self.host.numpy(), self.pool)
-
-    def copy(self) -> None:
-        self.buffers["staged"][: len(self.host)].copy_(self.host, non_blocking=True)
+        self.photos, self.count, self.module = photos, count, module
+        self.plans: list[Any] = []
+        self.hosts: list[torch.Tensor] = []
+        self.staged: list[torch.Tensor] = []
+        self.look_s: list[float] = []
+        self.fill_s: list[float] = []
+        self.launches: dict[str, int] = {}  # kernel -> threads of a block
+        plan, needed, taken = contract.BatchPlan(), dict[str, int](), []
+        for first in range(0, len(photos.order) - count + 1, count):
+            images = slice(first, first + count)
+            began = time.perf_counter()
+            data, these = photos.look(
+                plan, images, photos.boxes, arguments.size, FILTERS[arguments.filter], pool
+            )
+            self.look_s.append(time.perf_counter() - began)
+            host = torch.empty(plan.sizes.staged, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
+            began = time.perf_counter()
+            plan.fill(data, host.numpy(), pool)
+            self.fill_s.append(time.perf_counter() - began)
+            bytes_ = plan.buffer_bytes()
+            self.staged.append(torch.empty(bytes_.pop("staged"), dtype=torch.uint8, device=DEVICE))
+            needed = {name: max(size, needed.get(name, 0)) for name, size in bytes_.items()}
+            self.hosts.append(host)
+            self.plans.append(SimpleNamespace(sizes=plan.sizes, size=plan.size))
+            taken.append(these)
+        self.taken = np.stack(taken)
+        self.buffers = {name: torch.empty(n, dtype=torch.uint8, device=DEVICE) for name, n in needed.items()}
+        self.out = torch.zeros(count, arguments.size, arguments.size, 3, dtype=torch.uint8, device=DEVICE)
+        self.statuses = torch.full((len(self.plans), count), -1, dtype=torch.int32, device=DEVICE)
+        for number in range(len(self.plans)):
+            self.copy_and_run(number)
 
     def launch(
         self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
     ) -> None:
+        self.launches[name] = block
         self.module.launch(name, grid, block, args, shared_bytes=shared_bytes)
 
-    def run(self) -> None:
-        contract.run(self.plan, self.launch, self.buffers, self.out, self.statuses)
+    def run(self, number: int, launch: contract.Launch | None = None) -> None:
+        number %= len(self.plans)
+        buffers = {**self.buffers, "staged": self.staged[number]}
+        contract.run(self.plans[number], launch or self.launch, buffers, self.out, self.statuses[number])
 
-    def copy_and_run(self) -> None:
-        self.copy()
-        self.run()
+    def copy_and_run(self, number: int) -> None:
+        number %= len(self.plans)
+        host = self.hosts[number]
+        self.staged[number][: len(host)].copy_(host, non_blocking=True)
+        self.run(number)
 
-    def time_kernels(self, rounds: int) -> dict[str, float]:
-        """Return the milliseconds of each kernel by itself: the same launch many times over."""
-        found: dict[str, float] = {}
+    def time_kernels(self) -> dict[str, float]:
+        """Return microseconds of an image in each kernel, batches in turn, the host always ahead."""
+        marks: list[tuple[str, Any, Any]] = []
 
         def launch(
             name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
         ) -> None:
-            found[name] = time_on_gpu(lambda: self.launch(name, grid, block, shared_bytes, args), rounds)
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            self.launch(name, grid, block, shared_bytes, args)
+            after.record()
+            marks.append((name, before, after))
 
-        contract.run(self.plan, launch, self.buffers, self.out, self.statuses)
+        batches = min(len(self.plans), TIMED_BATCHES)
+        for number in range(batches):
+            if number % AHEAD == 0:
+                torch.cuda.synchronize()
+                torch.cuda._sleep(SLEEP_CYCLES)
+            self.run(number, launch)
+        torch.cuda.synchronize()
+        found = dict.fromkeys(self.launches, 0.0)
+        for name, before, after in marks:
+            found[name] += before.elapsed_time(after) * 1e3 / (batches * self.count)
         return found
 
-    def measure(self, rounds: int) -> dict[str, Any]:
-        count = len(self.boxes)
-        kernels = self.time_kernels(rounds)
-        alone, with_copy = time_on_gpu(self.run, rounds), time_on_gpu(self.copy_and_run, rounds)
-        look, fill = time_on_host(self.look, rounds), time_on_host(self.fill, rounds)
-        say(
-            f"batch {count:5}: {count / alone * 1e3:9,.0f} images/s, "
-            f"with the copy {count / with_copy * 1e3:9,.0f}; {alone:.3f} and {with_copy:.3f} ms; "
-            + ", ".join(f"{k} {v:.3f}" for k, v in kernels.items())
-        )
-        sizes = self.plan.sizes
-        say(
-            f"             host {look:.2f} + {fill:.2f} ms ({self.pool.threads} threads); "
-            f"staged {sizes.staged / 1e6:.1f} MB, {sizes.groups} groups, "
-            f"memory {sum(map(len, self.buffers.values())) / 1e6:.0f} MB, {int(self.taken.sum())} taken, "
-            f"{int((self.statuses != 0).sum())} not good"
-        )
+    def describe_kernels(self) -> dict[str, dict[str, float]]:
+        """Return registers, memory and the theoretical occupancy of each kernel."""
+        per_sm = torch.cuda.get_device_properties(0).max_threads_per_multi_processor
         return {
-            "ms": alone,
-            "ms_with_copy": with_copy,
-            "images_per_s": count / alone * 1e3,
-            "images_per_s_with_copy": count / with_copy * 1e3,
-            "kernel_ms": kernels,
-            "host_look_ms": look,
-            "host_fill_ms": fill,
-            "host_threads": self.pool.threads,
-            "staged_bytes": sizes.staged,
+            name: describe_kernel(self.module, name, block, per_sm) for name, block in self.launches.items()
+        }
+
+    def describe(self) -> dict[str, Any]:
+        images = len(self.plans) * self.count
+        staged = sum(len(host) for host in self.hosts)
+        statuses = self.statuses.cpu().numpy()
+        return {
+            "batch": self.count,
+            "batches_in_turn": len(self.plans),
+            "staged_bytes": staged,
+            "file_bytes_per_image": int(self.photos.starts[images]) / images,
+            "staged_bytes_per_image": staged / images,
+            "buffer_bytes": sum(map(len, self.buffers.values())),
+            "not_taken": int((~self.taken).sum()),
+            "not_good": int((statuses[self.taken] != 0).sum()),
+            "kernel_us_per_image": self.time_kernels(),
+            "host_look_ms": median(self.look_s) * 1e3,
+            "host_fill_ms": median(self.fill_s) * 1e3,
         }
 
 
-def join(parts: Sequence[bytes]) -> tuple[Any, Any]:
-    starts = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=starts[1:])
-    return np.frombuffer(b"".join(parts), np.uint8), starts
+def describe_kernel(module: Any, name: str, block: int, threads_per_sm: int) -> dict[str, float]:
+    function, blocks = module._find(name).function, ctypes.c_int()
+    with module._context.current():
+        module._driver.call(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            ctypes.byref(blocks), function, ctypes.c_int(block), ctypes.c_size_t(0),
+        )  # fmt: skip
+        registers, local, shared = (
+            module._attribute(function, one) for one in (NUM_REGS, LOCAL_BYTES, SHARED_BYTES)
+        )
+    return {
+        "threads_per_block": block,
+        "registers": registers,
+        "shared_bytes": shared,
+        "local_bytes": local,
+        "blocks_per_sm": blocks.value,
+        "theoretical_occupancy": blocks.value * block / threads_per_sm,
+    }
 
 
-def time_on_gpu(work: Callable[[], None], rounds: int) -> float:
-    """Return milliseconds a call takes when many follow each other: the median of five such rows."""
-    seen = []
-    work()
-    for _ in range(5):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        before.record()
-        for _ in range(rounds):
-            work()
-        after.record()
-        torch.cuda.synchronize()
-        seen.append(before.elapsed_time(after) / rounds)
-    return median(seen)
+def measure(
+    contestants: dict[str, Callable[[int], None]], count: int, rounds: int, seconds: float
+) -> dict[str, Any]:
+    """Return images per second of each, in turn, round by round; batches go on where the last turn ended."""
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    turns = dict.fromkeys(contestants, 0)
+    for round_ in range(rounds + 1):  # the first one warms up
+        for name, run in contestants.items():
+            torch.cuda.synchronize()
+            began, done = time.perf_counter(), 0
+            while not done or time.perf_counter() - began < (seconds if round_ else 0):
+                run(turns[name] + done)
+                done += 1
+            torch.cuda.synchronize()
+            if round_:
+                rates[name].append(done * count / (time.perf_counter() - began))
+            turns[name] += done
+    return {"images_per_s": {name: median(seen) for name, seen in rates.items()}, "rates": rates}
 
 
-def time_on_host(work: Callable[[], Any], rounds: int) -> float:
-    seen = []
-    for _ in range(rounds):
-        before = time.perf_counter()
-        work()
-        seen.append((time.perf_counter() - before) * 1e3)
-    return median(seen)
+def show(run: dict[str, Any]) -> None:
+    kernels = run["kernel_us_per_image"]
+    say(
+        f"batch {run['batch']:5}, {run['bytes_per_entry']:5} bytes: "
+        + "; ".join(f"{name} {rate:,.0f}" for name, rate in run["images_per_s"].items())
+        + " images/s"
+    )
+    say(
+        f"    kernels {sum(kernels.values()):.2f} us an image: "
+        + ", ".join(f"{name} {us:.2f}" for name, us in kernels.items())
+    )
+    say(
+        f"    host {run['host_look_ms']:.2f} + {run['host_fill_ms']:.2f} ms a batch; "
+        f"{run['staged_bytes_per_image'] / 1e3:.1f} of {run['file_bytes_per_image'] / 1e3:.1f} KB an image "
+        f"over PCIe, {run['staged_bytes'] / 1e9:.2f} GB in turn; "
+        f"{run['not_taken']} not taken, {run['not_good']} not good"
+    )
 
 
-def check(
-    images: Sequence[tuple[bytes, kernel.Scan]], module: Any, size: int, filter_: int, pool: kernel.Pool
-) -> None:
-    """Compare every byte of a batch, crops and whole images, with what the CPU makes.
+def show_kernels(document: dict[str, Any]) -> None:
+    for name, one in document["kernels"].items():
+        say(
+            f"{name:18} {one['registers']:4} registers, {one['shared_bytes']:6} bytes shared, "
+            f"{one['local_bytes']:4} local, {one['blocks_per_sm']:3} blocks of {one['threads_per_block']} "
+            f"threads an SM: occupancy {one['theoretical_occupancy']:.0%}"
+        )
+
+
+def check(photos: Photographs, arguments: argparse.Namespace, module: Any, pool: kernel.Pool) -> None:
+    """Compare every byte of one copy's images, crops and whole, with what the CPU makes.
 
     Raises:
         SystemExit: they differ.
     """
-    whole: list[Box] = [(0, 0, scan.width, scan.height) for _, scan in images]
-    for boxes in (None, whole):
-        one = Batch(images, len(images), size, filter_, module, pool, boxes)
-        one.run()
-        out, statuses = one.out.cpu().numpy(), one.statuses.cpu().numpy()
+    count, size = len(photos.files), (arguments.size, arguments.size)
+    for what, boxes in (("crops", photos.boxes), ("whole images", photos.whole)):
+        plan = contract.BatchPlan()
+        data, taken = photos.look(
+            plan, slice(0, count), boxes, arguments.size, FILTERS[arguments.filter], pool
+        )
+        staged = torch.empty(plan.sizes.staged, dtype=torch.uint8)
+        plan.fill(data, staged.numpy(), pool)
+        buffers = {
+            name: torch.empty(n, dtype=torch.uint8, device=DEVICE) for name, n in plan.buffer_bytes().items()
+        }
+        buffers["staged"][: len(staged)].copy_(staged)
+        pixels = torch.zeros(count, *size, 3, dtype=torch.uint8, device=DEVICE)
+        ended = torch.full((count,), -1, dtype=torch.int32, device=DEVICE)
+        contract.run(
+            plan,
+            lambda name, grid, block, shared, args: module.launch(
+                name, grid, block, args, shared_bytes=shared
+            ),
+            buffers, pixels, ended,
+        )  # fmt: skip
+        out, statuses = pixels.cpu().numpy(), ended.cpu().numpy()
         differ = []
-        for i, (data, scan) in enumerate(one.chosen):
+        for i in np.flatnonzero(taken & (statuses == 0)):
             wanted = kernel.decode_one(
-                data, box=tuple(one.boxes[i].tolist()), size=one.size, flip=bool(one.flips[i]),
-                entries=scan.entries, filter_=filter_,
+                photos.files[photos.order[i]], box=tuple(boxes[i].tolist()), size=size,
+                flip=bool(photos.flips[i]), filter_=FILTERS[arguments.filter],
             )  # fmt: skip
-            if one.taken[i] and statuses[i] == 0 and not np.array_equal(out[i], wanted):
-                differ.append(i)
-        good = int((one.taken & (statuses == 0)).sum())
-        what = "crops" if boxes is None else "whole"
-        say(f"{what}: {good} of {len(images)} decoded on the GPU, {len(differ)} differ")
+            if not np.array_equal(out[i], wanted):
+                differ.append(int(i))
+        good = int((taken & (statuses == 0)).sum())
+        say(f"{what}: {good} of {count} decoded on the GPU, {len(differ)} differ")
         if differ:
             raise SystemExit(f"images {differ[:10]} differ from the CPU path")
 
