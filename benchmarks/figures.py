@@ -120,6 +120,61 @@ def _feeding(result: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{where}; raw results: [feeding.json](benchmarks/results/feeding.json).\n"
 
 
+def _feeding_cores(result: dict[str, Any]) -> str:
+    cores = sorted({one["cores"] for one in result["results"]})
+    lines = [
+        "| | ceiling | decoded by | " + " | ".join(f"{n} core{'s' * (n > 1)}" for n in cores) + " |",
+        "|---" * (3 + len(cores)) + "|",
+    ]
+    names = {"cpu": "CPU", "gpu": "GPU", "auto": "both (`auto`)", "cache": "nobody: a cache on the GPU"}
+    for model, mode in dict.fromkeys((one["model"], one["mode"]) for one in result["results"]):
+        runs = [one for one in result["results"] if (one["model"], one["mode"]) == (model, mode)]
+        ceiling = statistics.median(one["ceiling"] for one in runs)
+        for decode in (kind for kind in names if any(one["decode"] == kind for one in runs)):
+            shares = {one["cores"]: one["share_of_ceiling"] for one in runs if one["decode"] == decode}
+            cells = [f"{shares[n]:.0%}" if n in shares else "" for n in cores]
+            lines.append(f"| {model}, {mode} | {ceiling:,.0f} | {names[decode]} | {' | '.join(cells)} |")
+    where = f"{result['gpu']}, torch {result['torch']}"
+    return (
+        "\n".join(lines)
+        + f"\n\n{where}; raw results: [feeding-cores.json](benchmarks/results/feeding-cores.json).\n"
+    )
+
+
+def _gpu_decode(result: dict[str, Any]) -> str:
+    names = list(dict.fromkeys(name for run in result["runs"] for name in run["images_per_s"]))
+    heads = ["bytes between entry points", "batch", *names, "kernels, an image", "over PCIe, an image"]
+    lines = [
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+    ]
+    for run in result["runs"]:
+        rates = [f"{run['images_per_s'][name]:,.0f}" if name in run["images_per_s"] else "" for name in names]
+        cells = [
+            f"{run['bytes_per_entry']:,}", str(run["batch"]), *rates,
+            f"{sum(run['kernel_us_per_image'].values()):.2f} µs",
+            f"{run['staged_bytes_per_image'] / 1e3:.0f} of {run['file_bytes_per_image'] / 1e3:.0f} KB",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| kernel | threads of a block | registers | shared memory | theoretical occupancy |",
+        "|---" * 5 + "|",
+    ]
+    lines += [
+        f"| {name} | {one['threads_per_block']} | {one['registers']} | {one['shared_bytes']:,} bytes | "
+        f"{one['theoretical_occupancy']:.0%} |"
+        for name, one in result["kernels"].items()
+    ]
+    where = (
+        f"{result['gpu']}, {result['host_threads']} threads of the host, {result['images']:,} images in turn"
+    )
+    return (
+        "\n".join(lines)
+        + f"\n\n{where}; raw results: [gpu-decode.json](benchmarks/results/gpu-decode.json).\n"
+    )
+
+
 def _head(name: str, before: Any, after: Any) -> str:
     return f"| {name} | {before['contestant']} | {after['contestant']} | ratio |\n|---|---|---|---|"
 
@@ -142,7 +197,7 @@ def _where(machine: dict[str, Any], name: str) -> str:
 
 
 def _load(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    document: dict[str, Any] = json.loads((RESULTS / f"{name.replace('_', '-')}.json").read_text())
     return document
 
 
@@ -150,7 +205,9 @@ BLOCKS = {
     "accuracy": _accuracy,
     "demo": _demo,
     "feeding": _feeding,
+    "feeding_cores": _feeding_cores,
     "filters": _filters,
+    "gpu_decode": _gpu_decode,
     "loader": _loader,
     "threads": _threads,
 }
