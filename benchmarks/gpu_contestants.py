@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from photo_copies import PhotoCopies
 from threads import say
 
 from feedrate import kernel
@@ -26,7 +27,7 @@ class CpuKernel:
     """feedrate's decoder on the CPU: bytes come from the page cache, checksums are compared."""
 
     def __init__(
-        self, photos: Any, path: Path, count: int, size: int, filter_: int, pool: kernel.Pool
+        self, photos: PhotoCopies, path: Path, count: int, size: int, filter_: int, pool: kernel.Pool
     ) -> None:
         self.photos, self.count, self.pool = photos, count, pool
         entries = path.with_name("entries")
@@ -61,7 +62,7 @@ def why_no_nvjpeg() -> str | None:
     try:
         one = torchvision.io.encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))
         torchvision.io.decode_jpeg([one], device="cuda")
-    except RuntimeError as error:
+    except (AttributeError, RuntimeError) as error:
         return f"torchvision {torchvision.__version__}: {str(error).splitlines()[0]}"
     return None
 
@@ -69,7 +70,7 @@ def why_no_nvjpeg() -> str | None:
 class NvJpeg:
     """torchvision's decoder on the GPU: files in the host's memory become whole RGB images there."""
 
-    def __init__(self, photos: Any, count: int) -> None:
+    def __init__(self, photos: PhotoCopies, count: int) -> None:
         self.photos, self.count = photos, count
         self.data = torch.from_numpy(photos.data)
 

@@ -17,9 +17,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import math
 import os
-import random
 import sys
 import tempfile
 import time
@@ -33,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_contestants import CpuKernel, NvJpeg, Prototype, why_no_nvjpeg
+from photo_copies import PhotoCopies
 from threads import say
 
 from feedrate import kernel
@@ -42,12 +41,10 @@ from feedrate.kernel.cuda.launcher import compile_source
 from feedrate.probe.machine import describe_machine
 
 DEVICE = "cuda"
-MOST_MEMORY = 64 << 30
 TIMED_BATCHES = 64  # kernel by kernel; each is timed once
 AHEAD = 8  # batches that are queued while the GPU sleeps, so that it never waits for the host
 SLEEP_CYCLES = 40_000_000  # about 20 ms
 NUM_REGS, LOCAL_BYTES, SHARED_BYTES = 4, 3, 1  # CUfunction_attribute
-Box = tuple[int, int, int, int]
 
 
 def main() -> int:
@@ -55,7 +52,7 @@ def main() -> int:
     began = time.perf_counter()
     module = compile_source(contract.source(), contract.COMPILE_OPTIONS)
     say(f"compiled in {time.perf_counter() - began:.2f} s")
-    photos = Photographs(arguments.folder, arguments.gigabytes)
+    photos = PhotoCopies(arguments.folder, arguments.gigabytes)
     pool = kernel.Pool(arguments.threads)
     no_nvjpeg = why_no_nvjpeg()
     if no_nvjpeg:
@@ -135,84 +132,12 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Photographs:
-    """Copies of the photographs, one behind the other, in orders of their own; and what is wanted of each.
-
-    Attributes:
-        files: the photographs that have entry points, once.
-        order: which of them each image is.
-        data, starts: all images' bytes, and where each begins.
-        entries, entry_starts: the same for entry points, once they are noted.
-    """
-
-    def __init__(self, folder: Path, gigabytes: float) -> None:
-        found = [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
-        scans = [kernel.scan(data) for data in found]
-        self.files = [data for data, scan in zip(found, scans, strict=True) if scan.entries]
-        sizes = [(scan.width, scan.height) for scan in scans if scan.entries]
-        say(f"{len(self.files)} of {len(found)} files have entry points")
-        draw, rng = random.Random(0), np.random.default_rng(0)
-        copies = max(1, math.ceil(gigabytes * 1e9 / sum(map(len, self.files))))
-        self.order = np.concatenate([rng.permutation(len(self.files)) for _ in range(copies)])
-        self.data, self.starts = self._join(self.files)
-        self.crcs = np.array([kernel.crc32c(data) for data in self.files], np.uint32)[self.order]
-        self.whole = np.array([(0, 0, *sizes[i]) for i in self.order], np.int32)
-        self.boxes = np.array([draw_box(*sizes[i], draw) for i in self.order], np.int32)
-        self.flips = rng.random(len(self.order)) < 0.5
-
-    def note_entries(self, bytes_per_entry: int) -> None:
-        found = [kernel.find_entry_points(data, bytes_per_entry) for data in self.files]
-        self.entries, self.entry_starts = self._join(found)
-        say(
-            f"entry points every {bytes_per_entry} bytes: "
-            f"{self.entry_starts[-1] / self.starts[-1]:.2%} of the files"
-        )
-
-    def _join(self, parts: Sequence[bytes]) -> tuple[Any, Any]:
-        arrays = [np.frombuffer(part, np.uint8) for part in parts]
-        starts = np.zeros(len(self.order) + 1, np.int64)
-        np.cumsum(np.array([len(part) for part in parts])[self.order], out=starts[1:])
-        return np.concatenate([arrays[i] for i in self.order]), starts
-
-    def look(
-        self, plan: contract.BatchPlan, images: slice, boxes: Any, size: int, filter_: int, pool: Any
-    ) -> tuple[Any, Any]:
-        """Plan a batch; return its bytes and which images were taken."""
-        count = images.stop - images.start
-        ends = slice(images.start, images.stop + 1)
-        starts, entry_starts = self.starts[ends], self.entry_starts[ends]
-        data = self.data[starts[0] : starts[-1]]
-        taken = plan.look(
-            data, starts - starts[0], self.crcs[images],
-            self.entries[entry_starts[0] : entry_starts[-1]], entry_starts - entry_starts[0],
-            boxes=boxes[images], flips=self.flips[images], filters=np.full(count, filter_, np.uint8),
-            size=(size, size), most_memory=MOST_MEMORY, pool=pool,
-        )  # fmt: skip
-        return data, taken
-
-
-def draw_box(width: int, height: int, rng: random.Random) -> Box:
-    """Return a crop as torchvision's RandomResizedCrop draws it."""
-    for _ in range(10):
-        area, ratio = (
-            width * height * rng.uniform(0.08, 1),
-            math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3))),
-        )
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            left, top = rng.randint(0, width - w), rng.randint(0, height - h)
-            return left, top, left + w, top + h
-    side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
-    return left, top, left + side, top + side
-
-
 class GpuDecoder:
     """All batches of the photographs, on the host and on the device; buffers between kernels are shared."""
 
     def __init__(
         self,
-        photos: Photographs,
+        photos: PhotoCopies,
         count: int,
         arguments: argparse.Namespace,
         module: Any,
@@ -386,7 +311,7 @@ def show_kernels(document: dict[str, Any]) -> None:
         )
 
 
-def check(photos: Photographs, arguments: argparse.Namespace, module: Any, pool: kernel.Pool) -> None:
+def check(photos: PhotoCopies, arguments: argparse.Namespace, module: Any, pool: kernel.Pool) -> None:
     """Compare every byte of one copy's images, crops and whole, with what the CPU makes.
 
     Raises:
