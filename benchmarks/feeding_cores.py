@@ -120,7 +120,9 @@ def estimate(todo: list[tuple[str, str, int, str]], arguments: argparse.Namespac
 
 def open_document(arguments: argparse.Namespace, every: list[int], target: Path) -> dict[str, Any]:
     """Return the document so far, with this call among its calls."""
-    words = ["FOLDER" if word == arguments.source else word for word in sys.argv[1:]]
+    # No folder of anybody's.
+    named = {arguments.source: "FOLDER", arguments.work: "WORK", arguments.json: "FILE"}
+    words = [named.get(word, word) for word in sys.argv[1:]]
     call = {
         "settle_s": arguments.settle,
         "seconds": arguments.seconds,

@@ -59,7 +59,12 @@ def main() -> int:
         say(f"without nvJPEG: {no_nvjpeg}")
     prototype = Prototype(arguments.prototype, arguments.folder) if arguments.prototype else None
     # No folder of anybody's.
-    named = {str(arguments.folder): "FOLDER", str(arguments.prototype): "SCRIPT"}
+    named = {
+        str(arguments.folder): "FOLDER",
+        str(arguments.prototype): "SCRIPT",
+        arguments.work: "WORK",
+        arguments.json: "FILE",
+    }
     words = [named.get(word, word) for word in sys.argv[1:]]
     document: dict[str, Any] = {
         "question": (__doc__ or "").splitlines()[0],
