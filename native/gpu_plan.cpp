@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "coefficients.h"
+#include "crc32c.h"
 #include "entries.h"
 #include "huffman.h"
 #include "level.h"
@@ -24,6 +25,7 @@ static_assert(kGpuMaxBlocks == kMaxBlocks && kGpuWeightBits == kWeightBits, "lay
 
 constexpr int64_t kAlignment = 256;  // of the parts of what is staged
 constexpr int64_t kNoEnd = 0xFFFFFFFF;
+constexpr size_t kKeptBytes = size_t{64} << 20;  // of memory that files were read into
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -185,13 +187,31 @@ void GpuPlan::place(const GpuRequest& r, int64_t i) {
     s.is_taken = true;
 }
 
+// False when there are no entry points, or something cannot be read, or is not what it was.
+bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Bytes& image, Bytes& entries) {
+    if (!r.disk) {
+        image = {r.data + r.starts[number], static_cast<size_t>(r.starts[number + 1] - r.starts[number])};
+        entries = {r.entries + r.entry_starts[number], static_cast<size_t>(r.entry_starts[number + 1] - r.entry_starts[number])};
+        return entries.size != 0;
+    }
+    const auto read = [&](const Ranges& ranges, Buffer& to, Bytes& bytes) {
+        const int64_t length = ranges.length[number];
+        if (!r.disk->read(ranges.file[number], ranges.offset[number], length, [&](size_t size) { return to.make_room(size); }).ok()) return false;
+        bytes = {to.data(), static_cast<size_t>(length)};
+        return true;
+    };
+    thread_local Buffer points;
+    if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, entries)) return false;
+    return read(r.images, read_[static_cast<size_t>(number)], image) && crc32c(image.data, image.size, 0) == r.crcs[number];
+}
+
 void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops, int64_t count) {
-    const Bytes file{r.data + r.starts[number], static_cast<size_t>(r.starts[number + 1] - r.starts[number])};
-    const Bytes packed{r.entries + r.entry_starts[number], static_cast<size_t>(r.entry_starts[number + 1] - r.entry_starts[number])};
+    Bytes file, packed;
+    if (!find_bytes(r, number, file, packed)) return;
     Header header;
     thread_local Entries kept;
     Entries& entries = kept;
-    if (!packed.size || !check_entries(packed, r.crcs[number]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
+    if (!check_entries(packed, r.crcs[number]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
     if (!is_possible(header) || !entries.open(packed, header).ok()) return;
     const int64_t* first = std::find_if(crops, crops + count, [&](int64_t i) { return is_inside(box_of(r, i), header); });
     if (first == crops + count) return;
@@ -230,7 +250,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
     s.blocks = blocks;
     s.samples = blocks * 64;
 
-    s.scan = r.starts[number] + static_cast<int64_t>(header.scan_begin);
+    s.file = static_cast<size_t>(number);
+    s.scan = (r.disk ? 0 : r.starts[number]) + static_cast<int64_t>(header.scan_begin);
     s.scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
     s.restart_interval = header.restart_interval, s.mcus_per_row = header.mcus_per_row;
     s.first_row = rows.begin, s.first_column = columns.begin;
@@ -301,6 +322,8 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
     samples_.resize(std::max(samples_.size(), count));
     for (Sample& s : samples_) s.is_taken = s.is_short_of_memory = false;
     sort_by_file(r);
+    is_read_ = r.disk != nullptr;
+    if (is_read_) read_.resize(std::max(read_.size(), static_cast<size_t>(r.files)));
     const bool open = for_each(r.files, pool, [&](int64_t file) {
         const int64_t *begin = crops_.data() + first_crop_[static_cast<size_t>(file)], *end = crops_.data() + first_crop_[static_cast<size_t>(file) + 1];
         if (begin == end) return;
@@ -346,14 +369,14 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         sizes_ = more;
         items += s.items, bytes = more_bytes;
     }
-    data_bytes_ = r.starts[r.files];
+    data_bytes_ = is_read_ ? 0 : r.starts[r.files];
     return true;
 }
 
 // Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes begin at `word`
 // of all; their room follows from look_at.
 bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const {
-    const uint8_t *begin = data + s.scan, *limit = begin + s.scan_bytes;
+    const uint8_t *begin = (is_read_ ? read_[s.file].data() : data) + s.scan, *limit = begin + s.scan_bytes;
     const int every = s.restart_interval;
     Unstuffing in(limit, bytes);
     int row = -1;
@@ -442,10 +465,15 @@ void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) co
 }
 
 bool GpuPlan::fill(const uint8_t* data, Pool* pool, uint8_t* staged) {
-    return for_each(static_cast<int64_t>(samples_.size()), pool, [&](int64_t i) {
+    const bool is_done = for_each(static_cast<int64_t>(samples_.size()), pool, [&](int64_t i) {
         const Sample& sample = samples_[static_cast<size_t>(i)];
         if (sample.is_taken) fill_one(data, sample, staged);
     });
+    if (is_read_) {
+        data_bytes_ = -1;  // what was read is no longer there
+        for (Buffer& one : read_) one.trim(kKeptBytes / read_.size());
+    }
+    return is_done;
 }
 
 }  // namespace feedrate

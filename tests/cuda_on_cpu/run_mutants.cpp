@@ -75,8 +75,12 @@ void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<
     // Exactly as large as they are, so that a read past the end is seen.
     const std::vector<uint8_t> own_data(data.begin(), data.end()), own_entries(entries.begin(), entries.end());
     GpuPlan plan;
-    const GpuRequest request{static_cast<int64_t>(count), static_cast<int64_t>(cases.size()), file_of.data(), own_data.data(), starts.data(), crcs.data(),
-                             own_entries.data(), entry_starts.data(), boxes.data(), flips.data(), filters.data(), false, w.height, w.width, int64_t{1} << 28};
+    GpuRequest request{};
+    request.count = static_cast<int64_t>(count), request.files = static_cast<int64_t>(cases.size()), request.file_of = file_of.data();
+    request.data = own_data.data(), request.starts = starts.data(), request.crcs = crcs.data();
+    request.entries = own_entries.data(), request.entry_starts = entry_starts.data();
+    request.boxes = boxes.data(), request.flips = flips.data(), request.filters = filters.data();
+    request.height = w.height, request.width = w.width, request.most_memory = int64_t{1} << 28;
     plan.look(request, nullptr, taken.data());
     const GpuSizes& s = plan.sizes();
     const Memory staged = allocate(s.staged), coefficients = allocate(s.blocks * 128), samples = allocate(s.samples), pixels = allocate(s.pixels * 4),

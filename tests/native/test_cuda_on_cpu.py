@@ -15,7 +15,7 @@ import pytest
 from kernel_images import SAMPLINGS, make_jpeg, random_box
 from PIL import Image
 
-from cuda_on_cpu import Case, Emulator, build, decode, join, look, run
+from cuda_on_cpu import Case, Emulator, aligned, build, decode, join, look, run
 from feedrate import kernel
 from feedrate.filters import FILTERS
 from feedrate.kernel.cuda import batch
@@ -203,6 +203,63 @@ def test_crops_that_share_a_file_are_those_of_files_of_their_own(launch: Emulato
         assert not statuses.any()
         for crop, pixels in zip(crops, out, strict=True):
             assert np.array_equal(pixels, by_cpu(crop, size)), (crop.box, crop.filter, crop.flip)
+
+
+def lay_out(folder: Path, cases: list[Case]) -> tuple[kernel.Files, kernel.Ranges, kernel.Ranges]:
+    """Write files and entry points as a pack holds them; return where they lie."""
+    data, starts = join([case.data for case in cases])
+    entries, entry_starts = join([case.entries for case in cases])
+    (folder / "shard").write_bytes(data.tobytes())
+    (folder / "index").write_bytes(entries.tobytes())
+    crcs = np.array([kernel.crc32c(case.data) for case in cases], np.uint32)
+    zeros = np.zeros(len(cases), np.int32)
+    return (
+        kernel.Files([folder / "shard", folder / "index"]),
+        kernel.Ranges(zeros, starts[:-1], np.diff(starts), crcs),
+        kernel.Ranges(zeros + 1, entry_starts[:-1], np.diff(entry_starts)),
+    )
+
+
+def read(plan: batch.BatchPlan, folder: Path, cases: list[Case], size: tuple[int, int]) -> Any:
+    return plan.read(
+        *lay_out(folder, cases), size=size, boxes=np.array([case.box for case in cases], np.int32),
+        flips=np.array([c.flip for c in cases]), filters=np.array([c.filter for c in cases], np.uint8),
+    )  # fmt: skip
+
+
+def test_files_that_the_plan_reads_give_the_pixels_of_those_in_memory(
+    launch: Emulator, tmp_path: Path
+) -> None:
+    plan = batch.BatchPlan()
+    for seed in range(3):  # a plan is used again, for files of other sizes
+        cases = list(draw_cases("4:2:0", 40 + seed, 8))
+        taken = read(plan, tmp_path, cases, (17, 20))
+        out, statuses, _ = run(launch, plan, None, len(cases), (17, 20), taken)
+        assert taken.all()
+        assert not statuses.any()
+        for case, pixels in zip(cases, out, strict=True):
+            assert np.array_equal(pixels, by_cpu(case, (17, 20)))
+
+
+def test_what_cannot_be_read_or_differs_from_its_checksum_is_not_taken(tmp_path: Path) -> None:
+    cases = [whole(make_jpeg(96, 64, "4:2:0")) for _ in range(4)]
+    cases[1] = cases[1]._replace(entries=b"")
+    files, images, entries = lay_out(tmp_path, cases)
+    images.crc32c[2] ^= 1
+    images.length[3] += 1  # past the end of the file
+    plan = batch.BatchPlan()
+    boxes = np.array([case.box for case in cases], np.int32)
+    taken = plan.read(files, images, entries, boxes=boxes, flips=np.zeros(4, np.bool_), size=(8, 8))
+    assert taken.tolist() == [True, False, False, False]
+
+
+def test_what_was_read_is_filled_in_once(tmp_path: Path) -> None:
+    plan = batch.BatchPlan()
+    read(plan, tmp_path, [whole(make_jpeg(96, 64, "4:2:0"))], (8, 8))
+    staged = aligned(plan.sizes.staged)
+    plan.fill(None, staged)
+    with pytest.raises(ValueError, match="not what the plan was made for"):
+        plan.fill(None, staged)
 
 
 def test_a_file_that_crops_share_is_decoded_once() -> None:

@@ -49,7 +49,6 @@ _UNSURE_BIT = 16  # as in kernel/cuda/layout.h
 _MEMORY_PART = 8
 # Of a batch, so much is read at once. The CPU path reads one file per thread, whatever an index claims.
 MOST_READ_BYTES = 1 << 30
-_MOST_KEPT_BYTES = 64 << 20  # of memory that files were read into, for the next batch
 
 log = logging.getLogger("feedrate")
 
@@ -57,7 +56,7 @@ log = logging.getLogger("feedrate")
 class Planned(NamedTuple):
     """What was read of a batch, and which samples a plan took of it."""
 
-    data: U8
+    data: U8 | None  # None: the plan holds what it read
     taken: npt.NDArray[np.bool_]
     bytes_read: int
 
@@ -78,8 +77,8 @@ class Request(Protocol):
     def choose(self, share: float) -> tuple[I64, Counter[str]]:
         """Return which samples to try on the GPU, and why they are fewer than such a share of all."""
 
-    def look(self, plan: kernels.BatchPlan, chosen: I64, *, spare: U8, most_memory: int) -> Planned:
-        """Read and plan the chosen samples; `spare` is memory to read them into."""
+    def look(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
+        """Read and plan the chosen samples."""
 
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
         """Decode some of the samples on the CPU."""
@@ -117,26 +116,22 @@ class PackRequest:
         chosen = found[fits & (np.cumsum(np.where(fits, size_bytes, 0)) <= MOST_READ_BYTES)]
         return chosen, Counter({NO_ENTRIES: wanted - len(found), NOT_PLANNED: len(found) - len(chosen)})
 
-    def look(self, plan: kernels.BatchPlan, chosen: I64, *, spare: U8, most_memory: int) -> Planned:
-        places, pool, count = self.places, self.pool, len(self)
-        files, images, ranges = places.pack.find_values(
+    def look(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
+        places = self.places
+        files, images, entries = places.pack.find_values(
             self.field.name, places.rows[chosen], places.positions[chosen], with_entries=True
         )
-        assert ranges is not None
-        assert images.crc32c is not None
-        data, starts, statuses = kernel.read_ranges(files, images, pool, spare=spare)
-        entries, entry_starts, entry_statuses = kernel.read_ranges(files, ranges, pool)
-        # What cannot be read gets no box, and so is not taken: the CPU path says what is wrong with it.
-        boxes = self.geometry.boxes_on(self.field, places.rows).copy()
-        boxes[chosen[(statuses != 0) | (entry_statuses != 0)]] = 0
-        crcs = np.zeros(count, np.uint32)
-        crcs[chosen] = images.crc32c
-        taken = plan.look(
-            data, _spread(starts, chosen, count), crcs, entries, _spread(entry_starts, chosen, count),
-            boxes=boxes, flips=self.geometry.flips, filters=self.geometry.filter_each(),
-            size=self.size[:2], most_memory=most_memory, pool=pool,
+        assert entries is not None
+        # Others have no box, and so are not taken.
+        boxes, file_of = np.zeros((len(self), 4), np.int32), np.zeros(len(self), np.int32)
+        boxes[chosen] = self.geometry.boxes_on(self.field, places.rows)[chosen]
+        file_of[chosen] = np.arange(len(chosen))
+        taken = plan.read(
+            files, images, entries, boxes=boxes, flips=self.geometry.flips, file_of=file_of,
+            filters=self.geometry.filter_each(), size=self.size[:2], most_memory=most_memory, pool=self.pool,
         )  # fmt: skip
-        return Planned(data, taken, len(data) + len(entries))
+        is_read = taken[chosen]
+        return Planned(None, taken, int(images.length[is_read].sum() + entries.length[is_read].sum()))
 
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
         places = Places(self.places.pack, self.places.rows[at], self.places.positions[at])
@@ -152,13 +147,6 @@ class _Job(NamedTuple):
     statuses: Any
     event: Any
     bytes_read: int
-
-
-class _Host(NamedTuple):
-    """What planning a batch needs on the host, kept for later ones."""
-
-    plan: kernels.BatchPlan
-    spare: U8  # files are read into it
 
 
 class GpuDecoder:
@@ -195,7 +183,7 @@ class GpuDecoder:
         self._most_memory, self._is_asked_for, self._is_loading = most_memory, is_asked_for, is_loading
         self._lock = threading.Lock()
         self._buffers: dict[str, Any] = {}
-        self._hosts: deque[_Host] = deque()
+        self._plans: deque[kernels.BatchPlan] = deque()  # with memory for the next batches
         self.is_off = False
 
     def set_share(self, share: float) -> None:
@@ -206,7 +194,7 @@ class GpuDecoder:
         """Give the memory of the buffers back; nothing is decoded any more."""
         with self._lock:
             self._buffers.clear()
-        self._hosts.clear()
+        self._plans.clear()
 
     @property
     def buffer_bytes(self) -> int:
@@ -237,13 +225,12 @@ class GpuDecoder:
     def _begin(self, request: Request, chosen: I64) -> _Job | None:
         """Read and plan the chosen samples, and queue their kernels; None: none of them is taken."""
         try:
-            host = self._hosts.pop()
+            plan = self._plans.pop()
         except IndexError:
-            host = _Host(kernels.BatchPlan(), np.empty(0, np.uint8))
-        planned = request.look(host.plan, chosen, spare=host.spare, most_memory=self._most_memory)
-        job = self._queue(request, host.plan, planned) if planned.taken.any() else None
-        kept = max(host.spare, planned.data, key=len)
-        self._hosts.append(_Host(host.plan, kept if len(kept) <= _MOST_KEPT_BYTES else host.spare))
+            plan = kernels.BatchPlan()
+        planned = request.look(plan, chosen, most_memory=self._most_memory)
+        job = self._queue(request, plan, planned) if planned.taken.any() else None
+        self._plans.append(plan)
         return job
 
     def _queue(self, request: Request, plan: kernels.BatchPlan, planned: Planned) -> _Job:
@@ -399,10 +386,3 @@ def _tell_once(words: str) -> None:
 
 def _send(tensor: Any, device: Any) -> Any:
     return transfer.pin(tensor).to(device, non_blocking=True)
-
-
-def _spread(starts: I64, chosen: I64, count: int) -> I64:
-    """Return the starts of some samples' bytes as those of all, where the others have none."""
-    lengths = np.zeros(count + 1, np.int64)
-    lengths[chosen + 1] = np.diff(starts)
-    return np.cumsum(lengths)
