@@ -4,9 +4,12 @@
 // kernel leaves to others, damage, too little room) is decoded as always: a plan never makes pixels that decode() does not make.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "batch.h"
+#include "files.h"
 #include "jpeg.h"
 #include "pool.h"
 #include "../src/feedrate/kernel/cuda/layout.h"
@@ -15,12 +18,18 @@ namespace feedrate {
 
 // The caller owns every array, and keeps them until look() returns.
 struct GpuRequest {
-    int64_t count;
-    const uint8_t* data;           // files, one behind the other
-    const int64_t* starts;         // count + 1: where each begins in `data`, and the end
-    const uint32_t* crcs;          // crc32c of each file, already checked
-    const uint8_t* entries;        // entry points, the same way
+    int64_t count;                 // of crops
+    int64_t files;
+    const int32_t* file_of;        // of each crop, from 0 to files - 1; a file that several share is decoded once
+    // The files, in memory: one behind the other, and where each begins, and the end (files + 1 numbers); entry points, the same way.
+    const uint8_t* data;
+    const int64_t* starts;
+    const uint8_t* entries;
     const int64_t* entry_starts;
+    // Or on disk, which look() then reads and checks, so that a thread plans what its cache still holds; null: in memory.
+    Files* disk;
+    Ranges images, entry_ranges;
+    const uint32_t* crcs;          // crc32c of each file; of those in memory already checked
     const int32_t* boxes;          // left, top, right, bottom
     const uint8_t* flips;
     const uint8_t* filters;        // by Pillow's numbers
@@ -41,20 +50,26 @@ struct GpuSizes {
 
 class GpuPlan {
 public:
-    // Looks at every sample; taken[i] becomes 1 where the plan holds it. False: the pool is closed. Throws std::bad_alloc.
+    GpuPlan() = default;
+    GpuPlan(const GpuPlan&) = delete;
+    GpuPlan& operator=(const GpuPlan&) = delete;
+    // Looks at every file; taken[i] becomes 1 where the plan holds crop i. False: the pool is closed. Throws std::bad_alloc.
     bool look(const GpuRequest& request, Pool* pool, uint8_t* taken);
     const GpuSizes& sizes() const { return sizes_; }
     // Of what look() saw; -1 when it did not come to its end.
     int64_t data_bytes() const { return data_bytes_; }
-    // Writes sizes().staged bytes; `data` is what look() saw. The buffer is aligned to 16 bytes.
+    // Writes sizes().staged bytes; `data` is what look() saw in memory. The buffer is aligned to 16 bytes.
     bool fill(const uint8_t* data, Pool* pool, uint8_t* staged);
 
 private:
+    // A crop. The first of its file carries what is decoded, in a window that all of the file's crops lie in; the others have no items and no
+    // blocks.
     struct Sample {
         bool is_taken = false, is_short_of_memory = false;
         GpuImage image;
         std::vector<GpuItem> stretches;  // `word` and `end`: bits in the entropy-coded data, from one entry to the next
-        int64_t scan = 0, scan_bytes = 0;  // where in `data`
+        size_t file = 0;
+        int64_t scan = 0, scan_bytes = 0;  // where in `data`, or in what was read
         int restart_interval = 0, mcus_per_row = 0, first_row = 0, first_column = 0;
         int64_t items = 0, tiles = 0, bytes = 0;  // room for what is staged
         int64_t blocks = 0, samples = 0, pixels = 0, between = 0, weights = 0;
@@ -62,11 +77,17 @@ private:
         int number = 0;
         int64_t first_item = 0, first_group = 0, first_tile = 0, first_byte = 0;
     };
-    void look_at(const GpuRequest& request, int64_t i, Sample& sample) const;
+    bool find_bytes(const GpuRequest& request, int64_t file, Bytes& image, Bytes& entries);
+    void look_at(const GpuRequest& request, int64_t file, const int64_t* crops, int64_t count);
+    void place(const GpuRequest& request, int64_t i);
+    void sort_by_file(const GpuRequest& request);
     bool stage(const uint8_t* data, const Sample& sample, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const;
     void fill_one(const uint8_t* data, const Sample& sample, uint8_t* staged) const;
 
     std::vector<Sample> samples_;
+    std::vector<int64_t> crops_, first_crop_;  // the crops by their files; where each file's begin
+    std::vector<Buffer> read_;                 // what look() read, by file; memory is kept for the next batch
+    bool is_read_ = false;
     GpuSizes sizes_;
     int64_t data_bytes_ = -1;
 };

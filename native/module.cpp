@@ -366,26 +366,53 @@ nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<co
     return nb::make_tuple(nb::bytes(keys.data(), keys.size()), nb::bytes(entries.data(), entries.size()));
 }
 
-// `shape`: height and width of the output. What the plan needs is in sizes(); `taken` says which samples it holds.
-void look_door(GpuPlan& plan, Array<const uint8_t> data, Array<const int64_t> starts, Array<const uint32_t> crcs, Array<const uint8_t> entries,
-               Array<const int64_t> entry_starts, Array<const int32_t> boxes, Array<const uint8_t> flips, Array<const uint8_t> filters,
-               bool before_13, nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
-    const size_t count = taken.shape(0);
-    check_starts(starts, count, data.shape(0));
-    check_starts(entry_starts, count, entries.shape(0));
-    need(crcs.shape(0) == count && flips.shape(0) == count && boxes.shape(0) == 4 * count, "arrays differ in length");
+// `crops`: file_of, boxes, flips, filters, one of each per crop; `shape`: height and width of the output. What the plan needs is in sizes();
+// `taken` says which crops it holds.
+void plan_crops(GpuPlan& plan, GpuRequest request, nb::tuple crops, bool before_13, nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+    need(crops.size() == 4, "crops are file_of, boxes, flips and filters");
+    const auto file_of = nb::cast<Array<const int32_t>>(crops[0]), boxes = nb::cast<Array<const int32_t>>(crops[1]);
+    const auto flips = nb::cast<Array<const uint8_t>>(crops[2]), filters = nb::cast<Array<const uint8_t>>(crops[3]);
+    const size_t count = taken.shape(0), files = static_cast<size_t>(request.files);
+    need(flips.shape(0) == count && boxes.shape(0) == 4 * count, "arrays differ in length");
+    need(file_of.shape(0) == count && std::all_of(file_of.data(), file_of.data() + count, [&](int32_t one) { return one >= 0 && static_cast<size_t>(one) < files; }),
+         "file_of needs the number of a file per sample");
     need(filters.shape(0) == count && std::all_of(filters.data(), filters.data() + count, [](uint8_t one) { return one < kFilters; }),
          "filters need one of Pillow's numbers per sample");
     const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]);
     need(height > 0 && width > 0 && height <= 1 << 14 && width <= 1 << 14, "shape must be height and width, from 1 to 16384");
-    const GpuRequest request{static_cast<int64_t>(count), data.data(), starts.data(), crcs.data(), entries.data(), entry_starts.data(), boxes.data(),
-                             flips.data(), filters.data(), before_13, height, width, most_memory};
+    request.count = static_cast<int64_t>(count), request.file_of = file_of.data(), request.boxes = boxes.data();
+    request.flips = flips.data(), request.filters = filters.data(), request.before_13 = before_13;
+    request.height = height, request.width = width, request.most_memory = most_memory;
     bool open;
     {
         nb::gil_scoped_release release;
         open = plan.look(request, pool, taken.data());
     }
     need(open, "the pool is closed");
+}
+
+void look_door(GpuPlan& plan, Array<const uint8_t> data, Array<const int64_t> starts, Array<const uint32_t> crcs, Array<const uint8_t> entries,
+               Array<const int64_t> entry_starts, nb::tuple crops, bool before_13, nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+    const size_t files = crcs.shape(0);
+    check_starts(starts, files, data.shape(0));
+    check_starts(entry_starts, files, entries.shape(0));
+    GpuRequest request{};
+    request.files = static_cast<int64_t>(files), request.data = data.data(), request.starts = starts.data(), request.crcs = crcs.data();
+    request.entries = entries.data(), request.entry_starts = entry_starts.data();
+    plan_crops(plan, request, crops, before_13, shape, most_memory, pool, taken);
+}
+
+// The same of files on disk, which are read here.
+void read_door(GpuPlan& plan, Files& files, nb::tuple images, nb::tuple entries, nb::tuple crops, bool before_13, nb::tuple shape, int64_t most_memory,
+               Pool* pool, Array<uint8_t> taken) {
+    const RangeArrays image_arrays = arrays_of(images), entry_arrays = arrays_of(entries);
+    const size_t count = image_arrays.file.shape(0);
+    GpuRequest request{};
+    request.files = static_cast<int64_t>(count), request.disk = &files;
+    request.images = ranges_of(image_arrays, count), request.entry_ranges = ranges_of(entry_arrays, count);
+    need(count == 0 || request.images.crc != nullptr, "the images need their crc32c");
+    request.crcs = request.images.crc;
+    plan_crops(plan, request, crops, before_13, shape, most_memory, pool, taken);
 }
 
 nb::tuple plan_sizes_door(const GpuPlan& plan) {
@@ -448,8 +475,10 @@ NB_MODULE(_native, m) {
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<GpuPlan>(m, "GpuPlan")
         .def(nb::init<>())
-        .def("look", &look_door, nb::arg("data"), nb::arg("starts"), nb::arg("crcs"), nb::arg("entries"), nb::arg("entry_starts"), nb::arg("boxes"),
-             nb::arg("flips"), nb::arg("filters"), nb::arg("before_13"), nb::arg("shape"), nb::arg("most_memory"), nb::arg("pool").none(), nb::arg("taken"))
+        .def("look", &look_door, nb::arg("data"), nb::arg("starts"), nb::arg("crcs"), nb::arg("entries"), nb::arg("entry_starts"), nb::arg("crops"),
+             nb::arg("before_13"), nb::arg("shape"), nb::arg("most_memory"), nb::arg("pool").none(), nb::arg("taken"))
+        .def("read", &read_door, nb::arg("files"), nb::arg("images"), nb::arg("entries"), nb::arg("crops"), nb::arg("before_13"), nb::arg("shape"),
+             nb::arg("most_memory"), nb::arg("pool").none(), nb::arg("taken"))
         .def("sizes", &plan_sizes_door)
         .def("fill", &fill_door, nb::arg("data"), nb::arg("pool").none(), nb::arg("staged"));
     m.def("simd_level", [] { return level().name; });

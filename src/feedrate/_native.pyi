@@ -10,6 +10,7 @@ _I32 = npt.NDArray[np.int32]
 _I64 = npt.NDArray[np.int64]
 _U32 = npt.NDArray[np.uint32]
 _Ranges = tuple[_I32, _I64, _I64, _U32]  # file, offset, length, crc32c (empty: not checked)
+_Crops = tuple[_I32, _I32, _U8, _U8]  # file_of, boxes, flips, filters
 
 class Files:
     def __init__(self, paths: list[bytes], /) -> None: ...
@@ -31,9 +32,19 @@ class GpuPlan:
         crcs: _U32,
         entries: _U8,
         entry_starts: _I64,
-        boxes: _I32,
-        flips: _U8,
-        filters: _U8,
+        crops: _Crops,
+        before_13: bool,
+        shape: tuple[int, int],
+        most_memory: int,
+        pool: Pool | None,
+        taken: _U8,
+    ) -> None: ...
+    def read(
+        self,
+        files: Files,
+        images: _Ranges,
+        entries: _Ranges,
+        crops: _Crops,
         before_13: bool,
         shape: tuple[int, int],
         most_memory: int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -174,9 +175,11 @@ class Assembler:
         count = len(places.positions)
         if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
             height, width, channels = self.rings[wanted.name].shape[1:]
-            return self.gpu.decode(
-                places, field, geometry, (height, width, channels), lambda n: self._lend(wanted, n), self.pool
-            )
+            from feedrate.load.device.gpu_decode import PackRequest
+
+            size = (height, width, channels)
+            lend = partial(self._lend, wanted)
+            return self.gpu.decode(PackRequest(places, field, geometry, size, lend, self.pool))
         out = self._lend(wanted, count)
         decode = decode_pixels if self.cached is None else self.cached.decode
         image = None if self.artist is None else self.artist.image

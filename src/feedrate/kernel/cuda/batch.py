@@ -13,9 +13,9 @@ or whose status is not 0 afterwards, is to be decoded there: it has the reason i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,10 @@ import numpy.typing as npt
 from feedrate.filters import BILINEAR
 from feedrate.kernel.decoding import is_pillow_older
 from feedrate.kernel.door import I32, I64, U8, U32, Pool, checked, native
+from feedrate.kernel.reading import Files, Ranges, arrays_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Required, Unpack
 
 SOURCES = ("layout.h", "prepare.cu", "huffman.cu", "idct.cu", "pixels.cu")
 # Weights must be those of the CPU to the last bit, so that no product may be fused with a sum.
@@ -41,6 +45,30 @@ class Launch(Protocol):
     def __call__(
         self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any], /
     ) -> None: ...
+
+
+class Crops(TypedDict, total=False):
+    """What is made of the files of a batch.
+
+    Attributes:
+        boxes: N x 4: left, top, right, bottom.
+        flips: mirror left to right, after the resize.
+        size: height and width of the output, 1 to 16384 each.
+        file_of: for each crop the number of its file, which is decoded once; None: one crop per file.
+        filters: Pillow's number of each crop's filter; None: bilinear.
+        before_13: the order of passes before Pillow 13; None: as the CPU path has it here.
+        most_memory: bytes that `buffer_bytes` may come to; samples beyond that are not taken.
+        pool: threads to use; None: the calling thread.
+    """
+
+    boxes: Required[I32]
+    flips: Required[npt.NDArray[np.bool_]]
+    size: Required[tuple[int, int]]
+    file_of: I32 | None
+    filters: U8 | None
+    before_13: bool | None
+    most_memory: int
+    pool: Pool | None
 
 
 class Sizes(NamedTuple):
@@ -77,63 +105,74 @@ class BatchPlan:
         self.size = (0, 0)
 
     def look(
-        self,
-        data: U8,
-        starts: I64,
-        crcs: U32,
-        entries: U8,
-        entry_starts: I64,
-        *,
-        boxes: I32,
-        flips: npt.NDArray[np.bool_],
-        size: tuple[int, int],
-        filters: U8 | None = None,
-        before_13: bool | None = None,
-        most_memory: int = MOST_MEMORY,
-        pool: Pool | None = None,
+        self, data: U8, starts: I64, crcs: U32, entries: U8, entry_starts: I64, **crops: Unpack[Crops]
     ) -> npt.NDArray[np.bool_]:
         """Read headers and entry points, and decide which samples the GPU decodes; return that.
 
         Args:
             data: the image files, one behind the other.
-            starts: where each begins, and the end of the last.
+            starts: where each file begins, and the end of the last.
             crcs: the crc32c of each file, already compared with its bytes.
-            entries: entry points, one sample's behind the other's (none: the CPU decodes it).
+            entries: entry points, one file's behind the other's (none: the CPU decodes it).
             entry_starts: as `starts`.
-            boxes: N x 4: left, top, right, bottom.
-            flips: mirror left to right, after the resize.
-            size: height and width of the output, 1 to 16384 each.
-            filters: Pillow's number of each image's filter; None: bilinear.
-            before_13: the order of passes before Pillow 13; None: as the CPU path has it here.
-            most_memory: bytes that `buffer_bytes` may come to; samples beyond that are not taken.
-            pool: threads to use; None: the calling thread.
+            crops: what is made of them.
         """
-        n = len(boxes)
-        if n > MAX_IMAGES:
-            raise ValueError(f"a batch for the GPU has at most {MAX_IMAGES} images, got {n}")
-        taken = np.zeros(n, np.uint8)
-        filters = np.full(n, BILINEAR, np.uint8) if filters is None else filters
-        self._native.look(
+        files = len(crcs)
+        return self._plan(
+            crops,
+            self._native.look,
             data=data,
-            starts=checked(starts, np.int64, (n + 1,), "starts"),
-            crcs=checked(crcs, np.uint32, (n,), "crcs"),
+            starts=checked(starts, np.int64, (files + 1,), "starts"),
+            crcs=checked(crcs, np.uint32, (files,), "crcs"),
             entries=entries,
-            entry_starts=checked(entry_starts, np.int64, (n + 1,), "entry_starts"),
-            boxes=checked(boxes, np.int32, (n, 4), "boxes").reshape(-1),
-            flips=checked(flips, np.bool_, (n,), "flips").view(np.uint8),
-            filters=checked(filters, np.uint8, (n,), "filters"),
+            entry_starts=checked(entry_starts, np.int64, (files + 1,), "entry_starts"),
+        )
+
+    def read(
+        self, files: Files, images: Ranges, entries: Ranges, **crops: Unpack[Crops]
+    ) -> npt.NDArray[np.bool_]:
+        """Do the same with files that lie on disk: each is read, checked and planned by one thread, at once.
+
+        What cannot be read, or differs from its checksum, is not taken. `fill` then needs no data.
+        """
+        n = len(images)
+        return self._plan(
+            crops,
+            self._native.read,
+            files=files._native,
+            images=arrays_of(images, n),
+            entries=arrays_of(entries, n),
+        )
+
+    def _plan(self, crops: Crops, look: Callable[..., None], **where: Any) -> npt.NDArray[np.bool_]:
+        n, pool = len(crops["boxes"]), crops.get("pool")
+        if n > MAX_IMAGES:
+            raise ValueError(f"a batch for the GPU has at most {MAX_IMAGES} crops, got {n}")
+        taken = np.zeros(n, np.uint8)
+        filters, file_of, before_13 = crops.get("filters"), crops.get("file_of"), crops.get("before_13")
+        filters = np.full(n, BILINEAR, np.uint8) if filters is None else filters
+        file_of = np.arange(n, dtype=np.int32) if file_of is None else file_of
+        look(
+            **where,
+            crops=(
+                checked(file_of, np.int32, (n,), "file_of"),
+                checked(crops["boxes"], np.int32, (n, 4), "boxes").reshape(-1),
+                checked(crops["flips"], np.bool_, (n,), "flips").view(np.uint8),
+                checked(filters, np.uint8, (n,), "filters"),
+            ),
             before_13=is_pillow_older(filters) if before_13 is None else before_13,
-            shape=size,
-            most_memory=most_memory,
+            shape=crops["size"],
+            most_memory=crops.get("most_memory", MOST_MEMORY),
             pool=None if pool is None else pool._native,
             taken=taken,
         )
         self.sizes = Sizes(*self._native.sizes())
-        self.size = size
+        self.size = crops["size"]
         return taken.view(np.bool_)
 
-    def fill(self, data: U8, staged: U8, pool: Pool | None = None) -> None:
-        """Write what the kernels read, `sizes.staged` bytes; `data` is what `look` saw."""
+    def fill(self, data: U8 | None, staged: U8, pool: Pool | None = None) -> None:
+        """Write what the kernels read, `sizes.staged` bytes; `data` is what `look` saw, None after `read`."""
+        data = np.empty(0, np.uint8) if data is None else data
         self._native.fill(data=data, pool=None if pool is None else pool._native, staged=staged)
 
     def buffer_bytes(self) -> dict[str, int]:
@@ -182,7 +221,7 @@ def run(
         "read_coefficients", (sizes.groups, 1), _GROUP_ITEMS, 0,
         [images, groups, items, words, tables, coefficients, statuses],
     )  # fmt: skip
-    launch("transform_blocks", (16, n), 128, 0, [images, coefficients, samples])
+    launch("transform_blocks", (16, n), 128, 0, [images, coefficients, samples, statuses])
     launch("convert_pixels", (sizes.tiles, 1), 128, 0, [images, tiles, samples, pixels, i32(channels)])
     launch(
         "resize_first", (sizes.tiles, 1), 128, 0, [images, tiles, pixels, bounds, weights, between, *shape]
