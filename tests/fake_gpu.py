@@ -91,6 +91,7 @@ def install(monkeypatch: pytest.MonkeyPatch, library: Path) -> FakeGpu:
 
     for name, value in {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
+        "device": lambda _: contextlib.nullcontext(),
         "_is_in_bad_fork": lambda: False,
         "Stream": lambda _: FakeStream(gpu), "stream": lambda _: contextlib.nullcontext(),
         "current_stream": lambda _: FakeStream(gpu), "Event": lambda **how: FakeEvent(gpu, **how),

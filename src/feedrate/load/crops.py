@@ -78,8 +78,7 @@ def decode_batch(
         interpolation: the filter of the resize: "bilinear", "bicubic", "lanczos", "box", "hamming" or
             "nearest".
         entries: the entry points of each image, as `feedrate.kernel.scan` finds them; None, or b"" for one:
-            a GPU needs them, so that they are found first, by the CPU, which costs about as much as half of a
-            decode there.
+            a GPU needs them, so that they are found first, by a pass of the CPU over the file.
         image_index: for each crop the number of its image, from 0; an image of several crops is decoded once.
             `crops` and `flips` are then as long as this. None: one crop per image.
         device: "cuda", "cuda:1", a torch.device, or "cpu".
@@ -192,7 +191,7 @@ def _decode_there(
         assert pinned is not None
         return pinned
 
-    with placement.guard():
+    with torch.cuda.device(placement.device):
         pixels, report = decoder.decode(_Request(sources, crops, size, lend, _find_pool()))
         if isinstance(pixels, DevicePixels):
             stream = torch.cuda.current_stream(placement.device)
