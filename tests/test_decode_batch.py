@@ -163,6 +163,27 @@ def test_what_the_gpu_finds_fault_with_is_made_by_the_cpu(gpu: FakeGpu, by_cpu: 
     assert by_cpu == [2]
 
 
+def test_a_resize_that_the_gpu_is_unsure_of_is_no_fault_of_crops_beside_it(
+    gpu: FakeGpu, by_cpu: list[int]
+) -> None:
+    def spoil(name: str, args: Any) -> None:
+        if name == "prepare":
+            args[4][0] = 16  # its weights are close to a rounding border
+
+    gpu.spoil = spoil
+    boxes = [(0, 0, 50, 50), (20, 20, 96, 70)]
+    got = decode_batch([JPEG], boxes, 16, image_index=[0, 0], device="cuda")
+    assert torch.equal(got, one_by_one([JPEG], boxes, 16, image_index=[0, 0]))
+    assert by_cpu == [1]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_batches_one_after_the_other_use_the_same_memory() -> None:
+    for images in (MIXED, MIXED[:3], [JPEG], MIXED[::-1]):
+        got = decode_batch(images, size=16, device="cuda")
+        assert torch.equal(got, one_by_one(images, [None] * len(images), 16))
+
+
 @pytest.mark.parametrize("data", [JPEG, PROGRESSIVE], ids=["baseline", "progressive"])
 def test_the_cpu_decodes_a_shared_image_once(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []

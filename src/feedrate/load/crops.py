@@ -228,12 +228,12 @@ class _Request:
         return chosen, Counter({NO_ENTRIES: len(self) - len(chosen)})
 
     def look(self, plan: kernels.BatchPlan, chosen: I64, *, spare: U8, most_memory: int) -> Planned:
-        del chosen, spare
+        del chosen  # the plan takes no image without entry points
         entries, crops = self.sources.entries, self.crops
         data, starts = _join(
-            [one if mine else b"" for one, mine in zip(self.sources.data, entries, strict=True)]
+            [one if mine else b"" for one, mine in zip(self.sources.data, entries, strict=True)], spare
         )
-        packed, entry_starts = _join(entries)
+        packed, entry_starts = _join(entries, np.empty(0, np.uint8))
         taken = plan.look(
             data, starts, self.sources.crcs, packed, entry_starts,
             boxes=crops.boxes, flips=crops.flips, filters=crops.filters, file_of=crops.image,
@@ -247,11 +247,15 @@ class _Request:
         return out, kernel.decode_crops(sources.data, sources.entries, self.crops.take(at), out, self.pool)
 
 
-def _join(parts: Sequence[bytes]) -> tuple[U8, I64]:
-    """Return parts one behind the other, and where each begins."""
+def _join(parts: Sequence[bytes], spare: U8) -> tuple[U8, I64]:
+    """Return parts one behind the other, in `spare` where they fit there, and where each begins."""
     starts = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=starts[1:])
-    return np.frombuffer(b"".join(parts), np.uint8), starts
+    joined = spare[: starts[-1]] if len(spare) >= starts[-1] else np.empty(starts[-1], np.uint8)
+    for part, start, end in zip(parts, starts, starts[1:], strict=False):
+        if part:
+            joined[start:end] = np.frombuffer(part, np.uint8)
+    return joined, starts
 
 
 def _say(i: int, report: DecodeReport, wanted: Wanted, sources: _Sources) -> CropStatus:

@@ -78,5 +78,5 @@ def read_source(source: str | os.PathLike[str] | bytes | bytearray | memoryview)
         return str(path), path.read_bytes()
     except FileNotFoundError:
         raise NotFound(f"no file at {path}") from None
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
