@@ -10,7 +10,9 @@
 #include <new>
 
 #include "crc32c.h"
+#include "level.h"
 #include "raw.h"
+#include "resize.h"
 
 namespace feedrate {
 
@@ -169,6 +171,20 @@ Outcome decode_one(Bytes file, Bytes entries, const Box& box, const Target& targ
         const Outcome outcome = worker().decoder.decode(file, crc, entries, box, target);
         worker().decoder.trim();
         return outcome;
+    });
+}
+
+Outcome resize_one(const uint8_t* pixels, int width, const Box& box, const Target& target) {
+    return guarded([&]() -> Outcome {
+        Resizer& resizer = worker().resizer;
+        const int count = box.right - box.left;
+        resizer.begin(count, box.bottom - box.top, target);
+        for (int64_t y = box.top; y < box.bottom; ++y) {
+            level().spread_rgb(pixels + (y * width + box.left) * 3, count, resizer.line());
+            resizer.push();
+        }
+        resizer.trim(kBufferLimit);
+        return {};
     });
 }
 

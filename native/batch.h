@@ -68,4 +68,7 @@ Outcome profile_one(Bytes file, Bytes entries, const Box& box, const Target& tar
 // One image in memory; catches what the batch catches.
 Outcome decode_one(Bytes file, Bytes entries, const Box& box, const Target& target);
 
+// The same of RGB pixels in memory, rows of `width`; the box lies inside.
+Outcome resize_one(const uint8_t* pixels, int width, const Box& box, const Target& target);
+
 }  // namespace feedrate

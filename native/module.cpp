@@ -219,6 +219,24 @@ nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entrie
     return as_tuple(outcome);
 }
 
+// `pixels` are RGB, `size` their height and width.
+void resize_one_door(Array<const uint8_t> pixels, nb::tuple size, nb::tuple box, Array<uint8_t> out, nb::tuple shape, bool flip, int filter, bool before_13) {
+    const auto height = nb::cast<int>(size[0]), width = nb::cast<int>(size[1]);
+    const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
+    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), 3, flip, static_cast<Filter>(filter), before_13};
+    need(filter >= 0 && filter < kFilters, "filter must be one of Pillow's numbers");
+    need(height > 0 && width > 0 && pixels.shape(0) == static_cast<size_t>(height) * static_cast<size_t>(width) * 3, "pixels have the wrong size");
+    need(b.left >= 0 && b.top >= 0 && b.left < b.right && b.top < b.bottom && b.right <= width && b.bottom <= height, "the box is not inside the pixels");
+    need(target.height > 0 && target.width > 0, "shape must be height and width");
+    need(out.shape(0) == static_cast<size_t>(target.height) * static_cast<size_t>(target.width) * 3, "out has the wrong size");
+    Outcome outcome;
+    {
+        nb::gil_scoped_release release;
+        outcome = resize_one(pixels.data(), width, b, target);
+    }
+    need_memory(outcome);
+}
+
 // (status, words, seconds up to and including each step)
 nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, int repeats, int filter) {
     const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
@@ -494,6 +512,7 @@ NB_MODULE(_native, m) {
     m.def("scan", &scan_door);
     m.def("to_baseline", &to_baseline_door);
     m.def("decode_one", &decode_one_door);
+    m.def("resize_one", &resize_one_door);
     m.def("profile_one", &profile_door);
     m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
           nb::arg("filters"), nb::arg("before_13"), nb::arg("out"), nb::arg("shape"), nb::arg("raw"), nb::arg("pool").none(), nb::arg("bytes_read"),

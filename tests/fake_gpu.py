@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cuda_on_cpu import Emulator
-from feedrate.load import loader
+from feedrate.load import crops, loader
 from feedrate.load.device import gpu_decode, transfer
 
 Spoil = Callable[[str, Sequence[Any]], None]
@@ -76,19 +76,23 @@ class FakeGpu:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, library: Path) -> FakeGpu:
-    """Let loaders find such a GPU."""
+    """Let loaders, and `decode_batch`, find such a GPU."""
     import torch
 
     gpu = FakeGpu(library)
     device = torch.device("cpu")
 
-    def choose_placement(wanted: Any, output: str, finish: Any, *, prefetch: int, is_plain: bool) -> Any:
+    def choose_placement(
+        wanted: Any, output: str, finish: Any = None, *, prefetch: int, is_plain: bool
+    ) -> Any:
         if wanted is None or wanted.type != "cuda":
             return transfer.choose_placement(wanted, output, finish, prefetch=prefetch, is_plain=is_plain)
         return transfer.Transfer(device, prefetch, finish, is_plain=is_plain)
 
     for name, value in {
-        "is_available": lambda: True, "device_count": lambda: 1, "_is_in_bad_fork": lambda: False,
+        "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
+        "device": lambda _: contextlib.nullcontext(),
+        "_is_in_bad_fork": lambda: False,
         "Stream": lambda _: FakeStream(gpu), "stream": lambda _: contextlib.nullcontext(),
         "current_stream": lambda _: FakeStream(gpu), "Event": lambda **how: FakeEvent(gpu, **how),
         "get_device_properties": lambda _: SimpleNamespace(total_memory=8 << 30),
@@ -102,6 +106,9 @@ def install(monkeypatch: pytest.MonkeyPatch, library: Path) -> FakeGpu:
     monkeypatch.setattr(transfer.Transfer, "guard", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(transfer.Transfer, "find_pci_address", lambda _: None)
     monkeypatch.setattr(loader, "choose_placement", choose_placement)
+    monkeypatch.setattr(crops, "choose_placement", choose_placement)
+    monkeypatch.setattr(crops, "why_not", lambda *_: gpu.why_not)
+    monkeypatch.setattr(crops, "_opened", {})
     monkeypatch.setattr(gpu_decode, "compile_source", lambda *_, **__: gpu)
     monkeypatch.setattr(gpu_decode, "why_not", lambda *_: gpu.why_not)
     monkeypatch.setattr(gpu_decode, "_told", set())

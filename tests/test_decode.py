@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import feedrate
-from feedrate.errors import NotFound, UsageError
+from feedrate.errors import NotFound, StorageError, UsageError
 from packs import encode_image, make_image
 
 DATA = encode_image(make_image(3, 60, 44), quality=92)
@@ -53,6 +53,11 @@ def test_other_kinds_of_images_are_taken_too(kind: str):
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(NotFound, match=r"no file at .*nothing.jpg"):
         feedrate.decode(tmp_path / "nothing.jpg")
+
+
+def test_a_name_that_no_file_can_have_is_an_error_of_storage():
+    with pytest.raises(StorageError, match=r"cannot read .*: embedded null"):
+        feedrate.decode("a\0b.jpg")
 
 
 def test_a_file_that_is_no_image_is_named(tmp_path: Path):

@@ -437,7 +437,7 @@ def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     pytest.importorskip("torch", reason="torch is not installed")
     page = (Path(__file__).parent.parent / "docs" / "loader.md").read_text()
     examples = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
-    assert len(examples) == 9
+    assert len(examples) == 10
     write_images(tmp_path / "photos.pack", count=40, side=None)
     (tmp_path / "photo.jpg").write_bytes(encode_image(make_image(0, 30, 30)))
     monkeypatch.chdir(tmp_path)
@@ -446,6 +446,8 @@ def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile(example.replace("224", "32"), "loader.md", "exec"), names)
     assert names["remaining"] == 32
     assert names["pixels"].shape == (10, 10, 3)
+    assert names["crops"].shape == (2, 3, 32, 32)
+    assert [one.status for one in names["statuses"]] == ["ok", "corrupt"]
     for name in ("loader", "sharp", "drawn", "train", "held_out", "again", "dark"):
         names[name].close()
 

@@ -13,8 +13,8 @@ import feedrate
 
 def test_the_public_names_are_these() -> None:
     names = (
-        "Cache Dataset Loader View cached decode stage CenterCrop RandomCrop RandomResizedCrop Resize"
-        " ColorJitter Grayscale GaussianBlur Solarize RandomErasing MixUp CutMix __version__"
+        "Cache Dataset Loader View cached decode decode_batch stage CenterCrop RandomCrop RandomResizedCrop"
+        " Resize ColorJitter Grayscale GaussianBlur Solarize RandomErasing MixUp CutMix __version__"
     )
     errors = "AlreadyExists BadSample FeedrateError MissingExtra NotFound PackError SourceError StorageError"
     assert sorted(feedrate.__all__) == sorted([*names.split(), *errors.split(), "UsageError"])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from feedrate.load.cache import Cache
     from feedrate.load.cached import cached
+    from feedrate.load.crops import decode_batch
     from feedrate.load.dataset import Dataset
     from feedrate.load.decode import decode
     from feedrate.load.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
@@ -62,6 +63,7 @@ __all__ = [
     "__version__",
     "cached",
     "decode",
+    "decode_batch",
     "stage",
 ]
 
@@ -79,6 +81,7 @@ _HOMES = {
     ),
     "feedrate.load.cache": ("Cache",),
     "feedrate.load.cached": ("cached",),
+    "feedrate.load.crops": ("decode_batch",),
     "feedrate.load.dataset": ("Dataset",),
     "feedrate.load.decode": ("decode",),
     "feedrate.load.device.colour": ("ColorJitter", "GaussianBlur", "Grayscale", "Solarize"),

@@ -73,6 +73,17 @@ def decode_one(
     before_13: bool,
     /,
 ) -> tuple[int, str]: ...
+def resize_one(
+    pixels: _U8,
+    size: tuple[int, int],
+    box: tuple[int, int, int, int],
+    out: _U8,
+    shape: tuple[int, int],
+    flip: bool,
+    filter_: int,
+    before_13: bool,
+    /,
+) -> None: ...
 def profile_one(
     data: npt.NDArray[Any],
     entries: npt.NDArray[Any],

@@ -86,6 +86,13 @@ def decode(data: bytes, box: Box, shape: tuple[int, ...], filter_: int = BILINEA
     return np.asarray(cropped.resize((width, height), filter_)).reshape(shape)
 
 
+def decode_whole(data: bytes) -> U8:
+    """Return all pixels of an image, in RGB."""
+    with _open(data) as image:
+        _load(image)
+        return np.asarray(image.convert("RGB"))
+
+
 def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
     """Return the crop `box`, resized to `shape` by nearest neighbour; values stay as they are."""
     from PIL import Image

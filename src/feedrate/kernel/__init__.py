@@ -6,6 +6,7 @@ What the kernel does not decode goes through Pillow (pillow.py) in the same call
 
 from __future__ import annotations
 
+from feedrate.kernel.crops import Crops, decode_crops
 from feedrate.kernel.decoding import (
     DAMAGED_BUT_DECODED,
     MAX_CROP_PIXELS,
@@ -15,6 +16,7 @@ from feedrate.kernel.decoding import (
     check_size,
     decode_batch,
     decode_one,
+    measure,
     profile_decode,
 )
 from feedrate.kernel.door import (
@@ -69,6 +71,7 @@ __all__ = [
     "TRUSTED_PIXELS",
     "U8",
     "U32",
+    "Crops",
     "DecodeReport",
     "Entry",
     "Files",
@@ -84,6 +87,7 @@ __all__ = [
     "crc32c_rows",
     "crc32c_texts",
     "decode_batch",
+    "decode_crops",
     "decode_one",
     "find_entry_points",
     "find_first",
@@ -92,6 +96,7 @@ __all__ = [
     "join_pieces",
     "list_folder",
     "make_members",
+    "measure",
     "profile_decode",
     "read_at",
     "read_ranges",

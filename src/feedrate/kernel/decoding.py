@@ -122,7 +122,7 @@ def decode_batch(
         bytes_read[i] += len(data)
         damaged = statuses[i] == Status.CORRUPT
         box: Box = tuple(boxes[i].tolist())
-        statuses[i], words = _fill_by_pillow(
+        statuses[i], words = fill_by_pillow(
             data, out[i], box, bool(flips[i]), None if nearest else int(filters[i]), is_damaged=bool(damaged)
         )
         if statuses[i] == Status.OK:
@@ -160,7 +160,7 @@ def decode_one(
     if size is not None and (size[0] < 1 or size[1] < 1):
         raise ValueError(f"size must be at least 1 x 1, got {size[0]} x {size[1]}")
     array = as_bytes(data)
-    width, height, stored_mode, status, words = _measure(data, ask_pillow=nearest)
+    width, height, stored_mode, status, words = measure(data, ask_pillow=nearest)
     channels = 3 if (stored_mode if nearest else mode) == "RGB" else 1
     if box is None and width * height > pillow.most_pixels():
         raise ValueError(pillow.say_too_large(width, height))
@@ -177,7 +177,7 @@ def decode_one(
             return out
         if status == Status.BAD_ENTRIES:
             raise ValueError(words)
-    filled, said = _fill_by_pillow(data, out, (left, top, right, bottom), flip, None if nearest else filter_)
+    filled, said = fill_by_pillow(data, out, (left, top, right, bottom), flip, None if nearest else filter_)
     if filled != Status.OK:
         raise ValueError(words if status == Status.CORRUPT else said)
     return out
@@ -204,7 +204,7 @@ def check_size(
         if detail[0]:
             return Status(detail[0]), say_outcome(files, image, 0, detail)
         try:
-            measured = _measure(data)[:2]
+            measured = measure(data)[:2]
         except ValueError as error:
             return Status.CORRUPT, str(error)
         has_room = measured == size
@@ -235,7 +235,7 @@ def profile_decode(
     return {name: max(s - before, 0.0) for name, s, before in zip(STAGES, sums, befores, strict=True)}
 
 
-def _measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str, int, str]:
+def measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str, int, str]:
     """Return width, height, Pillow's mode if it was asked, and what the kernel says: a status, and words.
 
     Raises:
@@ -285,7 +285,7 @@ def _check_box(box: Box, width: int, height: int) -> None:
         raise ValueError(f"the crop box {box} has more than {MAX_CROP_PIXELS} pixels")
 
 
-def _fill_by_pillow(
+def fill_by_pillow(
     data: bytes, out: U8, box: Box, flip: bool, filter_: int | None, *, is_damaged: bool = False
 ) -> tuple[Status, str]:
     """Decode with Pillow into `out` (H x W x C); zeroes it when that fails. No filter: it is a mask."""

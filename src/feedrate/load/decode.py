@@ -46,7 +46,7 @@ def decode(
         checked = check_size(size, "decode")
         size = checked if isinstance(checked, tuple) else (checked, checked)
     filter_ = FILTERS[check_filter(interpolation, "decode")]
-    name, data = _read(source)
+    name, data = read_source(source)
     try:
         return kernel.decode_one(data, box=crop, size=size, flip=bool(flip), mode=mode, filter_=filter_)
     except (ValueError, OSError) as error:
@@ -66,7 +66,8 @@ def _check_crop(crop: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
     return left, top, right, bottom
 
 
-def _read(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> tuple[str, bytes]:
+def read_source(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> tuple[str, bytes]:
+    """Return what to call an image, and its bytes."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return f"the image of {len(source)} bytes", bytes(source)
     try:
@@ -77,5 +78,5 @@ def _read(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> tu
         return str(path), path.read_bytes()
     except FileNotFoundError:
         raise NotFound(f"no file at {path}") from None
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error

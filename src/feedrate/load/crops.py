@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate.decode_batch`: crops of images, without a pack, to one tensor on the GPU or the CPU.
+
+Arguments become arrays (crop_arguments), files are read and looked at in threads, and what is wanted goes
+through the GPU decoder of the Loader, or the kernel: the pixels are the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from feedrate import kernel, pillow
+from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
+from feedrate.filters import Filter
+from feedrate.format.entries import GPU as BYTES_PER_ENTRY
+from feedrate.format.fields import Kind
+from feedrate.kernel import I64, U8, U32, Crops, DecodeReport, Status
+from feedrate.kernel.cuda import batch as kernels
+from feedrate.kernel.cuda.launcher import why_not
+from feedrate.load.crop_arguments import Source, Wanted, check_wanted, parse_device
+from feedrate.load.decode import read_source
+from feedrate.load.device.gpu_decode import NO_ENTRIES, NOT_PLANNED, GpuDecoder, Planned, open_decoder
+from feedrate.load.device.transfer import DevicePixels, Transfer, choose_placement, find_pinned
+from feedrate.load.image import Size
+from feedrate.load.meter import Meter
+from feedrate.load.tensors import choose_output, to_torch
+from feedrate.load.values import explain_status
+from feedrate.probe.rank_cores import count_rank_cores
+
+
+class CropStatus(NamedTuple):
+    """How one crop ended.
+
+    Attributes:
+        status: "ok", "unreadable", "corrupt", "bad_box" or "bad_entries".
+        reason: what is wrong, in words; "" where it is ok.
+    """
+
+    status: str
+    reason: str
+
+
+def decode_batch(
+    images: Sequence[Source],
+    crops: Sequence[Sequence[int]] | None = None,
+    size: int | Size = 224,
+    *,
+    flips: Sequence[bool] | None = None,
+    interpolation: Filter = "bilinear",
+    entries: Sequence[bytes | None] | None = None,
+    image_index: Sequence[int] | None = None,
+    device: Any = "cuda",
+    on_error: Literal["raise", "status"] = "raise",
+) -> Any:
+    """Decode, crop, resize and flip images; return RGB pixels, uint8, as one tensor N,C,H,W on the device.
+
+    Its memory is channels-last, as that of the Loader's batches. With device="cpu", where torch is not
+    installed, it is a numpy array N,H,W,C. The bytes are the same on every device: what the GPU does not take
+    (progressive JPEG, PNG, damage) is decoded by the CPU in the same batch.
+
+    Any thread may call this. On a GPU the host waits for the decoding, and the current stream may use the
+    pixels at once; buffers on the GPU are kept for the next call.
+
+    Args:
+        images: paths, or the bytes of image files.
+        crops: for each image left, top, right, bottom in whole pixels; None: whole images.
+        size: height and width to resize each to; one number: a square.
+        flips: for each crop whether to mirror it left to right; None: none.
+        interpolation: the filter of the resize: "bilinear", "bicubic", "lanczos", "box", "hamming" or
+            "nearest".
+        entries: the entry points of each image, as `feedrate.kernel.scan` finds them; None, or b"" for one:
+            a GPU needs them, so that they are found first, by a pass of the CPU over the file.
+        image_index: for each crop the number of its image, from 0; an image of several crops is decoded once.
+            `crops` and `flips` are then as long as this. None: one crop per image.
+        device: "cuda", "cuda:1", a torch.device, or "cpu".
+        on_error: "raise": an image that cannot be decoded is an error. "status": return `(pixels, statuses)`;
+            each status has a `status` and a `reason`, and the pixels of those that are not "ok" are zero.
+
+    Raises:
+        UsageError: an image cannot be decoded, a crop is not inside of its image, or the arguments make no
+            sense.
+        NotFound: there is no such file.
+        StorageError: a file cannot be read.
+        GpuError: nothing can be decoded on that GPU; the message says why.
+    """
+    if on_error not in ("raise", "status"):
+        raise UsageError(f'on_error must be "raise" or "status", got {on_error!r}')
+    wanted = check_wanted(images, crops, size, flips, interpolation, entries, image_index)
+    place = parse_device(device)
+    opened = None if place is None else _open(place)
+    sources = _read(wanted, is_for_gpu=opened is not None, raises=on_error == "raise")
+    if sources.faults and on_error == "raise":
+        number = min(sources.faults)
+        raise UsageError(f"{_name(number, wanted)} cannot be decoded: {sources.faults[number].reason}")
+    pixels, report = (
+        _decode_here(wanted, sources) if opened is None else _decode_there(opened, wanted, sources)
+    )
+    found = [_say(i, report, wanted, sources) for i in range(len(report.statuses))]
+    if on_error == "status":
+        return pixels, found
+    for i, one in enumerate(found):
+        if one.status != "ok":
+            raise _make_error(i, one, wanted)
+    return pixels
+
+
+@dataclass(slots=True)
+class _Sources:
+    """The images as they were read.
+
+    Attributes:
+        boxes: of all crops.
+        entries: b"": none.
+        faults: images that cannot be read or measured, and why.
+    """
+
+    data: list[bytes]
+    entries: list[bytes]
+    crcs: U32
+    boxes: Any
+    faults: dict[int, CropStatus]
+
+
+def _read(wanted: Wanted, *, is_for_gpu: bool, raises: bool) -> _Sources:
+    """Read the images, and find sizes and entry points that nobody gave."""
+    count = len(wanted.images)
+    sources = _Sources(
+        [b""] * count, [bytes(one or b"") for one in wanted.entries or [b""] * count],
+        np.zeros(count, np.uint32), wanted.crops.boxes.copy(), {},
+    )  # fmt: skip
+
+    def read(i: int) -> None:
+        try:
+            data = read_source(wanted.images[i])[1]
+            if not wanted.has_boxes:
+                sources.boxes[wanted.crops.image == i] = (0, 0, *_measure(data))
+        except (NotFound, StorageError) as error:
+            if raises:
+                raise type(error)(f"image {i}: {error.message}", hint=error.hint) from error
+            sources.faults[i] = CropStatus("unreadable", error.message)
+            return
+        except ValueError as error:
+            sources.faults[i] = CropStatus("corrupt", str(error))
+            return
+        sources.data[i] = data
+        if is_for_gpu:
+            sources.entries[i] = sources.entries[i] or kernel.find_entry_points(data, BYTES_PER_ENTRY)
+            sources.crcs[i] = kernel.crc32c(data)
+
+    used = np.unique(wanted.crops.image).tolist()
+    if len(used) == 1:
+        read(used[0])
+    else:
+        _find_pool().map(read, used)
+    return sources
+
+
+def _measure(data: bytes) -> tuple[int, int]:
+    width, height = kernel.measure(data)[:2]
+    if width * height > pillow.most_pixels():
+        raise ValueError(pillow.say_too_large(width, height))
+    return width, height
+
+
+def _decode_here(wanted: Wanted, sources: _Sources) -> tuple[Any, DecodeReport]:
+    crops = wanted.crops._replace(boxes=sources.boxes)
+    out = np.empty((len(crops.image), *wanted.size, 3), np.uint8)
+    report = kernel.decode_crops(sources.data, sources.entries, crops, out, _find_pool())
+    return (to_torch(out, Kind.IMAGE) if choose_output(None) == "torch" else out), report
+
+
+def _decode_there(
+    opened: tuple[Transfer, GpuDecoder], wanted: Wanted, sources: _Sources
+) -> tuple[Any, DecodeReport]:
+    import torch
+
+    placement, decoder = opened
+    crops, size = wanted.crops._replace(boxes=sources.boxes), (*wanted.size, 3)
+
+    def lend(count: int) -> U8:
+        pinned = placement.lend((count, *size))
+        assert pinned is not None
+        return pinned
+
+    with torch.cuda.device(placement.device):
+        pixels, report = decoder.decode(_Request(sources, crops, size, lend, _find_pool()))
+        if isinstance(pixels, DevicePixels):
+            stream = torch.cuda.current_stream(placement.device)
+            stream.wait_event(placement.stream.record_event())
+            pixels.tensor.record_stream(stream)
+            tensor = pixels.tensor
+        else:
+            pinned = find_pinned(pixels)
+            tensor = (torch.from_numpy(pixels) if pinned is None else pinned).to(
+                placement.device, non_blocking=True
+            )
+    return tensor.permute(0, 3, 1, 2), report
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What the GPU decoder is asked for (gpu_decode.Request)."""
+
+    sources: _Sources
+    crops: Crops
+    size: tuple[int, int, int]
+    lend: Callable[[int], U8]
+    pool: kernel.Pool
+
+    def __len__(self) -> int:
+        return len(self.crops.image)
+
+    def choose(self, share: float) -> tuple[I64, Counter[str]]:
+        del share  # all that is possible
+        if len(self) > kernels.MAX_IMAGES:
+            return np.empty(0, np.int64), Counter({NOT_PLANNED: len(self)})
+        has_entries = np.array([len(one) > 0 for one in self.sources.entries])
+        chosen = np.flatnonzero(has_entries[self.crops.image])
+        return chosen, Counter({NO_ENTRIES: len(self) - len(chosen)})
+
+    def look(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
+        del chosen  # the plan takes no image without entry points
+        entries, crops = self.sources.entries, self.crops
+        data, starts = _join(
+            [one if mine else b"" for one, mine in zip(self.sources.data, entries, strict=True)]
+        )
+        packed, entry_starts = _join(entries)
+        taken = plan.look(
+            data, starts, self.sources.crcs, packed, entry_starts,
+            boxes=crops.boxes, flips=crops.flips, filters=crops.filters, file_of=crops.image,
+            size=self.size[:2], most_memory=most_memory, pool=self.pool,
+        )  # fmt: skip
+        return Planned(data, taken, 0)
+
+    def decode(self, at: I64) -> tuple[U8, DecodeReport]:
+        out = self.lend(len(at))
+        sources = self.sources
+        return out, kernel.decode_crops(sources.data, sources.entries, self.crops.take(at), out, self.pool)
+
+
+def _join(parts: Sequence[bytes]) -> tuple[U8, I64]:
+    """Return parts one behind the other, and where each begins."""
+    starts = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=starts[1:])
+    return np.frombuffer(b"".join(parts), np.uint8), starts
+
+
+def _say(i: int, report: DecodeReport, wanted: Wanted, sources: _Sources) -> CropStatus:
+    fault = sources.faults.get(int(wanted.crops.image[i]))
+    if fault is not None:
+        return fault
+    status = Status(report.statuses[i])
+    if status is Status.OK:
+        return CropStatus("ok", "")
+    return CropStatus(status.name.lower(), report.reasons.get(i) or explain_status(status))
+
+
+def _make_error(i: int, found: CropStatus, wanted: Wanted) -> FeedrateError:
+    name = _name(int(wanted.crops.image[i]), wanted)
+    if found.status == "bad_box":
+        return UsageError(f"crop {i}, {tuple(wanted.crops.boxes[i].tolist())}, of {name}: {found.reason}")
+    return UsageError(f"{name} cannot be decoded: {found.reason}")
+
+
+def _name(number: int, wanted: Wanted) -> str:
+    source = wanted.images[number]
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return f"image {number} ({len(source)} bytes)"
+    return f"image {number} ({os.fspath(source)})"
+
+
+_lock = threading.Lock()
+# By process and device: a child process made by fork has none of its parent's.
+_opened: dict[tuple[int, int | None], tuple[Transfer, GpuDecoder]] = {}
+
+
+def _open(device: Any) -> tuple[Transfer, GpuDecoder]:
+    """Return the GPU decoder of a device, its kernels compiled the first time.
+
+    Raises:
+        GpuError: nothing can be decoded there; with the reason.
+    """
+    import torch
+
+    index = device.index
+    if index is None and torch.cuda.is_available() and not torch.cuda._is_in_bad_fork():
+        index = torch.cuda.current_device()
+    key = (os.getpid(), index)
+    with _lock:
+        if key not in _opened:
+            reason = why_not(index, kernels.source(), kernels.COMPILE_OPTIONS)
+            if reason is not None:
+                raise GpuError(
+                    f"device='{device}' cannot decode images: {reason}",
+                    hint='device="cpu" gives the same pixels',
+                )
+            placement = choose_placement(device, "torch", prefetch=1, is_plain=True)
+            assert isinstance(placement, Transfer)
+            decoder = open_decoder(placement, Meter(), is_asked_for=True, is_loading=False)
+            assert decoder is not None
+            _opened[key] = (placement, decoder)
+        return _opened[key]
+
+
+@lru_cache(maxsize=1)
+def _find_pool() -> kernel.Pool:
+    """Return the threads of all calls; they start with the first."""
+    pool = kernel.Pool(count_rank_cores(1))
+    atexit.register(pool.close)
+    return pool
