@@ -42,11 +42,13 @@ extern "C" __global__ void transform_blocks(const GpuImage* __restrict__ images,
     const GpuImage& image = images[blockIdx.y];
     // What is cut from bad blocks is bad; what another crop's weights are is not its business.
     if (blockIdx.x == 0 && threadIdx.x == 0 && image.leader != image.sample) statuses[image.sample] |= statuses[image.leader] & ~kGpuUnsure;
+    // Of a bad image, coefficients are missing: it becomes gray rather than what stood in that memory before.
+    const bool is_bad = (statuses[image.leader] & ~kGpuUnsure) != 0;
     const uint4* from = (const uint4*)(coefficients + image.first_block * 64);
     for (int first = blockIdx.x * blockDim.x; first < image.blocks; first += gridDim.x * blockDim.x) {
         const int here = min((int)blockDim.x, image.blocks - first);
         __syncthreads();
-        for (int i = threadIdx.x; i < 8 * here; i += blockDim.x) rows[i / 8 * 9 + i % 8] = from[8 * (long long)first + i];
+        for (int i = threadIdx.x; i < 8 * here; i += blockDim.x) rows[i / 8 * 9 + i % 8] = is_bad ? uint4{} : from[8 * (long long)first + i];
         __syncthreads();
         if ((int)threadIdx.x >= here) continue;
         const int n = first + threadIdx.x;
