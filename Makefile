@@ -18,10 +18,11 @@ test-slow: .venv/ready-to-test   ## sanitizers, fuzzing, kill loops, real server
 test-gpu: .venv/ready-to-test    ## what needs a GPU; a CUDA build of torch must be there
 	$(PY) -m pytest -q -m gpu
 
-check: .venv/ready-to-test   ## format, lint, types
+check: .venv/ready-to-test   ## format, lint, types, size
 	$(PY) -m ruff format --check src tests benchmarks examples
 	$(PY) -m ruff check src tests benchmarks examples
 	$(PY) -m mypy
+	$(PY) scripts/size --check
 
 format: .venv/ready-to-test  ## format and fix what can be fixed
 	$(PY) -m ruff format src tests benchmarks examples

@@ -71,6 +71,57 @@ def test_a_module_imports_only_layers_below_its_own(path: Path) -> None:
             assert LEVEL[other] > LEVEL[layer], f"{layer} must not import {other}"
 
 
+# Folders inside of layers: what they import of the layer around them, and what all others import of them.
+# Nothing is added without thought: each name binds the folder to what is around it.
+INSIDE = {
+    "feedrate.doctor.hook": (set[str](), {"", "feedrate_hook.layout"}),
+    "feedrate.format.containers": (
+        {"fields", "keys", "raw"},
+        {"", "contract", "hdf5", "records", "tar", "wire"},
+    ),
+    "feedrate.kernel.cuda": ({"decoding", "door"}, {"batch", "driver", "launcher"}),
+    "feedrate.load.device": (
+        {"assemble", "geometry", "image", "meter", "options", "tally", "threads"},
+        {"colour", "gpu_decode", "mixing", "options", "share", "transfer"},
+    ),
+}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("feedrate", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imported_modules(path: Path) -> set[str]:
+    known = {module_name(module) for module in MODULES}
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= whole & known or {str(node.module)} & known
+    return found
+
+
+@pytest.mark.parametrize("folder", INSIDE)
+def test_a_folder_inside_of_a_layer_is_bound_to_it_by_the_named_modules_only(folder: str) -> None:
+    layer = folder.rpartition(".")[0]
+    taken, given = set(), set()
+    for path in MODULES:
+        is_inside = f"{module_name(path)}.".startswith(f"{folder}.")
+        for module in imported_modules(path):
+            if is_inside and not f"{module}.".startswith(f"{folder}.") and module.startswith(f"{layer}."):
+                taken.add(module.removeprefix(f"{layer}."))
+            elif not is_inside and f"{module}.".startswith(f"{folder}."):
+                given.add(module.removeprefix(folder).removeprefix("."))
+    assert (taken, given) == INSIDE[folder]
+
+
+def test_every_folder_inside_of_a_layer_is_looked_at() -> None:
+    packages = {module_name(path) for path in ROOT.rglob("*/*/__init__.py")}
+    assert {name for name in packages if name.count(".") == 2} == set(INSIDE)
+
+
 def test_every_module_belongs_to_a_layer() -> None:
     assert {layer_of(p) for p in MODULES} <= set(LEVEL) | {"report"}
 
