@@ -16,10 +16,11 @@ stream, so that the next batch finds them when the one before is through.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ NO_MEMORY = "the GPU has no memory left to decode"
 NOT_PLANNED = "damaged, of an unusual kind, or too large for the GPU's buffers"
 FOUND_BAD = "the GPU found it damaged"
 UNSURE = "a weight of the resize so close to a rounding border that GPUs may differ"
-_UNSURE_BIT = 16  # as in kernel/cuda/layout.h
+UNSURE_BIT = 16  # as in kernel/cuda/layout.h
 # Of the GPU's memory, buffers take at most this part.
 _MEMORY_PART = 8
 # Of a batch, so much is read at once. The CPU path reads one file per thread, whatever an index claims.
@@ -53,7 +54,7 @@ _MOST_KEPT_BYTES = 64 << 20  # of memory that files were read into, for the next
 log = logging.getLogger("feedrate")
 
 
-class _Request(NamedTuple):
+class Request(NamedTuple):
     """An image field of a batch: the arguments of `GpuDecoder.decode`."""
 
     places: Places
@@ -70,14 +71,21 @@ class _Request(NamedTuple):
         return out, decode_pixels(places, self.field, self.geometry.take(at), out, self.pool)
 
 
-class _Job(NamedTuple):
-    """A batch whose kernels are queued; `event` comes when `statuses`, in pinned memory, are there."""
+class Job(NamedTuple):
+    """A batch whose kernels are queued; `event` comes when `statuses`, in pinned memory, are there.
+
+    `out` is what `Run` returned.
+    """
 
     out: Any
     taken: npt.NDArray[np.bool_]
     statuses: Any
     event: Any
     bytes_read: int
+
+
+# Starts the kernels of a plan that is filled and copied, with the buffers and statuses; returns their output.
+Run = Callable[[Request, kernels.BatchPlan, Mapping[str, Any], Any], Any]
 
 
 class _Host(NamedTuple):
@@ -115,7 +123,7 @@ class GpuDecoder:
                 decodes in silence, and a lack of memory is said.
         """
         self.device, self.share = device, 1.0
-        self._stream, self._launch, self._meter = stream, launch, meter
+        self.stream, self.launch, self._meter = stream, launch, meter
         self._most_memory, self._is_asked_for = most_memory, is_asked_for
         self._lock = threading.Lock()
         self._buffers: dict[str, Any] = {}
@@ -159,10 +167,10 @@ class GpuDecoder:
         """
         import torch
 
-        request = _Request(places, field, geometry, size, lend, pool)
-        chosen, left = self._choose(request)
+        request = Request(places, field, geometry, size, lend, pool)
+        chosen, left = self.choose(request, self.share)
         try:
-            job = self._begin(request, chosen) if len(chosen) else None
+            job = self.begin(request, chosen, self._run) if len(chosen) else None
             if job is not None:
                 return self._complete(request, job, len(chosen), left)
         except (torch.cuda.OutOfMemoryError, DriverError) as error:
@@ -173,10 +181,10 @@ class GpuDecoder:
         self._count(0, left)
         return request.decode(np.arange(len(request.places.positions)))
 
-    def _choose(self, request: _Request) -> tuple[I64, Counter[str]]:
+    def choose(self, request: Request, share: float) -> tuple[I64, Counter[str]]:
         """Return which samples to try there, and why they are fewer than there should be."""
         places, name = request.places, request.field.name
-        wanted = round(self.share * len(places.positions))
+        wanted = round(share * len(places.positions))
         if len(places.positions) > kernels.MAX_IMAGES:
             return np.empty(0, np.int64), Counter({NOT_PLANNED: wanted})
         entries = places.pack.entries(name, places.rows, places.positions)
@@ -188,7 +196,7 @@ class GpuDecoder:
         chosen = found[fits & (np.cumsum(np.where(fits, size_bytes, 0)) <= MOST_READ_BYTES)]
         return chosen, Counter({NO_ENTRIES: wanted - len(found), NOT_PLANNED: len(found) - len(chosen)})
 
-    def _begin(self, request: _Request, chosen: I64) -> _Job | None:
+    def begin(self, request: Request, chosen: I64, run: Run) -> Job | None:
         """Read and plan the chosen samples, and queue their kernels; None: none of them is taken."""
         try:
             host = self._hosts.pop()
@@ -213,31 +221,47 @@ class GpuDecoder:
             boxes=boxes, flips=request.geometry.flips, filters=request.geometry.filter_each(),
             size=request.size[:2], most_memory=self._most_memory, pool=pool,
         )  # fmt: skip
-        job = self._queue(request, host.plan, data, taken) if taken.any() else None
+        job = self._queue(request, host.plan, data, taken, run) if taken.any() else None
         kept = max(host.spare, data, key=len)
         self._hosts.append(_Host(host.plan, kept if len(kept) <= _MOST_KEPT_BYTES else host.spare))
         return None if job is None else job._replace(bytes_read=len(data) + len(entries))
 
     def _queue(
-        self, request: _Request, plan: kernels.BatchPlan, data: U8, taken: npt.NDArray[np.bool_]
-    ) -> _Job:
+        self, request: Request, plan: kernels.BatchPlan, data: U8, taken: npt.NDArray[np.bool_], run: Run
+    ) -> Job:
         import torch
 
         staged = transfer.make_pinned((plan.sizes.staged,), torch.uint8)
         plan.fill(data, staged.numpy(), request.pool)
-        count, device = len(taken), self.device
-        with self._lock, torch.cuda.stream(self._stream):
-            self._make_room(plan.buffer_bytes())
-            out = torch.empty((count, *request.size), dtype=torch.uint8, device=device)
+        count = len(taken)
+        with self.queueing(plan.buffer_bytes()) as buffers:
             # None of the kernels' own, so that a sample that no kernel spoke of is not taken for good.
-            statuses = torch.full((count,), -1, dtype=torch.int32, device=device)
-            self._buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
-            kernels.run(plan, self._launch, self._buffers, out, statuses, request.size[2])
+            statuses = torch.full((count,), -1, dtype=torch.int32, device=self.device)
+            buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
+            out = run(request, plan, buffers, statuses)
             here = transfer.make_pinned((count,), torch.int32)
             here.copy_(statuses, non_blocking=True)
             # Who waits for it sleeps: a thread that spins would take a core from the decoder.
-            event = self._stream.record_event(torch.cuda.Event(blocking=True))
-        return _Job(out, taken, here, event, 0)
+            event = self.stream.record_event(torch.cuda.Event(blocking=True))
+        return Job(out, taken, here, event, 0)
+
+    def _run(
+        self, request: Request, plan: kernels.BatchPlan, buffers: Mapping[str, Any], statuses: Any
+    ) -> Any:
+        import torch
+
+        out = torch.empty((len(statuses), *request.size), dtype=torch.uint8, device=self.device)
+        kernels.run(plan, self.launch, buffers, out, statuses, request.size[2])
+        return out
+
+    @contextlib.contextmanager
+    def queueing(self, needed: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
+        """Lend buffers that are so large, on the stream, while nobody else queues kernels that use them."""
+        import torch
+
+        with self._lock, torch.cuda.stream(self.stream):
+            self._make_room(needed)
+            yield self._buffers
 
     def _make_room(self, needed: Mapping[str, int]) -> None:
         """Let buffers be as large as needed, and no larger than allowed, all together."""
@@ -257,7 +281,7 @@ class GpuDecoder:
                 self._buffers[name] = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
 
     def _complete(
-        self, request: _Request, job: _Job, chosen: int, left: Counter[str]
+        self, request: Request, job: Job, chosen: int, left: Counter[str]
     ) -> tuple[transfer.DevicePixels, DecodeReport]:
         """Decode the rest on the CPU, then what the GPU could not."""
         tally = Tally(len(job.taken))
@@ -268,22 +292,16 @@ class GpuDecoder:
         bad = np.flatnonzero(job.taken & (statuses != 0))
         self._decode_here(request, job, bad, tally)
         taken = int(job.taken.sum())
-        left.update(UNSURE if status == _UNSURE_BIT else FOUND_BAD for status in statuses[bad].tolist())
+        left.update(UNSURE if status == UNSURE_BIT else FOUND_BAD for status in statuses[bad].tolist())
         left[NOT_PLANNED] += chosen - taken
         self._count(taken - len(bad), left)
-        return transfer.DevicePixels(job.out, self._stream), tally.report()
+        return transfer.DevicePixels(job.out, self.stream), tally.report()
 
-    def _decode_here(self, request: _Request, job: _Job, at: I64, tally: Tally) -> None:
-        import torch
-
-        if not at.size:
-            return
-        pixels, report = request.decode(at)
-        tally.add(report, at=at)
-        with torch.cuda.stream(self._stream):
-            tensor = transfer.find_pinned(pixels)
-            there = _send(torch.from_numpy(pixels) if tensor is None else tensor, self.device)
-            job.out.index_copy_(0, _send(torch.from_numpy(at), self.device), there)
+    def _decode_here(self, request: Request, job: Job, at: I64, tally: Tally) -> None:
+        if at.size:
+            pixels, report = request.decode(at)
+            tally.add(report, at=at)
+            put_samples(pixels, at, job.out, self.stream)
 
     def _count(self, decoded: int, left: Counter[str]) -> None:
         left = +left  # without those of which there is none
@@ -316,29 +334,40 @@ def explain_cpu(
     *, has_functions: bool, has_cache: bool, is_padded: bool, fields: Iterable[Field]
 ) -> str | None:
     """Return why the GPU decodes nothing of what a loader was asked for; None: it does."""
-    if has_functions:
-        return "transform and collate get pixels on the host"
-    if has_cache:
+    if has_cache and not has_functions:
         return "the cache keeps decoded samples on the host"
-    if is_padded:
-        return "crops with padding are put together on the host"
+    reason = explain_host(has_functions=has_functions, is_padded=is_padded)
+    if reason is not None:
+        return reason
     images = [field for field in fields if field.kind is Kind.IMAGE]
     if all(field.coding is Coding.RAW for field in images):
         return "the images are stored as pixels" if images else "no field of images is asked for"
     return None
 
 
-def open_decoder(placement: transfer.Transfer, meter: Meter, *, is_asked_for: bool) -> GpuDecoder | None:
+def explain_host(*, has_functions: bool, is_padded: bool) -> str | None:
+    """Return why pixels are needed on the host, whatever makes them; None: they are not."""
+    if has_functions:
+        return "transform and collate get pixels on the host"
+    return "crops with padding are put together on the host" if is_padded else None
+
+
+def open_decoder(
+    placement: transfer.Transfer, meter: Meter, *, is_asked_for: bool, is_needed: bool = False
+) -> GpuDecoder | None:
     """Return a decoder for the batches that go there, its kernels compiled; None: not possible, and said.
 
+    Args:
+        is_needed: nothing of what was asked for goes without its kernels.
+
     Raises:
-        GpuError: it was asked for, and is not possible.
+        GpuError: it was asked for, or is needed, and is not possible.
     """
     import torch
 
     device = placement.device
     source, options = kernels.source(), kernels.COMPILE_OPTIONS
-    if not is_asked_for:
+    if not is_asked_for and not is_needed:
         reason = why_not(device.index, source, options)
         if reason is not None:
             _tell_once(f"images are decoded on the CPU, since the GPU cannot: {reason}")
@@ -366,8 +395,15 @@ def _tell_once(words: str) -> None:
         log.warning(words)
 
 
-def _send(tensor: Any, device: Any) -> Any:
-    return transfer.pin(tensor).to(device, non_blocking=True)
+def put_samples(pixels: U8 | transfer.DevicePixels, at: I64, out: Any, stream: Any) -> None:
+    """Queue the copy of some samples' pixels, from wherever they are, to their places in a batch there."""
+    import torch
+
+    with torch.cuda.stream(stream):
+        there = (
+            pixels.tensor if isinstance(pixels, transfer.DevicePixels) else transfer.send(pixels, out.device)
+        )
+        out.index_copy_(0, transfer.send(at, out.device), there)
 
 
 def _spread(starts: I64, chosen: I64, count: int) -> I64:

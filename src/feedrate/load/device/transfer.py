@@ -347,6 +347,14 @@ def pin(tensor: Any) -> Any:
     return tensor if tensor.device.type != "cpu" or tensor.is_pinned() else tensor.pin_memory()
 
 
+def send(array: np.ndarray[Any, Any], device: Any) -> Any:
+    """Return an array as a tensor on the device, its copy queued on the stream that is current."""
+    import torch
+
+    tensor = find_pinned(array)
+    return pin(torch.from_numpy(array) if tensor is None else tensor).to(device, non_blocking=True)
+
+
 def find_pinned(array: np.ndarray[Any, Any]) -> Any:
     """Return the tensor of `Placement.lend` that an array is a view of, as the same view; None: it is none.
 
