@@ -60,7 +60,7 @@ class GpuTier:
         self._tables = {name: np.zeros(samples, _ROW) for name in fields}
         self._chunks: list[Any] = []
         self._left = 0  # of the last chunk
-        self._is_frozen = False
+        self._is_full = self._is_frozen = False  # nothing is claimed any more; no more memory is taken
         self._check_budget()
         self.begin_epoch()
 
@@ -108,19 +108,22 @@ class GpuTier:
     def claim(self, field: str, positions: I64, sizes: I64) -> npt.NDArray[np.bool_]:
         """Return which images the caller is to decode whole, as far as there is room for them; no promise.
 
+        When not even the first one fits, nothing is claimed any more: what is kept stays the same.
+
         Args:
             positions: each one once.
             sizes: how many bytes each takes, at the most.
         """
-        table = self._tables[field]
+        table, limit = self._tables[field], self._budget.limit_bytes
         with self._lock:
+            if self._is_full:
+                return np.zeros(len(positions), np.bool_)
             claimed: npt.NDArray[np.bool_] = table["state"][positions] == ABSENT
-            room = self._left
-            if not self._is_frozen:
-                room = (
-                    np.iinfo(np.int64).max if self._budget.limit_bytes is None else room + self._budget.left
-                )
-            claimed &= np.cumsum(np.where(claimed, sizes, 0)) <= room
+            if limit is not None:
+                claimed &= sizes <= limit
+                fits = np.cumsum(np.where(claimed, sizes, 0)) <= self._left + self._budget.left
+                self._is_full = bool(claimed.any()) and not (claimed & fits).any()
+                claimed &= fits
             table["state"][positions[claimed]] = CLAIMED
         return claimed
 
@@ -172,7 +175,7 @@ class GpuTier:
                 "the cache takes no more than the %s that it has on %s: %s. What is kept stays, other "
                 "samples come as without it", format_bytes(self.memory_bytes), self.device, reason,
             )  # fmt: skip
-        self._is_frozen = True
+        self._is_full = self._is_frozen = True
 
     def keep(self, field: str, positions: I64, images: Rows, source_bytes: I64) -> None:
         """Publish images whose bytes are queued, as rows of `IMAGE`; the caller claimed them."""
@@ -222,7 +225,7 @@ class GpuTier:
             had_memory = bool(self._chunks)
             self._budget.give(self.memory_bytes)
             self._chunks.clear()
-            self._left, self._is_frozen = 0, True
+            self._left, self._is_full, self._is_frozen = 0, True, True
             self._tables = {}
         if had_memory:
             import torch
