@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,15 @@ NOT_MADE = 77
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    return Emulator(build(tmp_path_factory.mktemp("cuda")))
+    return build(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="module")
+def launch(library: Path) -> Emulator:
+    return Emulator(library)
 
 
 def store(pixels: list[Any]) -> Any:
@@ -76,6 +82,19 @@ def test_random_crops_with_every_filter_are_those_of_the_cpu_path(
     for i in np.flatnonzero(statuses == 0):
         assert np.array_equal(out[i], wanted[i]), (boxes[i], filters[i], flips[i])
     assert not out[statuses != 0].any()
+
+
+def test_crops_do_not_depend_on_the_number_of_threads(library: Path) -> None:
+    rng = np.random.default_rng(2)
+    pixels = [rng.integers(0, 256, (30 + 9 * i, 70 - 5 * i, 3), np.uint8) for i in range(6)]
+    how = {
+        "boxes": np.array([random_box(rng, one.shape[1], one.shape[0]) for one in pixels], np.int32),
+        "flips": np.arange(6) % 2 == 0,
+        "filters": np.arange(6, dtype=np.uint8),
+    }
+    alone, several = (crop(Emulator(library, n), store(pixels), (12, 17), 3, **how) for n in (1, 5))
+    assert np.array_equal(alone[0], several[0])
+    assert np.array_equal(alone[1], several[1])
 
 
 @pytest.mark.parametrize("before_13", [False, True])

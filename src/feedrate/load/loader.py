@@ -103,7 +103,8 @@ class Loader:
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
         scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
             it is read, once for all processes of the machine.
-        cache: a `Cache` that keeps decoded samples near, so that further epochs decode less.
+        cache: a `Cache` that keeps decoded samples near, in memory, on a disk or on the GPU, so that further
+            epochs decode less.
         threads: for reading and decoding; None: as many as the loop gains from, at most the cores that this
             process may use, divided among the ranks of its node; `stats().threads` tells.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
@@ -358,6 +359,7 @@ class Loader:
                 gpu.set_share(0.0 if gpu_share is None else gpu_share.share)
             if gpu is not None and self._stored_fields:
                 stored = self._open_stored(gpu)
+                placement.beside["the cache"] = stored.count_memory
         self._resources.gpu = gpu
         address = placement.find_pci_address()
         near = None if address is None else find_near_cores(address, threads)

@@ -99,6 +99,7 @@ class GpuDecoder:
     """Decodes images on a GPU for one iteration. Any thread may call it.
 
     Attributes:
+        stream, launch: where its kernels run, and what starts one there.
         share: how much of each batch the GPU is to decode, from 0 to 1.
         is_off: there was no memory for it, so that nothing is decoded there any more.
     """
@@ -382,7 +383,7 @@ def open_decoder(
         device, placement.stream, launch, meter,
         most_memory=min(kernels.MOST_MEMORY, total_bytes // _MEMORY_PART), is_asked_for=is_asked_for,
     )  # fmt: skip
-    placement.beside = lambda: decoder.buffer_bytes
+    placement.beside["decoding"] = lambda: decoder.buffer_bytes
     return decoder
 
 

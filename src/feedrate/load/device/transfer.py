@@ -212,7 +212,8 @@ class Transfer(Pinned):
         if device not in _streams:
             _streams[device] = torch.cuda.Stream(device)
         self.stream = _streams[device]
-        self.beside: Callable[[], int] = lambda: 0  # bytes of the device that making batches takes
+        # What else of the loader's takes memory of the device, and how many bytes.
+        self.beside: dict[str, Callable[[], int]] = {}
         # When the loop took this step's batch, so much of its work was queued: all on the batches before.
         self._queued: dict[int, Any] = {}
 
@@ -275,7 +276,10 @@ class Transfer(Pinned):
             sizes.append(self._finish.count_bytes(batch.data))
         else:
             move(batch.data, lambda tensor: sizes.append(tensor.nbytes), is_plain=self._is_plain)
-        beside = f", and decoding there takes {format_bytes(self.beside())}" if self.beside() else ""
+        others = {what: measure() for what, measure in self.beside.items()}
+        beside = "".join(
+            f", and {what} there takes {format_bytes(size)}" for what, size in others.items() if size
+        )
         return FeedrateError(
             f"{self.device} has no memory left for the next batch: {self._prefetch} batches of "
             f"{format_bytes(sum(sizes))} are made ahead of the loop{beside} ({str(error).splitlines()[0]})",
