@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <numeric>
 
 #include "coefficients.h"
 #include "entries.h"
@@ -89,6 +90,8 @@ bool is_inside(const Box& box, const Header& header) {
            box.bottom <= header.height && pixels <= kMaxCropPixels / 2;
 }
 
+Box box_of(const GpuRequest& r, int64_t i) { return {r.boxes[4 * i], r.boxes[4 * i + 1], r.boxes[4 * i + 2], r.boxes[4 * i + 3]}; }
+
 // Where the entropy-coded data ends that begins at `from`: at a marker other than a restart marker.
 const uint8_t* find_end(const uint8_t* from, const uint8_t* limit) {
     while (from < limit) {
@@ -164,30 +167,51 @@ int64_t GpuSizes::memory(int height, int width) const {
     return staged + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
 }
 
-void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
-    const Bytes file{r.data + r.starts[i], static_cast<size_t>(r.starts[i + 1] - r.starts[i])};
-    const Bytes packed{r.entries + r.entry_starts[i], static_cast<size_t>(r.entry_starts[i + 1] - r.entry_starts[i])};
-    const int32_t* b = r.boxes + 4 * i;
-    const Box box{b[0], b[1], b[2], b[3]};
+// What is each crop's own: where it lies, and its resize.
+void GpuPlan::place(const GpuRequest& r, int64_t i) {
+    Sample& s = samples_[static_cast<size_t>(i)];
+    GpuImage& image = s.image;
+    const Box box = box_of(r, i);
     const auto filter = static_cast<Filter>(r.filters[i]);
+    image.sample = static_cast<int>(i);
+    image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
+    image.flip = r.flips[i] != 0, image.filter = r.filters[i], image.down_first = is_down_first(box, r, filter);
+    image.taps[0] = taps_of(image.width, r.width, filter), image.taps[1] = taps_of(image.height, r.height, filter);
+    s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
+    s.pixels = static_cast<int64_t>(image.width) * image.height;
+    // Whole quadruples, which are one load.
+    s.between = round_up(static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height), 4);
+    s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
+    s.is_taken = true;
+}
+
+void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops, int64_t count) {
+    const Bytes file{r.data + r.starts[number], static_cast<size_t>(r.starts[number + 1] - r.starts[number])};
+    const Bytes packed{r.entries + r.entry_starts[number], static_cast<size_t>(r.entry_starts[number + 1] - r.entry_starts[number])};
     Header header;
     thread_local Entries kept;
     Entries& entries = kept;
-    s.is_taken = false;
-    if (!packed.size || !check_entries(packed, r.crcs[i]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
-    if (!is_inside(box, header) || !is_possible(header) || !entries.open(packed, header).ok()) return;
+    if (!packed.size || !check_entries(packed, r.crcs[number]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
+    if (!is_possible(header) || !entries.open(packed, header).ok()) return;
+    const int64_t* first = std::find_if(crops, crops + count, [&](int64_t i) { return is_inside(box_of(r, i), header); });
+    if (first == crops + count) return;
+    Box window = box_of(r, *first);
+    for (const int64_t* other = first + 1; other < crops + count; ++other) {
+        const Box box = box_of(r, *other);
+        if (!is_inside(box, header)) continue;
+        window.left = std::min(window.left, box.left), window.right = std::max(window.right, box.right);
+        window.top = std::min(window.top, box.top), window.bottom = std::max(window.bottom, box.bottom);
+    }
+    Sample& s = samples_[static_cast<size_t>(*first)];
     GpuImage& image = s.image;
     image = GpuImage();
     if (!copy_codes(header, image)) return;
 
-    image.sample = static_cast<int>(i);
+    image.leader = static_cast<int>(*first);
     image.components = header.component_count;
     image.half_width = header.half_width, image.half_height = header.half_height;
-    image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
-    image.flip = r.flips[i] != 0, image.filter = r.filters[i], image.down_first = is_down_first(box, r, filter);
-    image.taps[0] = taps_of(image.width, r.width, filter), image.taps[1] = taps_of(image.height, r.height, filter);
-    const Span rows = needed_mcus(box.top, box.bottom, header.half_height, header.mcu_height, header.mcu_rows);
-    const Span columns = needed_mcus(box.left, box.right, header.half_width, header.mcu_width, header.mcus_per_row);
+    const Span rows = needed_mcus(window.top, window.bottom, header.half_height, header.mcu_height, header.mcu_rows);
+    const Span columns = needed_mcus(window.left, window.right, header.half_width, header.mcu_width, header.mcus_per_row);
     int64_t blocks = 0, per_mcu = 0;
     for (int n = 0; n < header.component_count; ++n) {
         const Component& from = header.component[n];
@@ -204,14 +228,9 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
     }
     image.blocks = static_cast<int>(blocks), image.blocks_per_mcu = static_cast<int>(per_mcu);
     s.blocks = blocks;
-    s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
     s.samples = blocks * 64;
-    s.pixels = static_cast<int64_t>(image.width) * image.height;
-    // Whole quadruples, which are one load.
-    s.between = round_up(static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height), 4);
-    s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
 
-    s.scan = r.starts[i] + static_cast<int64_t>(header.scan_begin);
+    s.scan = r.starts[number] + static_cast<int64_t>(header.scan_begin);
     s.scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
     s.restart_interval = header.restart_interval, s.mcus_per_row = header.mcus_per_row;
     s.first_row = rows.begin, s.first_column = columns.begin;
@@ -220,8 +239,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
     const int step = entries.step();
     for (int row = rows.begin; row < rows.end; ++row)
         for (int column = columns.begin / step * step; column < columns.end; column += step) {
-            const int64_t number = entries.number(row, column);
-            const Entry& entry = entries.at(number);
+            const int64_t at = entries.number(row, column);
+            const Entry& entry = entries.at(at);
             const int stop = std::min(column + step, header.mcus_per_row), end = std::min(stop, columns.end);
             GpuItem item{};
             item.row = static_cast<unsigned short>(row - rows.begin);
@@ -233,8 +252,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
             // What one entry point says, decode() compares with what it finds; a predictor that no block can have is found there.
             bool fits = std::equal(item.predictor, item.predictor + header.component_count, entry.predictor);
             int64_t bytes;
-            if (number + 1 < entries.count()) {
-                const Entry& next = entries.at(number + 1);
+            if (at + 1 < entries.count()) {
+                const Entry& next = entries.at(at + 1);
                 item.end = next.bit;
                 item.how_it_ends = end == stop ? kGpuEndsAt : kGpuEndsBefore;
                 for (int n = 0; n < header.component_count; ++n) item.end_predictor[n] = static_cast<short>(next.predictor[n]);
@@ -255,21 +274,40 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t i, Sample& s) const {
             s.bytes += bytes;
             s.stretches.push_back(item);
         }
-    s.is_taken = true;
+    place(r, *first);
+    for (const int64_t* other = first + 1; other < crops + count; ++other) {
+        if (!is_inside(box_of(r, *other), header)) continue;
+        Sample& sharing = samples_[static_cast<size_t>(*other)];
+        sharing.image = image;
+        sharing.image.blocks = 0;
+        sharing.items = sharing.bytes = sharing.blocks = sharing.samples = 0;
+        sharing.stretches.clear();
+        place(r, *other);
+    }
+}
+
+void GpuPlan::sort_by_file(const GpuRequest& r) {
+    first_crop_.assign(static_cast<size_t>(r.files) + 1, 0);
+    for (int64_t i = 0; i < r.count; ++i) ++first_crop_[static_cast<size_t>(r.file_of[i]) + 1];
+    std::partial_sum(first_crop_.begin(), first_crop_.end(), first_crop_.begin());
+    crops_.resize(static_cast<size_t>(r.count));
+    std::vector<int64_t> next = first_crop_;
+    for (int64_t i = 0; i < r.count; ++i) crops_[static_cast<size_t>(next[static_cast<size_t>(r.file_of[i])]++)] = i;
 }
 
 bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
     const auto count = static_cast<size_t>(r.count);
     data_bytes_ = -1;  // nothing can be filled unless this comes to its end
     samples_.resize(std::max(samples_.size(), count));
-    for (size_t i = count; i < samples_.size(); ++i) samples_[i].is_taken = false;
-    const bool open = for_each(r.count, pool, [&](int64_t i) {
-        Sample& sample = samples_[static_cast<size_t>(i)];
-        sample.is_short_of_memory = false;
+    for (Sample& s : samples_) s.is_taken = s.is_short_of_memory = false;
+    sort_by_file(r);
+    const bool open = for_each(r.files, pool, [&](int64_t file) {
+        const int64_t *begin = crops_.data() + first_crop_[static_cast<size_t>(file)], *end = crops_.data() + first_crop_[static_cast<size_t>(file) + 1];
+        if (begin == end) return;
         try {
-            look_at(r, i, sample);
+            look_at(r, file, begin, end - begin);
         } catch (const std::bad_alloc&) {
-            sample.is_taken = false, sample.is_short_of_memory = true;
+            samples_[static_cast<size_t>(*begin)].is_short_of_memory = true;
         }
     });
     if (!open) return false;
@@ -282,9 +320,15 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         if (!s.is_taken) continue;
         GpuSizes more = sizes_;
         GpuImage& image = s.image;
+        const Sample& leader = samples_[static_cast<size_t>(image.leader)];  // of a lower number, or this one
+        if (!leader.is_taken) {
+            s.is_taken = false;
+            continue;
+        }
         s.number = static_cast<int>(more.images++);
         s.first_group = more.groups, s.first_tile = more.tiles, s.first_item = items, s.first_byte = bytes;
-        image.first_block = more.blocks, image.samples = more.samples, image.pixels = more.pixels, image.between = more.between;
+        image.first_block = more.blocks, image.pixels = more.pixels, image.between = more.between;
+        image.samples = &leader == &s ? more.samples : leader.image.samples;
         image.weights[0] = more.weights, image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
         more.groups += (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
         more.tiles += s.tiles;
@@ -302,7 +346,7 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         sizes_ = more;
         items += s.items, bytes = more_bytes;
     }
-    data_bytes_ = r.starts[r.count];
+    data_bytes_ = r.starts[r.files];
     return true;
 }
 

@@ -16,9 +16,11 @@ namespace feedrate {
 
 // The caller owns every array, and keeps them until look() returns.
 struct GpuRequest {
-    int64_t count;
+    int64_t count;                 // of crops
+    int64_t files;
+    const int32_t* file_of;        // of each crop, from 0 to files - 1; a file that several share is decoded once
     const uint8_t* data;           // files, one behind the other
-    const int64_t* starts;         // count + 1: where each begins in `data`, and the end
+    const int64_t* starts;         // files + 1: where each begins in `data`, and the end
     const uint32_t* crcs;          // crc32c of each file, already checked
     const uint8_t* entries;        // entry points, the same way
     const int64_t* entry_starts;
@@ -42,7 +44,7 @@ struct GpuSizes {
 
 class GpuPlan {
 public:
-    // Looks at every sample; taken[i] becomes 1 where the plan holds it. False: the pool is closed. Throws std::bad_alloc.
+    // Looks at every file; taken[i] becomes 1 where the plan holds crop i. False: the pool is closed. Throws std::bad_alloc.
     bool look(const GpuRequest& request, Pool* pool, uint8_t* taken);
     const GpuSizes& sizes() const { return sizes_; }
     // Of sample `i` of what look() saw: 1 (gray) or 3; 0: it was not taken.
@@ -53,6 +55,8 @@ public:
     bool fill(const uint8_t* data, Pool* pool, uint8_t* staged);
 
 private:
+    // A crop. The first of its file carries what is decoded, in a window that all of the file's crops lie in; the others have no items and no
+    // blocks.
     struct Sample {
         bool is_taken = false, is_short_of_memory = false;
         GpuImage image;
@@ -65,11 +69,14 @@ private:
         int number = 0;
         int64_t first_item = 0, first_group = 0, first_tile = 0, first_byte = 0;
     };
-    void look_at(const GpuRequest& request, int64_t i, Sample& sample) const;
+    void look_at(const GpuRequest& request, int64_t file, const int64_t* crops, int64_t count);
+    void place(const GpuRequest& request, int64_t i);
+    void sort_by_file(const GpuRequest& request);
     bool stage(const uint8_t* data, const Sample& sample, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const;
     void fill_one(const uint8_t* data, const Sample& sample, uint8_t* staged) const;
 
     std::vector<Sample> samples_;
+    std::vector<int64_t> crops_, first_crop_;  // the crops by their files; where each file's begin
     GpuSizes sizes_;
     int64_t data_bytes_ = -1;
 };

@@ -366,20 +366,22 @@ nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<co
     return nb::make_tuple(nb::bytes(keys.data(), keys.size()), nb::bytes(entries.data(), entries.size()));
 }
 
-// `shape`: height and width of the output. What the plan needs is in sizes(); `taken` says which samples it holds.
+// `shape`: height and width of the output. What the plan needs is in sizes(); `taken` says which crops it holds.
 void look_door(GpuPlan& plan, Array<const uint8_t> data, Array<const int64_t> starts, Array<const uint32_t> crcs, Array<const uint8_t> entries,
-               Array<const int64_t> entry_starts, Array<const int32_t> boxes, Array<const uint8_t> flips, Array<const uint8_t> filters,
-               bool before_13, nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
-    const size_t count = taken.shape(0);
-    check_starts(starts, count, data.shape(0));
-    check_starts(entry_starts, count, entries.shape(0));
-    need(crcs.shape(0) == count && flips.shape(0) == count && boxes.shape(0) == 4 * count, "arrays differ in length");
+               Array<const int64_t> entry_starts, Array<const int32_t> file_of, Array<const int32_t> boxes, Array<const uint8_t> flips,
+               Array<const uint8_t> filters, bool before_13, nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+    const size_t count = taken.shape(0), files = crcs.shape(0);
+    check_starts(starts, files, data.shape(0));
+    check_starts(entry_starts, files, entries.shape(0));
+    need(flips.shape(0) == count && boxes.shape(0) == 4 * count, "arrays differ in length");
+    need(file_of.shape(0) == count && std::all_of(file_of.data(), file_of.data() + count, [&](int32_t one) { return one >= 0 && static_cast<size_t>(one) < files; }),
+         "file_of needs the number of a file per sample");
     need(filters.shape(0) == count && std::all_of(filters.data(), filters.data() + count, [](uint8_t one) { return one < kFilters; }),
          "filters need one of Pillow's numbers per sample");
     const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]);
     need(height > 0 && width > 0 && height <= 1 << 14 && width <= 1 << 14, "shape must be height and width, from 1 to 16384");
-    const GpuRequest request{static_cast<int64_t>(count), data.data(), starts.data(), crcs.data(), entries.data(), entry_starts.data(), boxes.data(),
-                             flips.data(), filters.data(), before_13, height, width, most_memory};
+    const GpuRequest request{static_cast<int64_t>(count), static_cast<int64_t>(files), file_of.data(), data.data(), starts.data(), crcs.data(), entries.data(),
+                             entry_starts.data(), boxes.data(), flips.data(), filters.data(), before_13, height, width, most_memory};
     bool open;
     {
         nb::gil_scoped_release release;
@@ -452,8 +454,8 @@ NB_MODULE(_native, m) {
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<GpuPlan>(m, "GpuPlan")
         .def(nb::init<>())
-        .def("look", &look_door, nb::arg("data"), nb::arg("starts"), nb::arg("crcs"), nb::arg("entries"), nb::arg("entry_starts"), nb::arg("boxes"),
-             nb::arg("flips"), nb::arg("filters"), nb::arg("before_13"), nb::arg("shape"), nb::arg("most_memory"), nb::arg("pool").none(), nb::arg("taken"))
+        .def("look", &look_door, nb::arg("data"), nb::arg("starts"), nb::arg("crcs"), nb::arg("entries"), nb::arg("entry_starts"), nb::arg("file_of"),
+             nb::arg("boxes"), nb::arg("flips"), nb::arg("filters"), nb::arg("before_13"), nb::arg("shape"), nb::arg("most_memory"), nb::arg("pool").none(), nb::arg("taken"))
         .def("sizes", &plan_sizes_door)
         .def("components", &plan_components_door)
         .def("fill", &fill_door, nb::arg("data"), nb::arg("pool").none(), nb::arg("staged"));

@@ -31,6 +31,7 @@ class GpuPlan:
         crcs: _U32,
         entries: _U8,
         entry_starts: _I64,
+        file_of: _I32,
         boxes: _I32,
         flips: _U8,
         filters: _U8,

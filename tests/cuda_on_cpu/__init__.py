@@ -93,9 +93,22 @@ def decode(
     """Decode a batch as a GPU would; return the pixels, the statuses, and which samples were taken."""
     plan = batch.BatchPlan()
     data, taken = look(plan, cases, size, **options)
+    return run(launch, plan, data, len(cases), size, taken, channels)
+
+
+def run(
+    launch: batch.Launch,
+    plan: batch.BatchPlan,
+    data: Any,
+    count: int,
+    size: tuple[int, int],
+    taken: Any,
+    channels: int = 3,
+) -> tuple[Any, Any, Any]:
+    """Do what was planned; return the pixels, the statuses, and which samples were taken."""
     buffers = {name: aligned(size) for name, size in plan.buffer_bytes().items()}
     plan.fill(data, buffers["staged"])
-    out = np.full((len(cases), *size, channels), 77, np.uint8)
-    statuses = np.full(len(cases), -1, np.int32)
+    out = np.full((count, *size, channels), 77, np.uint8)
+    statuses = np.full(count, -1, np.int32)
     batch.run(plan, launch, buffers, out, statuses, channels)
     return out, statuses, taken

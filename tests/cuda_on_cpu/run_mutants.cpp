@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Damaged files and forged entry points through the planner and the GPU's kernels, on the CPU, for the sanitizers to watch:
 //   run_mutants ROUNDS < list of JPEG files
-// A mutant stands between two copies of its sound file in one batch. Every buffer is as large as the plan says and no larger. What comes
+// A mutant stands between two copies of its sound file in one batch, and it and one of these are cropped twice. Every buffer is as large as the plan says and no larger. What comes
 // out with status 0 must be what decode() makes, and a sound file must come out.
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +28,7 @@ namespace {
 
 struct Case {
     std::string file, entries;
-    int32_t box[4];
+    int32_t box[4], other_box[4];
 };
 
 struct Wanted {
@@ -52,39 +52,45 @@ Memory allocate(int64_t size) {
     return memory;
 }
 
-// As batch.py has it.
+// As batch.py has it. First a crop of each, then a second one.
 void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<uint8_t>& out, std::vector<int32_t>& statuses) {
     std::string data, entries;
     std::vector<int64_t> starts{0}, entry_starts{0};
     std::vector<uint32_t> crcs;
-    std::vector<int32_t> boxes;
+    std::vector<int32_t> boxes, file_of;
     for (const Case& one : cases) {
         data += one.file, entries += one.entries;
         starts.push_back(static_cast<int64_t>(data.size())), entry_starts.push_back(static_cast<int64_t>(entries.size()));
         crcs.push_back(crc32c(bytes(one.file), one.file.size(), 0));
         boxes.insert(boxes.end(), one.box, one.box + 4);
+        file_of.push_back(static_cast<int32_t>(file_of.size()));
     }
-    const std::vector<uint8_t> flips(cases.size(), w.flip), filters(cases.size(), w.filter);
-    std::vector<uint8_t> taken(cases.size());
+    for (size_t i = 0; i + 1 < cases.size(); ++i) {
+        boxes.insert(boxes.end(), cases[i].other_box, cases[i].other_box + 4);
+        file_of.push_back(static_cast<int32_t>(i));
+    }
+    const size_t count = file_of.size();
+    const std::vector<uint8_t> flips(count, w.flip), filters(count, w.filter);
+    std::vector<uint8_t> taken(count);
     // Exactly as large as they are, so that a read past the end is seen.
     const std::vector<uint8_t> own_data(data.begin(), data.end()), own_entries(entries.begin(), entries.end());
     GpuPlan plan;
-    const GpuRequest request{static_cast<int64_t>(cases.size()), own_data.data(), starts.data(), crcs.data(), own_entries.data(), entry_starts.data(),
-                             boxes.data(), flips.data(), filters.data(), false, w.height, w.width, int64_t{1} << 28};
+    const GpuRequest request{static_cast<int64_t>(count), static_cast<int64_t>(cases.size()), file_of.data(), own_data.data(), starts.data(), crcs.data(),
+                             own_entries.data(), entry_starts.data(), boxes.data(), flips.data(), filters.data(), false, w.height, w.width, int64_t{1} << 28};
     plan.look(request, nullptr, taken.data());
     const GpuSizes& s = plan.sizes();
     const Memory staged = allocate(s.staged), coefficients = allocate(s.blocks * 128), samples = allocate(s.samples), pixels = allocate(s.pixels * 4),
                  between = allocate(s.between * 4), weights = allocate(s.weights * 4), bounds = allocate(s.images * (w.height + w.width) * 8),
                  tables = allocate(s.images * kGpuPairs * kGpuPairWords * 4);
     plan.fill(own_data.data(), nullptr, staged.get());
-    out.assign(cases.size() * static_cast<size_t>(w.height * w.width * w.channels), 77);
-    statuses.assign(cases.size(), -1);
+    out.assign(count * static_cast<size_t>(w.height * w.width * w.channels), 77);
+    statuses.assign(count, -1);
     if (!s.images) return;
     uint8_t *images = staged.get(), *groups = images + s.groups_at, *tiles = images + s.tiles_at, *items = images + s.items_at, *words = images + s.words_at;
     int32_t* status = statuses.data();
     start("prepare", s.images, 1, images, tables.get(), bounds.get(), weights.get(), status, w.width, w.height);
     start("read_coefficients", s.groups, 1, images, groups, items, words, tables.get(), coefficients.get(), status);
-    start("transform_blocks", 2, s.images, images, coefficients.get(), samples.get());
+    start("transform_blocks", 2, s.images, images, coefficients.get(), samples.get(), status);
     start("convert_pixels", s.tiles, 1, images, tiles, samples.get(), pixels.get(), w.channels);
     start("resize_first", s.tiles, 1, images, tiles, pixels.get(), bounds.get(), weights.get(), between.get(), w.width, w.height);
     start("resize_last", 3, s.images, images, between.get(), bounds.get(), weights.get(), status, out.data(), w.width, w.height, w.channels);
@@ -128,7 +134,7 @@ int main(int, char** arguments) {
         for (const std::string& file : files) {
             const int64_t apart[] = {1, 40, 200, 100000};
             Header header;
-            Case whole{file, "", {}};
+            Case whole{file, "", {}, {}};
             if (!scan_jpeg(bytes(file), file.size(), crc32c(bytes(file), file.size(), 0), header, whole.entries, apart[random() % 4]).ok()) continue;
             const auto draw = [&](int size, int32_t& begin, int32_t& end) {
                 begin = static_cast<int32_t>(random() % static_cast<unsigned>(size));
@@ -136,6 +142,8 @@ int main(int, char** arguments) {
             };
             draw(header.width, whole.box[0], whole.box[2]);
             draw(header.height, whole.box[1], whole.box[3]);
+            draw(header.width, whole.other_box[0], whole.other_box[2]);
+            draw(header.height, whole.other_box[1], whole.other_box[3]);
             Case mutant = whole;
             const unsigned how = random() % 8;
             if (how <= 3) spoil(mutant.file, header.scan_begin, random);
@@ -150,21 +158,23 @@ int main(int, char** arguments) {
             std::vector<int32_t> statuses;
             decode_as_gpu({whole, mutant, whole}, w, out, statuses);
             const size_t size = static_cast<size_t>(w.height * w.width * w.channels);
-            for (size_t i = 0; i < 3; ++i) {
-                const Case& one = i == 1 ? mutant : whole;
+            for (size_t i = 0; i < 5; ++i) {
+                const bool is_sound = i != 1 && i != 4;
+                const Case& one = is_sound ? whole : mutant;
+                const int32_t* box = i < 3 ? one.box : one.other_box;
                 std::vector<uint8_t> expected(size);
                 const Target target{expected.data(), w.height, w.width, w.channels, w.flip != 0, static_cast<Filter>(w.filter), false};
                 const Outcome outcome = decoder.decode({bytes(one.file), one.file.size()}, crc32c(bytes(one.file), one.file.size(), 0),
-                                                       {bytes(one.entries), one.entries.size()}, {one.box[0], one.box[1], one.box[2], one.box[3]}, target);
+                                                       {bytes(one.entries), one.entries.size()}, {box[0], box[1], box[2], box[3]}, target);
                 const bool same = outcome.ok() && !std::memcmp(out.data() + i * size, expected.data(), size);
-                if ((i != 1 && statuses[i] != 0) || (statuses[i] == 0 && !same)) {
+                if ((is_sound && statuses[i] != 0) || (statuses[i] == 0 && !same)) {
                     std::printf("round %d, file of %zu bytes, sample %zu, change %u: status %d, decode() %d, same %d\n", round, file.size(), i, how,
                                 statuses[i], static_cast<int>(outcome.status), same);
                     return 1;
                 }
             }
-            sound += 2;
-            (statuses[1] == 0 ? good : refused) += 1;
+            sound += 3;
+            for (const size_t i : {size_t{1}, size_t{4}}) (statuses[i] == 0 ? good : refused) += 1;
         }
     std::printf("%d sound, %d damaged and decoded alike, %d damaged and refused\n", sound, good, refused);
     return 0;

@@ -15,7 +15,7 @@ import pytest
 from kernel_images import SAMPLINGS, make_jpeg, random_box
 from PIL import Image
 
-from cuda_on_cpu import Case, Emulator, build, decode, look
+from cuda_on_cpu import Case, Emulator, build, decode, join, look, run
 from feedrate import kernel
 from feedrate.filters import FILTERS
 from feedrate.kernel.cuda import batch
@@ -157,6 +157,107 @@ def test_a_dense_index_of_a_large_image_is_more_than_one_group(launch: Emulator)
     assert_same(launch, [whole(make_jpeg(300, 200, "4:4:4"), bytes_per_entry=1)], (30, 40))
 
 
+def share(case: Case, boxes: list[tuple[int, int, int, int]], filters: list[int]) -> list[Case]:
+    return [
+        case._replace(box=box, filter=filter_, flip=i % 2 == 1)
+        for i, (box, filter_) in enumerate(zip(boxes, filters, strict=True))
+    ]
+
+
+def look_at_shared(
+    plan: batch.BatchPlan, files: list[Case], crops: list[Case], file_of: list[int], **options: Any
+) -> Any:
+    data, starts = join([case.data for case in files])
+    entries, entry_starts = join([case.entries for case in files])
+    crcs = np.array([kernel.crc32c(case.data) for case in files], np.uint32)
+    return data, plan.look(
+        data, starts, crcs, entries, entry_starts, file_of=np.array(file_of, np.int32),
+        boxes=np.array([case.box for case in crops], np.int32), flips=np.array([c.flip for c in crops]),
+        filters=np.array([case.filter for case in crops], np.uint8), **options,
+    )  # fmt: skip
+
+
+def decode_shared(
+    launch: Emulator, files: list[Case], crops: list[Case], file_of: list[int], size: tuple[int, int]
+) -> tuple[Any, Any, Any]:
+    plan = batch.BatchPlan()
+    data, taken = look_at_shared(plan, files, crops, file_of, size=size)
+    return run(launch, plan, data, len(crops), size, taken)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_crops_that_share_a_file_are_those_of_files_of_their_own(launch: Emulator, sampling: str) -> None:
+    rng = np.random.default_rng(4)
+    for seed, size in enumerate([(9, 12), (33, 20), (1, 7)]):
+        files = list(draw_cases(sampling, 20 + seed, 8))
+        file_of = [int(n) for n in rng.integers(0, len(files), 30)]
+        crops = []
+        for number in file_of:
+            width, height = Image.open(io.BytesIO(files[number].data)).size
+            box = random_box(rng, width, height)
+            crops.append(
+                files[number]._replace(box=box, flip=bool(rng.integers(2)), filter=int(rng.integers(6)))
+            )
+        out, statuses, taken = decode_shared(launch, files, crops, file_of, size)
+        assert taken.all()
+        assert not statuses.any()
+        for crop, pixels in zip(crops, out, strict=True):
+            assert np.array_equal(pixels, by_cpu(crop, size)), (crop.box, crop.filter, crop.flip)
+
+
+def test_a_file_that_crops_share_is_decoded_once() -> None:
+    one, two = whole(make_jpeg(96, 64, "4:2:0")), whole(make_jpeg(64, 64, "4:4:4"))
+    boxes = [(0, 0, 20, 20), (70, 40, 96, 64), (30, 10, 50, 50)]
+    alone, shared = batch.BatchPlan(), batch.BatchPlan()
+    look(alone, [one, two], (8, 8))
+    crops = [*share(one, boxes, [BILINEAR] * 3), two]
+    look_at_shared(shared, [one, two], crops, [0, 0, 0, 1], size=(8, 8))
+    # The window of the three is the whole image.
+    assert shared.sizes.images == 4
+    for of in ("blocks", "samples", "groups"):
+        assert getattr(shared.sizes, of) == getattr(alone.sizes, of), of
+
+
+def test_a_crop_outside_leaves_the_others_of_its_file_alone(launch: Emulator) -> None:
+    one = whole(make_jpeg(96, 64, "4:2:0"))
+    boxes = [(0, 0, 97, 64), (8, 8, 40, 40), (5, 5, 5, 9), (0, 30, 96, 64)]
+    crops = share(one, boxes, [BILINEAR] * 4)
+    out, statuses, taken = decode_shared(launch, [one], crops, [0] * 4, (16, 16))
+    assert taken.tolist() == [False, True, False, True]
+    assert statuses.tolist() == [-1, 0, -1, 0]
+    for i in (1, 3):
+        assert np.array_equal(out[i], by_cpu(crops[i], (16, 16)))
+
+
+def test_damage_in_a_shared_window_is_the_status_of_all_its_crops(launch: Emulator) -> None:
+    sound = whole(make_jpeg(160, 160, "4:2:0", quality=90))
+    bad = spoil(sound, lambda data, at: data.__setitem__(slice(at + 300, at + 302), b"\xff\xd0"))
+    boxes = [(0, 0, 16, 16), (0, 140, 160, 160), (10, 10, 50, 50)]
+    crops = [*share(bad, boxes, [BILINEAR] * 3), sound]
+    out, statuses, taken = decode_shared(launch, [bad, sound], crops, [0, 0, 0, 1], (16, 16))
+    assert taken.all()
+    assert (statuses[:3] != 0).all()
+    assert not out[:3].any()
+    assert statuses[3] == 0
+
+
+def test_crops_of_a_file_that_has_no_room_are_left_alone() -> None:
+    one, two = whole(make_jpeg(300, 300, "4:2:0")), whole(make_jpeg(64, 64, "4:2:0"))
+    crops = [one, two, *share(one, [(0, 0, 9, 9)], [BILINEAR]), *share(two, [(0, 0, 9, 9)], [BILINEAR])]
+    plan = batch.BatchPlan()
+    look_at_shared(plan, [one, two], crops[1::2], [1, 1], size=(8, 8))
+    room = sum(plan.buffer_bytes().values())
+    _, taken = look_at_shared(plan, [one, two], crops, [0, 1, 0, 1], size=(8, 8), most_memory=room)
+    assert taken.tolist() == [False, True, False, True]
+
+
+def test_a_number_that_no_file_has_is_refused() -> None:
+    one = whole(make_jpeg(8, 8))
+    for number in (-1, 1):
+        with pytest.raises(ValueError, match="file_of needs the number of a file per sample"):
+            look_at_shared(batch.BatchPlan(), [one], [one], [number], size=(8, 8))
+
+
 def test_what_the_kernel_does_not_take_is_left_alone(launch: Emulator) -> None:
     good = whole(make_jpeg(20, 20))
     progressive = make_jpeg(20, 20, progressive=True)
@@ -271,7 +372,7 @@ def test_an_output_that_is_too_small_or_too_large_is_refused(size: tuple[int, in
 
 def test_more_images_than_a_grid_holds_are_refused() -> None:
     none, n = np.zeros(0, np.uint8), batch.MAX_IMAGES + 1
-    with pytest.raises(ValueError, match="at most 65535 images, got 65536"):
+    with pytest.raises(ValueError, match="at most 65535 crops, got 65536"):
         batch.BatchPlan().look(
             none, np.zeros(n + 1, np.int64), np.zeros(n, np.uint32), none, np.zeros(n + 1, np.int64),
             boxes=np.zeros((n, 4), np.int32), flips=np.zeros(n, np.bool_), size=(8, 8),

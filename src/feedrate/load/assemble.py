@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -177,13 +178,13 @@ class Assembler:
         size = height, width, channels
         if self.stored is None or not self.stored.takes(field, size):
             return self._decode_anew(wanted, field, places, geometry)
-        from feedrate.load.device.gpu_decode import Request
+        from feedrate.load.device.gpu_decode import PackRequest
 
         def decode_others(at: I64) -> tuple[Any, kernel.DecodeReport]:
             part = Places(places.pack, places.rows[at], places.positions[at])
             return self._decode_anew(wanted, field, part, geometry.take(at))
 
-        request = Request(places, field, geometry, size, lambda n: self._lend(wanted, n), self.pool)
+        request = PackRequest(places, field, geometry, size, partial(self._lend, wanted), self.pool)
         return self.stored.decode(request, decode_others)
 
     def _decode_anew(
@@ -192,9 +193,11 @@ class Assembler:
         """Decode a field on the GPU or the CPU, or take it from the host's tiers of the cache."""
         if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
             height, width, channels = self.rings[wanted.name].shape[1:]
-            return self.gpu.decode(
-                places, field, geometry, (height, width, channels), lambda n: self._lend(wanted, n), self.pool
-            )
+            from feedrate.load.device.gpu_decode import PackRequest
+
+            size = (height, width, channels)
+            lend = partial(self._lend, wanted)
+            return self.gpu.decode(PackRequest(places, field, geometry, size, lend, self.pool))
         out = self._lend(wanted, len(places.positions))
         decode = decode_pixels if self.cached is None else self.cached.decode
         image = None if self.artist is None else self.artist.image

@@ -88,6 +88,7 @@ class BatchPlan:
         boxes: I32,
         flips: npt.NDArray[np.bool_],
         size: tuple[int, int],
+        file_of: I32 | None = None,
         filters: U8 | None = None,
         before_13: bool | None = None,
         most_memory: int = MOST_MEMORY,
@@ -97,29 +98,32 @@ class BatchPlan:
 
         Args:
             data: the image files, one behind the other.
-            starts: where each begins, and the end of the last.
+            starts: where each file begins, and the end of the last.
             crcs: the crc32c of each file, already compared with its bytes.
-            entries: entry points, one sample's behind the other's (none: the CPU decodes it).
+            entries: entry points, one file's behind the other's (none: the CPU decodes it).
             entry_starts: as `starts`.
             boxes: N x 4: left, top, right, bottom.
             flips: mirror left to right, after the resize.
             size: height and width of the output, 1 to 16384 each.
-            filters: Pillow's number of each image's filter; None: bilinear.
+            file_of: for each crop the number of its file, which is decoded once; None: one crop per file.
+            filters: Pillow's number of each crop's filter; None: bilinear.
             before_13: the order of passes before Pillow 13; None: as the CPU path has it here.
             most_memory: bytes that `buffer_bytes` may come to; samples beyond that are not taken.
             pool: threads to use; None: the calling thread.
         """
-        n = len(boxes)
+        n, files = len(boxes), len(crcs)
         if n > MAX_IMAGES:
-            raise ValueError(f"a batch for the GPU has at most {MAX_IMAGES} images, got {n}")
+            raise ValueError(f"a batch for the GPU has at most {MAX_IMAGES} crops, got {n}")
         taken = np.zeros(n, np.uint8)
         filters = np.full(n, BILINEAR, np.uint8) if filters is None else filters
+        file_of = np.arange(n, dtype=np.int32) if file_of is None else file_of
         self._native.look(
             data=data,
-            starts=checked(starts, np.int64, (n + 1,), "starts"),
-            crcs=checked(crcs, np.uint32, (n,), "crcs"),
+            starts=checked(starts, np.int64, (files + 1,), "starts"),
+            crcs=checked(crcs, np.uint32, (files,), "crcs"),
             entries=entries,
-            entry_starts=checked(entry_starts, np.int64, (n + 1,), "entry_starts"),
+            entry_starts=checked(entry_starts, np.int64, (files + 1,), "entry_starts"),
+            file_of=checked(file_of, np.int32, (n,), "file_of"),
             boxes=checked(boxes, np.int32, (n, 4), "boxes").reshape(-1),
             flips=checked(flips, np.bool_, (n,), "flips").view(np.uint8),
             filters=checked(filters, np.uint8, (n,), "filters"),
@@ -223,7 +227,7 @@ def _run_to_samples(
         "read_coefficients", (sizes.groups, 1), _GROUP_ITEMS, 0,
         [images, groups, items, words, tables, coefficients, statuses],
     )  # fmt: skip
-    launch("transform_blocks", (16, n), 128, 0, [images, coefficients, buffers["samples"]])
+    launch("transform_blocks", (16, n), 128, 0, [images, coefficients, buffers["samples"], statuses])
     return images, tiles
 
 

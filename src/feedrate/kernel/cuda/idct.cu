@@ -35,10 +35,13 @@ __device__ unsigned pack(const int* v) {
     return word;
 }
 
-extern "C" __global__ void transform_blocks(const GpuImage* __restrict__ images, const short* __restrict__ coefficients, unsigned char* __restrict__ samples) {
+extern "C" __global__ void transform_blocks(const GpuImage* __restrict__ images, const short* __restrict__ coefficients, unsigned char* __restrict__ samples,
+                                            int* __restrict__ statuses) {
     // Threads bring each other's blocks, so that they load whole lines; the ninth part keeps them in different banks.
     __shared__ uint4 rows[kGpuIdctThreads * 9];
     const GpuImage& image = images[blockIdx.y];
+    // What is cut from bad blocks is bad; what another crop's weights are is not its business.
+    if (blockIdx.x == 0 && threadIdx.x == 0 && image.leader != image.sample) statuses[image.sample] |= statuses[image.leader] & ~kGpuUnsure;
     const uint4* from = (const uint4*)(coefficients + image.first_block * 64);
     for (int first = blockIdx.x * blockDim.x; first < image.blocks; first += gridDim.x * blockDim.x) {
         const int here = min((int)blockDim.x, image.blocks - first);

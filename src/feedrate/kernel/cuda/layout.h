@@ -84,6 +84,7 @@ struct alignas(16) GpuImage {
     long long weights[2];        // across, down
     int taps[2];                 // weights per output pixel at the most
     int sample;                  // its number in the batch
+    int leader;                  // the sample that carries what this one is cut from: another's window, or its own
     int status;                  // what it begins with
     int components, blocks;
     int half_width, half_height; // of chroma

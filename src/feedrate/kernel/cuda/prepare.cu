@@ -109,7 +109,7 @@ __device__ bool make_taps(int in_size, int out_size, int filter, int most, int* 
 extern "C" __global__ void prepare(const GpuImage* images, unsigned* tables, int* bounds, int* weights, int* statuses, int width, int height) {
     const GpuImage& image = images[blockIdx.x];
     if (threadIdx.x == 0) statuses[image.sample] = image.status;
-    for (int pair = 0; pair < kGpuPairs; ++pair) {
+    for (int pair = 0; image.blocks && pair < kGpuPairs; ++pair) {
         unsigned* to = tables + ((long long)blockIdx.x * kGpuPairs + pair) * kGpuPairWords;
         build_table(image.code[2 * pair], kGpuDcLookahead, to);
         build_table(image.code[2 * pair + 1], kGpuAcLookahead, to + kGpuDcWords);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Loader(decode="gpu")`: images of a batch that are decoded where they are trained on.
+"""Images of a batch that are decoded where they are trained on: `Loader(decode="gpu")`, `decode_batch`.
 
 ```
 maker    reads the files of its batch and checks their checksums, as ever; plans; fills pinned memory with the
@@ -21,7 +21,9 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +56,44 @@ _MOST_KEPT_BYTES = 64 << 20  # of memory that files were read into, for the next
 log = logging.getLogger("feedrate")
 
 
-class Request(NamedTuple):
-    """An image field of a batch: the arguments of `GpuDecoder.decode`."""
+class Planned(NamedTuple):
+    """What was read of a batch, and which samples a plan took of it."""
+
+    data: U8
+    taken: npt.NDArray[np.bool_]
+    bytes_read: int
+
+
+class Request(Protocol):
+    """Images that somebody wants."""
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Height, width and channels of what is made."""
+
+    @property
+    def pool(self) -> kernel.Pool | None:
+        """Threads for what is done on the CPU."""
+
+    def __len__(self) -> int: ...
+
+    def choose(self, share: float) -> tuple[I64, Counter[str]]:
+        """Return which samples to try on the GPU, and why they are fewer than such a share of all."""
+
+    def look(self, plan: kernels.BatchPlan, chosen: I64, *, spare: U8, most_memory: int) -> Planned:
+        """Read and plan the chosen samples; `spare` is memory to read them into."""
+
+    def decode(self, at: I64) -> tuple[U8, DecodeReport]:
+        """Decode some of the samples on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackRequest:
+    """An image field of a batch of a pack.
+
+    Attributes:
+        lend: returns memory of the host for so many images of the size.
+    """
 
     places: Places
     field: Field
@@ -64,14 +102,51 @@ class Request(NamedTuple):
     lend: Callable[[int], U8]
     pool: kernel.Pool | None
 
+    def __len__(self) -> int:
+        return len(self.places.positions)
+
+    def choose(self, share: float) -> tuple[I64, Counter[str]]:
+        places, name = self.places, self.field.name
+        wanted = round(share * len(self))
+        if len(self) > kernels.MAX_IMAGES:
+            return np.empty(0, np.int64), Counter({NOT_PLANNED: wanted})
+        entries = places.pack.entries(name, places.rows, places.positions)
+        found = np.flatnonzero(entries.length > 0)[:wanted]
+        # No number of these is above the limit, so that their sum stays within 64 bits.
+        lengths = (places.rows[f"{name}.length"][found], entries.length[found])
+        size_bytes = sum(np.clip(one, 0, MOST_READ_BYTES + 1).astype(np.int64) for one in lengths)
+        fits = size_bytes <= MOST_READ_BYTES
+        chosen = found[fits & (np.cumsum(np.where(fits, size_bytes, 0)) <= MOST_READ_BYTES)]
+        return chosen, Counter({NO_ENTRIES: wanted - len(found), NOT_PLANNED: len(found) - len(chosen)})
+
+    def look(self, plan: kernels.BatchPlan, chosen: I64, *, spare: U8, most_memory: int) -> Planned:
+        places, pool, count = self.places, self.pool, len(self)
+        files, images, ranges = places.pack.find_values(
+            self.field.name, places.rows[chosen], places.positions[chosen], with_entries=True
+        )
+        assert ranges is not None
+        assert images.crc32c is not None
+        data, starts, statuses = kernel.read_ranges(files, images, pool, spare=spare)
+        entries, entry_starts, entry_statuses = kernel.read_ranges(files, ranges, pool)
+        # What cannot be read gets no box, and so is not taken: the CPU path says what is wrong with it.
+        boxes = self.geometry.boxes_on(self.field, places.rows).copy()
+        boxes[chosen[(statuses != 0) | (entry_statuses != 0)]] = 0
+        crcs = np.zeros(count, np.uint32)
+        crcs[chosen] = images.crc32c
+        taken = plan.look(
+            data, _spread(starts, chosen, count), crcs, entries, _spread(entry_starts, chosen, count),
+            boxes=boxes, flips=self.geometry.flips, filters=self.geometry.filter_each(),
+            size=self.size[:2], most_memory=most_memory, pool=pool,
+        )  # fmt: skip
+        return Planned(data, taken, len(data) + len(entries))
+
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
-        """Decode some of the samples on the CPU."""
         places = Places(self.places.pack, self.places.rows[at], self.places.positions[at])
         out = self.lend(len(at))
         return out, decode_pixels(places, self.field, self.geometry.take(at), out, self.pool)
 
 
-class Job(NamedTuple):
+class _Job(NamedTuple):
     """A batch whose kernels are queued; `event` comes when `statuses`, in pinned memory, are there.
 
     `out` is what `Run` returned.
@@ -85,7 +160,7 @@ class Job(NamedTuple):
 
 
 # Starts the kernels of a plan that is filled and copied, with the buffers and statuses; returns their output.
-Run = Callable[[Request, kernels.BatchPlan, Mapping[str, Any], Any], Any]
+Run = Callable[[kernels.BatchPlan, Mapping[str, Any], Any], Any]
 
 
 class _Host(NamedTuple):
@@ -113,6 +188,7 @@ class GpuDecoder:
         *,
         most_memory: int = kernels.MOST_MEMORY,
         is_asked_for: bool = True,
+        is_loading: bool = True,
     ) -> None:
         """Make a decoder.
 
@@ -122,10 +198,11 @@ class GpuDecoder:
             most_memory: bytes of the device that the buffers may take.
             is_asked_for: what it does not take is said, and a lack of memory is an error; else the CPU
                 decodes in silence, and a lack of memory is said.
+            is_loading: it works for a loader, so that what is said is in the words of its options.
         """
         self.device, self.share = device, 1.0
         self.stream, self.launch, self._meter = stream, launch, meter
-        self._most_memory, self._is_asked_for = most_memory, is_asked_for
+        self._most_memory, self._is_asked_for, self._is_loading = most_memory, is_asked_for, is_loading
         self._lock = threading.Lock()
         self._buffers: dict[str, Any] = {}
         self._hosts: deque[_Host] = deque()
@@ -150,28 +227,13 @@ class GpuDecoder:
         """Return whether a field's pixels may come from the GPU."""
         return field.kind is Kind.IMAGE and field.coding is not Coding.RAW
 
-    def decode(
-        self,
-        places: Places,
-        field: Field,
-        geometry: Geometry,
-        size: tuple[int, int, int],
-        lend: Callable[[int], U8],
-        pool: kernel.Pool | None,
-    ) -> tuple[U8 | transfer.DevicePixels, DecodeReport]:
-        """Decode an image field; return the pixels, on the host where the GPU took none of them.
-
-        Args:
-            size: height, width and channels of what is made.
-            lend: returns memory of the host for so many images of that size.
-            pool: threads for what is done on the CPU.
-        """
+    def decode(self, request: Request) -> tuple[U8 | transfer.DevicePixels, DecodeReport]:
+        """Decode images; return the pixels, on the host where the GPU took none of them."""
         import torch
 
-        request = Request(places, field, geometry, size, lend, pool)
-        chosen, left = self.choose(request, self.share)
+        chosen, left = request.choose(self.share)
         try:
-            job = self.begin(request, chosen, self._run) if len(chosen) else None
+            job = self.begin(request, chosen, partial(self._run, request.size)) if len(chosen) else None
             if job is not None:
                 return self._complete(request, job, len(chosen), left)
         except (torch.cuda.OutOfMemoryError, DriverError) as error:
@@ -180,79 +242,48 @@ class GpuDecoder:
             self._note_out_of_memory(error)
         left[NO_MEMORY if self.is_off else NOT_PLANNED] += len(chosen)
         self._count(0, left)
-        return request.decode(np.arange(len(request.places.positions)))
+        return request.decode(np.arange(len(request)))
 
-    def choose(self, request: Request, share: float) -> tuple[I64, Counter[str]]:
-        """Return which samples to try there, and why they are fewer than there should be."""
-        places, name = request.places, request.field.name
-        wanted = round(share * len(places.positions))
-        if len(places.positions) > kernels.MAX_IMAGES:
-            return np.empty(0, np.int64), Counter({NOT_PLANNED: wanted})
-        entries = places.pack.entries(name, places.rows, places.positions)
-        found = np.flatnonzero(entries.length > 0)[:wanted]
-        # No number of these is above the limit, so that their sum stays within 64 bits.
-        lengths = (places.rows[f"{name}.length"][found], entries.length[found])
-        size_bytes = sum(np.clip(one, 0, MOST_READ_BYTES + 1).astype(np.int64) for one in lengths)
-        fits = size_bytes <= MOST_READ_BYTES
-        chosen = found[fits & (np.cumsum(np.where(fits, size_bytes, 0)) <= MOST_READ_BYTES)]
-        return chosen, Counter({NO_ENTRIES: wanted - len(found), NOT_PLANNED: len(found) - len(chosen)})
-
-    def begin(self, request: Request, chosen: I64, run: Run) -> Job | None:
+    def begin(self, request: Request, chosen: I64, run: Run) -> _Job | None:
         """Read and plan the chosen samples, and queue their kernels; None: none of them is taken."""
         try:
             host = self._hosts.pop()
         except IndexError:
             host = _Host(kernels.BatchPlan(), np.empty(0, np.uint8))
-        places, pool, count = request.places, request.pool, len(request.places.positions)
-        rows, positions = places.rows[chosen], places.positions[chosen]
-        files, images, ranges = places.pack.find_values(
-            request.field.name, rows, positions, with_entries=True
-        )
-        assert ranges is not None
-        assert images.crc32c is not None
-        data, starts, statuses = kernel.read_ranges(files, images, pool, spare=host.spare)
-        entries, entry_starts, entry_statuses = kernel.read_ranges(files, ranges, pool)
-        # What cannot be read gets no box, and so is not taken: the CPU path says what is wrong with it.
-        boxes = request.geometry.boxes_on(request.field, places.rows).copy()
-        boxes[chosen[(statuses != 0) | (entry_statuses != 0)]] = 0
-        crcs = np.zeros(count, np.uint32)
-        crcs[chosen] = images.crc32c
-        taken = host.plan.look(
-            data, _spread(starts, chosen, count), crcs, entries, _spread(entry_starts, chosen, count),
-            boxes=boxes, flips=request.geometry.flips, filters=request.geometry.filter_each(),
-            size=request.size[:2], most_memory=self._most_memory, pool=pool,
-        )  # fmt: skip
-        job = self._queue(request, host.plan, data, taken, run) if taken.any() else None
-        kept = max(host.spare, data, key=len)
+        planned = request.look(host.plan, chosen, spare=host.spare, most_memory=self._most_memory)
+        job = self._queue(request, host.plan, planned, run) if planned.taken.any() else None
+        kept = max(host.spare, planned.data, key=len)
         self._hosts.append(_Host(host.plan, kept if len(kept) <= _MOST_KEPT_BYTES else host.spare))
-        return None if job is None else job._replace(bytes_read=len(data) + len(entries))
+        return job
 
-    def _queue(
-        self, request: Request, plan: kernels.BatchPlan, data: U8, taken: npt.NDArray[np.bool_], run: Run
-    ) -> Job:
+    def _queue(self, request: Request, plan: kernels.BatchPlan, planned: Planned, run: Run) -> _Job:
         import torch
 
         staged = transfer.make_pinned((plan.sizes.staged,), torch.uint8)
-        plan.fill(data, staged.numpy(), request.pool)
-        count = len(taken)
+        plan.fill(planned.data, staged.numpy(), request.pool)
+        count = len(planned.taken)
         with self.queueing(plan.buffer_bytes()) as buffers:
             # None of the kernels' own, so that a sample that no kernel spoke of is not taken for good.
             statuses = torch.full((count,), -1, dtype=torch.int32, device=self.device)
             buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
-            out = run(request, plan, buffers, statuses)
+            out = run(plan, buffers, statuses)
             here = transfer.make_pinned((count,), torch.int32)
             here.copy_(statuses, non_blocking=True)
             # Who waits for it sleeps: a thread that spins would take a core from the decoder.
             event = self.stream.record_event(torch.cuda.Event(blocking=True))
-        return Job(out, taken, here, event, 0)
+        return _Job(out, planned.taken, here, event, planned.bytes_read)
 
     def _run(
-        self, request: Request, plan: kernels.BatchPlan, buffers: Mapping[str, Any], statuses: Any
+        self,
+        size: tuple[int, int, int],
+        plan: kernels.BatchPlan,
+        buffers: Mapping[str, Any],
+        statuses: Any,
     ) -> Any:
         import torch
 
-        out = torch.empty((len(statuses), *request.size), dtype=torch.uint8, device=self.device)
-        kernels.run(plan, self.launch, buffers, out, statuses, request.size[2])
+        out = torch.empty((len(statuses), *size), dtype=torch.uint8, device=self.device)
+        kernels.run(plan, self.launch, buffers, out, statuses, size[2])
         return out
 
     @contextlib.contextmanager
@@ -282,7 +313,7 @@ class GpuDecoder:
                 self._buffers[name] = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
 
     def _complete(
-        self, request: Request, job: Job, chosen: int, left: Counter[str]
+        self, request: Request, job: _Job, chosen: int, left: Counter[str]
     ) -> tuple[transfer.DevicePixels, DecodeReport]:
         """Decode the rest on the CPU, then what the GPU could not."""
         tally = Tally(len(job.taken))
@@ -298,7 +329,7 @@ class GpuDecoder:
         self._count(taken - len(bad), left)
         return transfer.DevicePixels(job.out, self.stream), tally.report()
 
-    def _decode_here(self, request: Request, job: Job, at: I64, tally: Tally) -> None:
+    def _decode_here(self, request: Request, job: _Job, at: I64, tally: Tally) -> None:
         if at.size:
             pixels, report = request.decode(at)
             tally.add(report, at=at)
@@ -307,7 +338,7 @@ class GpuDecoder:
     def _count(self, decoded: int, left: Counter[str]) -> None:
         left = +left  # without those of which there is none
         is_first = self._meter.add_gpu(decoded, left)
-        if left and is_first and self._is_asked_for:
+        if left and is_first and self._is_asked_for and self._is_loading:
             why = "; ".join(f"{count}: {reason}" for reason, count in left.most_common())
             log.warning(
                 'decode="gpu": %d of the %d images of a batch are decoded on the CPU, with the same pixels '
@@ -320,9 +351,11 @@ class GpuDecoder:
         words = f"{self.device} has no memory left to decode images: its buffers take {taken} now"
         first = str(error).splitlines()[0]
         if self._is_asked_for:
+            hint = 'device="cpu" needs none; or ask for fewer images at a time'
+            if self._is_loading:
+                hint = 'decode="cpu" needs none; or lower batch_size, prefetch, or what the model takes'
             raise FeedrateError(
-                f"{words}, at most {format_bytes(self._most_memory)} ({first})",
-                hint='decode="cpu" needs none; or lower batch_size, prefetch, or what the model takes',
+                f"{words}, at most {format_bytes(self._most_memory)} ({first})", hint=hint
             ) from error
         with self._lock:
             self._buffers.clear()
@@ -354,12 +387,18 @@ def explain_host(*, has_functions: bool, is_padded: bool) -> str | None:
 
 
 def open_decoder(
-    placement: transfer.Transfer, meter: Meter, *, is_asked_for: bool, is_needed: bool = False
+    placement: transfer.Transfer,
+    meter: Meter,
+    *,
+    is_asked_for: bool,
+    is_needed: bool = False,
+    is_loading: bool = True,
 ) -> GpuDecoder | None:
     """Return a decoder for the batches that go there, its kernels compiled; None: not possible, and said.
 
     Args:
         is_needed: nothing of what was asked for goes without its kernels.
+        is_loading: as `GpuDecoder` has it.
 
     Raises:
         GpuError: it was asked for, or is needed, and is not possible.
@@ -382,6 +421,7 @@ def open_decoder(
     decoder = GpuDecoder(
         device, placement.stream, launch, meter,
         most_memory=min(kernels.MOST_MEMORY, total_bytes // _MEMORY_PART), is_asked_for=is_asked_for,
+        is_loading=is_loading,
     )  # fmt: skip
     placement.beside["decoding"] = lambda: decoder.buffer_bytes
     return decoder
@@ -401,9 +441,10 @@ def put_samples(pixels: U8 | transfer.DevicePixels, at: I64, out: Any, stream: A
     import torch
 
     with torch.cuda.stream(stream):
-        there = (
-            pixels.tensor if isinstance(pixels, transfer.DevicePixels) else transfer.send(pixels, out.device)
-        )
+        if isinstance(pixels, transfer.DevicePixels):
+            there = pixels.tensor
+        else:
+            there = transfer.send(pixels, out.device)
         out.index_copy_(0, transfer.send(at, out.device), there)
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from feedrate.kernel import I32, I64, U8, DecodeReport
 from feedrate.kernel.cuda import batch, stored
 from feedrate.kernel.cuda.driver import OUT_OF_MEMORY, DriverError
 from feedrate.load.device import transfer
-from feedrate.load.device.gpu_decode import UNSURE_BIT, GpuDecoder, Request, put_samples
+from feedrate.load.device.gpu_decode import UNSURE_BIT, GpuDecoder, PackRequest, put_samples
 from feedrate.load.device.gpu_tier import GpuTier
 from feedrate.load.geometry import Geometry, Places, read_sides
 from feedrate.load.image import whole
@@ -63,7 +65,7 @@ class StoredPixels:
         return field.kind is Kind.IMAGE and self._tier.takes(field.name) and max(size[:2]) <= stored.MAX_SIDE
 
     def decode(
-        self, request: Request, decode_others: Callable[[I64], tuple[Pixels, DecodeReport]]
+        self, request: PackRequest, decode_others: Callable[[I64], tuple[Pixels, DecodeReport]]
     ) -> tuple[Pixels, DecodeReport]:
         """Decode an image field; return the pixels, on the host where none came from the tier.
 
@@ -107,7 +109,7 @@ class StoredPixels:
         held, images = self._tier.find(name, positions)
         return held & _lies_inside(boxes, images["width"], images["height"]), images
 
-    def _crop(self, request: Request, boxes: I32, images: Any, at: I64) -> tuple[Any, Callable[[], I64]]:
+    def _crop(self, request: PackRequest, boxes: I32, images: Any, at: I64) -> tuple[Any, Callable[[], I64]]:
         """Queue the crops of some samples; return all samples' output, and what tells which are not in it."""
         import torch
 
@@ -139,7 +141,7 @@ class StoredPixels:
 
         return out, find_unsure
 
-    def _fill(self, request: Request, boxes: I32, missing: Mask, tally: Tally) -> bool:
+    def _fill(self, request: PackRequest, boxes: I32, missing: Mask, tally: Tally) -> bool:
         """Decode whole, and keep, what is not in the tier and has room there; return whether any did."""
         name, positions = request.field.name, request.places.positions
         widths, heights = read_sides(request.field, request.places.rows)
@@ -157,7 +159,7 @@ class StoredPixels:
             self._tier.release(name, positions[chosen])
         return bool(chosen.size)
 
-    def _fill_there(self, request: Request, tally: Tally) -> Mask:
+    def _fill_there(self, request: PackRequest, tally: Tally) -> Mask:
         """Let the GPU decode into the tier what it takes; return which are kept."""
         places, kept = request.places, np.zeros(len(request.places.positions), np.bool_)
         lengths = places.rows[f"{request.field.name}.length"].astype(np.int64)
@@ -165,8 +167,8 @@ class StoredPixels:
         # What the buffers have no room for at once is decoded in turns.
         while left.size:
             part = _take(request, left)
-            chosen, _ = self._decoder.choose(part, 1.0)
-            job = self._decoder.begin(part, chosen, self._store) if len(chosen) else None
+            chosen, _ = part.choose(1.0)
+            job = self._decoder.begin(part, chosen, partial(self._store, part)) if len(chosen) else None
             if job is None:
                 break
             tally.count(DecodeReport(np.empty(0, np.int32), {}, 0, {}, job.bytes_read))
@@ -181,7 +183,7 @@ class StoredPixels:
         return kept
 
     def _store(
-        self, request: Request, plan: batch.BatchPlan, buffers: Mapping[str, Any], statuses: Any
+        self, request: PackRequest, plan: batch.BatchPlan, buffers: Mapping[str, Any], statuses: Any
     ) -> Any:
         """Queue the kernels that decode into the tier; return where images will be (rows of IMAGE)."""
         components = plan.components()
@@ -196,7 +198,7 @@ class StoredPixels:
         batch.run_whole(plan, self._decoder.launch, buffers, addresses, statuses, request.size[2])
         return images
 
-    def _fill_here(self, request: Request, sizes: I64, tally: Tally) -> None:
+    def _fill_here(self, request: PackRequest, sizes: I64, tally: Tally) -> None:
         """Decode the others on the CPU, and copy them to the tier."""
         ends, start = np.cumsum(sizes), 0
         while start < len(sizes):
@@ -205,7 +207,7 @@ class StoredPixels:
             self._copy_whole(_take(request, np.arange(start, stop)), tally)
             start = stop
 
-    def _copy_whole(self, request: Request, tally: Tally) -> None:
+    def _copy_whole(self, request: PackRequest, tally: Tally) -> None:
         import torch
 
         name, positions, lock = request.field.name, request.places.positions, threading.Lock()
@@ -246,14 +248,14 @@ def _lies_inside(boxes: I32, widths: Any, heights: Any) -> Mask:
     return inside
 
 
-def _take(request: Request, at: I64) -> Request:
+def _take(request: PackRequest, at: I64) -> PackRequest:
     places = Places(request.places.pack, request.places.rows[at], request.places.positions[at])
-    return request._replace(places=places, geometry=request.geometry.take(at))
+    return replace(request, places=places, geometry=request.geometry.take(at))
 
 
-def _ask_whole(request: Request, at: I64) -> Request:
+def _ask_whole(request: PackRequest, at: I64) -> PackRequest:
     """Return a request for some of the images as they are; the smallest output, since none is made."""
     part = _take(request, at)
     sides = read_sides(part.field, part.places.rows)
     geometry = Geometry(whole(*sides), np.zeros(len(at), np.bool_), sides, filters=(FILTERS["nearest"],))
-    return part._replace(geometry=geometry, size=(1, 1, part.size[2]))
+    return replace(part, geometry=geometry, size=(1, 1, part.size[2]))
