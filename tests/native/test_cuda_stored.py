@@ -140,11 +140,11 @@ def test_images_that_are_decoded_whole_are_stored_with_a_byte_per_channel(
     buffers = {name: aligned(count) for name, count in plan.buffer_bytes().items()}
     plan.fill(data, buffers["staged"])
     wanted, rooms = [], []
-    for case, components in zip(cases, plan.components().tolist(), strict=True):
+    for case, components in zip(cases, plan.components(len(cases)).tolist(), strict=True):
         pixels = kernel.decode_one(case.data, mode="RGB" if channels == 3 else "L")
         wanted.append(pixels[..., :1] if components == 1 else pixels)
         rooms.append(np.full(wanted[-1].size + 1, NOT_MADE, np.uint8))
-    assert {1, 3} == set(plan.components().tolist())
+    assert {1, 3} == set(plan.components(len(cases)).tolist())
     addresses = np.array([room.ctypes.data for room in rooms], np.int64)
     addresses[3] = 0
     statuses = np.full(len(cases), -1, np.int32)

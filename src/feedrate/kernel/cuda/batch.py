@@ -75,7 +75,6 @@ class BatchPlan:
         self._native = native.GpuPlan()
         self.sizes = Sizes(*self._native.sizes())
         self.size = (0, 0)
-        self._count = 0
 
     def look(
         self,
@@ -134,16 +133,16 @@ class BatchPlan:
             taken=taken,
         )
         self.sizes = Sizes(*self._native.sizes())
-        self.size, self._count = size, n
+        self.size = size
         return taken.view(np.bool_)
 
     def fill(self, data: U8, staged: U8, pool: Pool | None = None) -> None:
         """Write what the kernels read, `sizes.staged` bytes; `data` is what `look` saw."""
         self._native.fill(data=data, pool=None if pool is None else pool._native, staged=staged)
 
-    def components(self) -> U8:
+    def components(self, samples: int) -> U8:
         """Return of each sample that was taken whether it is gray (1) or has colours (3); of others 0."""
-        found = np.zeros(self._count, np.uint8)
+        found = np.zeros(samples, np.uint8)
         self._native.components(found)
         return found
 

@@ -55,6 +55,9 @@ _MOST_KEPT_BYTES = 64 << 20  # of memory that files were read into, for the next
 
 log = logging.getLogger("feedrate")
 
+# Starts the kernels of a plan that is filled and copied, with the buffers and statuses; returns their output.
+Run = Callable[[kernels.BatchPlan, Mapping[str, Any], Any], Any]
+
 
 class Planned(NamedTuple):
     """What was read of a batch, and which samples a plan took of it."""
@@ -157,10 +160,6 @@ class _Job(NamedTuple):
     statuses: Any
     event: Any
     bytes_read: int
-
-
-# Starts the kernels of a plan that is filled and copied, with the buffers and statuses; returns their output.
-Run = Callable[[kernels.BatchPlan, Mapping[str, Any], Any], Any]
 
 
 class _Host(NamedTuple):
@@ -427,15 +426,6 @@ def open_decoder(
     return decoder
 
 
-_told: set[str] = set()
-
-
-def _tell_once(words: str) -> None:
-    if words not in _told:
-        _told.add(words)
-        log.warning(words)
-
-
 def put_samples(pixels: U8 | transfer.DevicePixels, at: I64, out: Any, stream: Any) -> None:
     """Queue the copy of some samples' pixels, from wherever they are, to their places in a batch there."""
     import torch
@@ -446,6 +436,15 @@ def put_samples(pixels: U8 | transfer.DevicePixels, at: I64, out: Any, stream: A
         else:
             there = transfer.send(pixels, out.device)
         out.index_copy_(0, transfer.send(at, out.device), there)
+
+
+_told: set[str] = set()
+
+
+def _tell_once(words: str) -> None:
+    if words not in _told:
+        _told.add(words)
+        log.warning(words)
 
 
 def _spread(starts: I64, chosen: I64, count: int) -> I64:

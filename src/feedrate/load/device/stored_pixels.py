@@ -186,7 +186,7 @@ class StoredPixels:
         self, request: PackRequest, plan: batch.BatchPlan, buffers: Mapping[str, Any], statuses: Any
     ) -> Any:
         """Queue the kernels that decode into the tier; return where images will be (rows of IMAGE)."""
-        components = plan.components()
+        components = plan.components(len(statuses))
         images = np.zeros(len(components), stored.IMAGE)
         images["width"], images["height"] = read_sides(request.field, request.places.rows)
         images["channels"] = np.where(components == 1, 1, request.size[2])
