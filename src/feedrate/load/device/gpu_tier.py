@@ -43,6 +43,9 @@ log = logging.getLogger("feedrate")
 class GpuTier:
     """Images by field and position, and the memory they lie in. Any thread may use it.
 
+    Attributes:
+        is_frozen: no more memory is taken.
+
     Args:
         stream: the one of the loader's copies to the device.
         fields: names of the fields whose images may be kept.
@@ -60,7 +63,7 @@ class GpuTier:
         self._tables = {name: np.zeros(samples, _ROW) for name in fields}
         self._chunks: list[Any] = []
         self._left = 0  # of the last chunk
-        self._is_full = self._is_frozen = False  # nothing is claimed any more; no more memory is taken
+        self._is_full = self.is_frozen = False  # full: nothing is claimed any more
         self._check_budget()
         self.begin_epoch()
 
@@ -138,7 +141,7 @@ class GpuTier:
             return chunk[start : start + size_bytes]
 
     def _grow(self, size_bytes: int) -> bool:
-        if self._is_frozen:
+        if self.is_frozen:
             return False
         import torch
 
@@ -170,12 +173,12 @@ class GpuTier:
 
     def _freeze(self, reason: str | None) -> None:
         """Take no more memory; without a reason, it is as full as was asked for."""
-        if reason is not None and not self._is_frozen:
+        if reason is not None and not self.is_frozen:
             log.warning(
                 "the cache takes no more than the %s that it has on %s: %s. What is kept stays, other "
                 "samples come as without it", format_bytes(self.memory_bytes), self.device, reason,
             )  # fmt: skip
-        self._is_full = self._is_frozen = True
+        self._is_full = self.is_frozen = True
 
     def keep(self, field: str, positions: I64, images: Rows, source_bytes: I64) -> None:
         """Publish images whose bytes are queued, as rows of `IMAGE`; the caller claimed them."""
@@ -225,7 +228,7 @@ class GpuTier:
             had_memory = bool(self._chunks)
             self._budget.give(self.memory_bytes)
             self._chunks.clear()
-            self._left, self._is_full, self._is_frozen = 0, True, True
+            self._left, self._is_full, self.is_frozen = 0, True, True
             self._tables = {}
         if had_memory:
             import torch

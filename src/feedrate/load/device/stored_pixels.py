@@ -12,7 +12,6 @@ Pixels are those of the CPU path, byte for byte; what might differ is not kept (
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -76,7 +75,7 @@ class StoredPixels:
 
         name, positions = request.field.name, request.places.positions
         boxes = request.geometry.boxes_on(request.field, request.places.rows)
-        tally, hits, made = Tally(len(positions)), 0, None
+        tally, made = Tally(len(positions)), None
         held, images = self._find(name, positions, boxes)
         hits = int(held.sum())
         try:
@@ -89,9 +88,9 @@ class StoredPixels:
                 raise
             self._tier.freeze(f"there is no memory left to work with ({str(error).splitlines()[0]})")
             held, made = np.zeros(len(positions), np.bool_), None
-        self._tier.count(
-            hits=min(hits, int(held.sum())), made=max(int(held.sum()) - hits, 0), others=int((~held).sum())
-        )
+        count = int(held.sum())
+        hits = min(hits, count)
+        self._tier.count(hits=hits, made=count - hits, others=len(held) - count)
         if made is None:
             pixels, report = decode_others(np.arange(len(positions)))
             tally.add(report)
@@ -210,23 +209,22 @@ class StoredPixels:
     def _copy_whole(self, request: PackRequest, tally: Tally) -> None:
         import torch
 
-        name, positions, lock = request.field.name, request.places.positions, threading.Lock()
+        name, positions = request.field.name, request.places.positions
         decoded: list[tuple[int, U8, int]] = []
         not_exact: list[int] = []
 
         def keep(i: int, pixels: U8, source_bytes: int, mark: int) -> bool:
             # An older Pillow's crop may differ in the last bit, also of pixels that are the same.
             is_exact = mark != BY_PILLOW or pillow.resizes_as_kernel()
-            with lock:
-                if is_exact:
-                    decoded.append((i, without_colour(pixels), source_bytes))
-                else:
-                    not_exact.append(i)
+            if is_exact:
+                decoded.append((i, without_colour(pixels), source_bytes))
+            else:
+                not_exact.append(i)
             return is_exact
 
         refused = decode_whole(
             request.places, request.field, request.size[2], request.pool, tally,
-            has_room=lambda _: True, keep=keep,
+            has_room=lambda _: not self._tier.is_frozen, keep=keep,
         )  # fmt: skip
         self._tier.refuse(name, positions[[*refused, *not_exact]])
         for i, rows, source_bytes in decoded:
