@@ -56,6 +56,8 @@ public:
     // Looks at every file; taken[i] becomes 1 where the plan holds crop i. False: the pool is closed. Throws std::bad_alloc.
     bool look(const GpuRequest& request, Pool* pool, uint8_t* taken);
     const GpuSizes& sizes() const { return sizes_; }
+    // Of sample `i` of what look() saw: 1 (gray) or 3; 0: it was not taken.
+    int components(size_t i) const { return i < samples_.size() && samples_[i].is_taken ? samples_[i].image.components : 0; }
     // Of what look() saw; -1 when it did not come to its end.
     int64_t data_bytes() const { return data_bytes_; }
     // Writes sizes().staged bytes; `data` is what look() saw in memory. The buffer is aligned to 16 bytes.

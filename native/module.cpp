@@ -438,6 +438,10 @@ nb::tuple plan_sizes_door(const GpuPlan& plan) {
     return nb::make_tuple(s.images, s.groups, s.tiles, s.groups_at, s.tiles_at, s.items_at, s.words_at, s.staged, s.blocks, s.samples, s.pixels, s.between, s.weights);
 }
 
+void plan_components_door(const GpuPlan& plan, Array<uint8_t> out) {
+    for (size_t i = 0; i < out.shape(0); ++i) out.data()[i] = static_cast<uint8_t>(plan.components(i));
+}
+
 void fill_door(GpuPlan& plan, Array<const uint8_t> data, Pool* pool, Array<uint8_t> staged) {
     need(static_cast<int64_t>(data.shape(0)) == plan.data_bytes(), "data is not what the plan was made for");
     need(static_cast<int64_t>(staged.shape(0)) >= plan.sizes().staged, "staged is too small");
@@ -498,6 +502,7 @@ NB_MODULE(_native, m) {
         .def("read", &read_door, nb::arg("files"), nb::arg("images"), nb::arg("entries"), nb::arg("crops"), nb::arg("before_13"), nb::arg("shape"),
              nb::arg("most_memory"), nb::arg("pool").none(), nb::arg("taken"))
         .def("sizes", &plan_sizes_door)
+        .def("components", &plan_components_door)
         .def("fill", &fill_door, nb::arg("data"), nb::arg("pool").none(), nb::arg("staged"));
     m.def("simd_level", [] { return level().name; });
     m.def("simd_levels", [] {

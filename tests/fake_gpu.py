@@ -54,6 +54,7 @@ class FakeGpu:
         waits, waits_by: how often a thread waited for an event, and the names of such threads.
         spoil: called after each kernel, with its name and its arguments.
         why_not: why it cannot be used; None: it can.
+        free_bytes: of its memory, as it tells.
     """
 
     def __init__(self, library: Path) -> None:
@@ -62,6 +63,7 @@ class FakeGpu:
         self.waits, self.waits_by = 0, set[str]()
         self.spoil: Spoil | None = None
         self.why_not: str | None = None
+        self.free_bytes = 6 << 30
 
     def launch(
         self, name: str, grid: Any, block: int, args: Sequence[Any], *, shared_bytes: int, stream: Any
@@ -96,6 +98,7 @@ def install(monkeypatch: pytest.MonkeyPatch, library: Path) -> FakeGpu:
         "Stream": lambda _: FakeStream(gpu), "stream": lambda _: contextlib.nullcontext(),
         "current_stream": lambda _: FakeStream(gpu), "Event": lambda **how: FakeEvent(gpu, **how),
         "get_device_properties": lambda _: SimpleNamespace(total_memory=8 << 30),
+        "mem_get_info": lambda _: (gpu.free_bytes, 8 << 30), "empty_cache": lambda: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.version, "cuda", "13.0")

@@ -13,5 +13,8 @@ extern "C" int launch(const char* name, unsigned across, unsigned down, unsigned
     FEEDRATE_KERNEL(convert_pixels);
     FEEDRATE_KERNEL(resize_first);
     FEEDRATE_KERNEL(resize_last);
+    FEEDRATE_KERNEL(prepare_crops);
+    FEEDRATE_KERNEL(take_pixels);
+    FEEDRATE_KERNEL(store_pixels);
     return 1;
 }

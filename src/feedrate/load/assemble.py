@@ -29,6 +29,7 @@ from feedrate.load.values import Values, explain_status, move_boxes, read_field
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
     from feedrate.load.device.gpu_decode import GpuDecoder
+    from feedrate.load.device.stored_pixels import StoredPixels
 
 
 class Origin(NamedTuple):
@@ -87,6 +88,7 @@ class Assembler:
     pool: kernel.Pool | None = None
     cached: CachedPixels | None = None
     gpu: GpuDecoder | None = None
+    stored: StoredPixels | None = None
     lend: Callable[[tuple[int, ...]], U8 | None] = lambda _: None  # other memory than that of the rings
     is_stopping: Callable[[], bool] = lambda: False  # asked before each sample that goes through a transform
 
@@ -172,7 +174,23 @@ class Assembler:
     def _decode_field(
         self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
     ) -> tuple[Any, kernel.DecodeReport]:
-        count = len(places.positions)
+        height, width, channels = self.rings[wanted.name].shape[1:]
+        size = height, width, channels
+        if self.stored is None or not self.stored.takes(field, size):
+            return self._decode_anew(wanted, field, places, geometry)
+        from feedrate.load.device.gpu_decode import PackRequest
+
+        def decode_others(at: I64) -> tuple[Any, kernel.DecodeReport]:
+            part = Places(places.pack, places.rows[at], places.positions[at])
+            return self._decode_anew(wanted, field, part, geometry.take(at))
+
+        request = PackRequest(places, field, geometry, size, partial(self._lend, wanted), self.pool)
+        return self.stored.decode(request, decode_others)
+
+    def _decode_anew(
+        self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
+    ) -> tuple[Any, kernel.DecodeReport]:
+        """Decode a field on the GPU or the CPU, or take it from the host's tiers of the cache."""
         if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
             height, width, channels = self.rings[wanted.name].shape[1:]
             from feedrate.load.device.gpu_decode import PackRequest
@@ -180,7 +198,7 @@ class Assembler:
             size = (height, width, channels)
             lend = partial(self._lend, wanted)
             return self.gpu.decode(PackRequest(places, field, geometry, size, lend, self.pool))
-        out = self._lend(wanted, count)
+        out = self._lend(wanted, len(places.positions))
         decode = decode_pixels if self.cached is None else self.cached.decode
         image = None if self.artist is None else self.artist.image
         return out, decode_crops(decode, image, places, field, geometry, out, self.pool)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Cache`: how much memory and disk decoded samples may take; `Loader(cache=...)` fills it."""
+"""`Cache`: how much memory, disk and GPU memory decoded samples may take; `Loader(cache=...)` fills it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from feedrate.errors import UsageError
-from feedrate.store.tiers import parse_tiers
+from feedrate.store.tiers import parse_size, parse_tiers
 
 if TYPE_CHECKING:
     from feedrate.store.shelf import Shelf
@@ -25,12 +25,24 @@ class Cache:
     Args:
         ram: "auto": as much as the job's memory limit allows, with a margin; a size such as "8GB"; 0: none.
             When memory runs short some of it is given back, whatever was asked for.
+            None: "auto", and with `gpu` none.
         disk: a folder on a local disk and a size, "/scr:200GB"; a folder alone: as much as there is room for.
+        gpu: memory of the GPU that batches go to, for the loaders of this process together: a size such as
+            "20GB", "auto": what is free there, less a margin; 0: none. Each process has its own.
     """
 
-    def __init__(self, ram: int | str = "auto", disk: str | os.PathLike[str] | None = None) -> None:
-        self.tiers = parse_tiers(ram, disk)
-        self._arguments = (ram, disk)
+    def __init__(
+        self,
+        ram: int | str | None = None,
+        disk: str | os.PathLike[str] | None = None,
+        gpu: int | str = 0,
+    ) -> None:
+        limit = None if gpu == "auto" else parse_size("gpu", gpu)
+        self.gpu = None if limit == 0 else GpuBudget(gpu, limit)
+        if ram is None:
+            ram = "auto" if self.gpu is None else 0
+        self.tiers = parse_tiers(ram, disk, is_needed=self.gpu is None)
+        self._arguments = (ram, disk, gpu)
         self._lock = threading.Lock()
         self._shelves: dict[str, Shelf] = {}
         self._is_closed = False
@@ -64,4 +76,31 @@ class Cache:
         return Cache, self._arguments
 
     def __repr__(self) -> str:
-        return f"Cache(ram={self._arguments[0]!r}, disk={self._arguments[1]!r})"
+        ram, disk, gpu = self._arguments
+        return f"Cache(ram={ram!r}, disk={disk!r}{f', gpu={gpu!r}' if self.gpu is not None else ''})"
+
+
+class GpuBudget:
+    """How much of a GPU's memory the loaders of one process may fill. Any thread may use it.
+
+    Attributes:
+        asked: as the user wrote it.
+        limit_bytes: None: as much as there is room for ("auto").
+    """
+
+    def __init__(self, asked: int | str, limit_bytes: int | None) -> None:
+        self.asked, self.limit_bytes = asked, limit_bytes
+        self._taken, self._lock = 0, threading.Lock()
+
+    @property
+    def left(self) -> int:
+        """How many bytes may still be taken, where there is a limit."""
+        return max((self.limit_bytes or 0) - self._taken, 0)
+
+    def take(self, size_bytes: int) -> None:
+        with self._lock:
+            self._taken += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        with self._lock:
+            self._taken -= size_bytes

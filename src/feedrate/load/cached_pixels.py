@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,9 @@ from feedrate.results.load import CacheStats
 from feedrate.store.budget import margin_of
 from feedrate.store.shelf import Located, Shelf
 from feedrate.store.shelf_table import Rows
+
+if TYPE_CHECKING:
+    from feedrate.load.device.gpu_tier import GpuTier
 
 VERSION = 1
 # A field and, where results are kept, their size and a view's own filter.
@@ -221,18 +224,24 @@ class CachedPixels:
                 stacklevel=2,
             )
 
-    def stats(self, positions: I64, wanted: Sequence[Wanted]) -> CacheStats:
-        """Return what is cached of some samples, and the hits of this epoch."""
+    def stats(self, positions: I64, wanted: Sequence[Wanted], tier: GpuTier | None = None) -> CacheStats:
+        """Return what is cached of some samples, and the hits of this epoch.
+
+        What is in a tier on the GPU as well is counted there alone.
+        """
         names = {w.field.name for w in wanted if w.field is not None}
-        slots = [number for (name, *_), number in self._slots.items() if name in names]
-        numbers = np.concatenate(
-            [np.zeros(0, np.int64), *(slot * len(self._pack) + positions for slot in slots)]
-        )
+        slots = [(name, number) for (name, *_), number in self._slots.items() if name in names]
+        parts = [np.zeros(0, np.int64)]
+        for name, slot in slots:
+            others = positions if tier is None else positions[~tier.has(name, positions)]
+            parts.append(slot * len(self._pack) + others)
+        numbers = np.concatenate(parts)
         shelf = self._shelf
         tiers = shelf.tier_stats(numbers)
         with self._lock:
             counted = tuple(replace(tier, hits=hits) for tier, hits in zip(tiers, self._hits, strict=True))
-            return CacheStats(len(numbers), counted, self._misses, shelf.damaged, shelf.returned_bytes)
+            samples = len(slots) * len(positions)
+            return CacheStats(samples, counted, self._misses, shelf.damaged, shelf.returned_bytes)
 
     def close(self) -> None:
         """Close files; what is on the shelf stays there."""

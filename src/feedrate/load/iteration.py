@@ -22,6 +22,7 @@ from feedrate.units import format_count, typed
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
     from feedrate.load.device.gpu_decode import GpuDecoder
+    from feedrate.load.device.gpu_tier import GpuTier
     from feedrate.load.device.share import ShareController
     from feedrate.load.loader import Loader
 
@@ -65,6 +66,7 @@ class Resources:
     controller: ThreadController | None = None  # None: the number of threads was given, and who decodes
     gpu_share: ShareController | None = None  # None: who decodes was given
     gpu: GpuDecoder | None = None  # of the iteration that lives, or lived last
+    tier: GpuTier | None = None  # of the cache, on the GPU
     process: int = field(default_factory=os.getpid)
     feed: Feed[Batch] | None = None
 
@@ -74,6 +76,8 @@ class Resources:
         if self.feed is not None:
             self.feed.stop()
             self.feed = None
+        if self.tier is not None:
+            self.tier.close()
         if self.cached is not None:
             self.cached.close()
         if self.owns_pack:

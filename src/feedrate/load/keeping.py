@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from feedrate import kernel
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, Status
@@ -57,11 +57,15 @@ class Job:
         return Places(self.places.pack, self.places.rows[at], self.places.positions[at])
 
     def for_each(self, work: Callable[[int], None], at: Sequence[int]) -> None:
-        if self.pool is None or len(at) == 1:
-            for i in at:
-                work(i)
-        else:
-            self.pool.map(work, at)
+        _for_each(self.pool, work, at)
+
+
+def _for_each(pool: kernel.Pool | None, work: Callable[[int], None], at: Sequence[int]) -> None:
+    if pool is None or len(at) == 1:
+        for i in at:
+            work(i)
+    else:
+        pool.map(work, at)
 
 
 def make_job(
@@ -90,38 +94,63 @@ def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp
 
 def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     """Decode whole images and put them on the shelf, while it has room; returns what must not go there."""
-    part = job.part(at)
-    files, images, entries = part.pack.find_values(
-        job.pixels.name, part.rows, part.positions, with_entries=not job.is_mask
+    numbers = job.numbers[at].tolist()
+    refused = decode_whole(
+        job.part(at), job.pixels, job.out.shape[3], job.pool, tally,
+        has_room=lambda i: shelf.has_room(job.measure(int(at[i]))),
+        keep=lambda i, pixels, source_bytes, mark: _put(shelf, numbers[i], pixels, source_bytes, mark),
+    )  # fmt: skip
+    return [numbers[i] for i in refused]
+
+
+def decode_whole(
+    places: Places,
+    pixels: Field,
+    channels: int,
+    pool: kernel.Pool | None,
+    tally: Tally,
+    *,
+    has_room: Callable[[int], bool],
+    keep: Callable[[int, U8, int, int], bool],
+) -> list[int]:
+    """Decode whole images or masks, each in a thread of its own; return which of them must not be kept.
+
+    Args:
+        has_room: looks whether it is worth the while.
+        keep: gets the number of one, its pixels (height x width x channels), how many bytes it was made of,
+            and a mark, 0 or BY_PILLOW; says whether it kept them.
+    """
+    is_mask, is_raw = pixels.kind is Kind.MASK, pixels.coding is Coding.RAW
+    files, images, entries = places.pack.find_values(
+        pixels.name, places.rows, places.positions, with_entries=not is_mask
     )
-    widths, heights = (side[at] for side in job.sides)
-    boxes, channels = whole(widths, heights), job.out.shape[3]
+    widths, heights = read_sides(pixels, places.rows)
+    boxes = whole(widths, heights)
     refused: list[int] = []
 
-    def keep(i: int) -> None:
-        if not shelf.has_room(job.measure(int(at[i]))):
+    def decode(i: int) -> None:
+        if not has_room(i):
             return
-        one, number = np.array([i]), int(job.numbers[at[i]])
-        width, height = int(widths[i]), int(heights[i])
+        one, width, height = np.array([i]), int(widths[i]), int(heights[i])
         if width * height > kernel.TRUSTED_PIXELS:
-            status, _ = kernel.check_size(files, take_ranges(images, one), (width, height))
+            status, _ = kernel.check_size(files, take_ranges(images, one), (width, height), raw=is_raw)
             if status:
-                refused.extend([] if status in _MAY_BE_BETTER_LATER else [number])
+                refused.extend([] if status in _MAY_BE_BETTER_LATER else [i])
                 return
-        pixels = np.empty((1, height, width, channels), np.uint8)
+        out = np.empty((1, height, width, channels), np.uint8)
         report = kernel.decode_batch(
-            files, take_ranges(images, one), pixels, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
-            entries=None if entries is None else take_ranges(entries, one), nearest=job.is_mask,
+            files, take_ranges(images, one), out, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
+            entries=None if entries is None else take_ranges(entries, one), nearest=is_mask, raw=is_raw,
         )  # fmt: skip
         if report.statuses[0] in _MAY_BE_BETTER_LATER:
             return
         # Damage that Pillow decodes: of crops that do not show it, the kernel's pixels count.
         if report.statuses[0] or DAMAGED_BUT_DECODED in (report.pillow_reasons or {}):
-            refused.append(number)
-        elif _put(shelf, number, pixels[0], int(images.length[i]), BY_PILLOW if report.by_pillow else 0):
+            refused.append(i)
+        elif keep(i, out[0], int(images.length[i]), BY_PILLOW if report.by_pillow else 0):
             tally.count(report)
 
-    job.for_each(keep, range(len(at)))
+    _for_each(pool, decode, range(len(boxes)))
     return refused
 
 
@@ -144,12 +173,12 @@ def keep_results(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
 
 
 def _put(shelf: Shelf, number: int, pixels: U8, source_bytes: int, mark: int) -> bool:
-    rows = _without_colour(pixels)
+    rows = without_colour(pixels)
     table = dump_bare_table(rows, BLOCK_BYTES)
     return shelf.put(number, table, rows.reshape(-1), source_bytes=source_bytes, mark=mark)
 
 
-def _without_colour(pixels: U8) -> U8:
+def without_colour(pixels: U8) -> U8:
     """Return H x W of an image that holds no colours, and of a mask: a third of the room; else all of it."""
     if pixels.shape[2] == 1:
         return pixels[..., 0]

@@ -17,10 +17,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.errors import UsageError
+from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.load.assemble import Assembler, Batch
@@ -59,12 +61,14 @@ from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.load.threads import ThreadController
 from feedrate.probe.rank_cores import count_rank_cores, find_near_cores
-from feedrate.results.load import LoaderStats
+from feedrate.results.load import CacheStats, LoaderStats
 from feedrate.store.ahead import Ahead
 from feedrate.store.through import ThroughPack, open_pack
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
+    from feedrate.load.device.gpu_decode import GpuDecoder
+    from feedrate.load.device.stored_pixels import StoredPixels
 
 log = logging.getLogger("feedrate")
 
@@ -99,7 +103,8 @@ class Loader:
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
         scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
             it is read, once for all processes of the machine.
-        cache: a `Cache` that keeps decoded samples near, so that further epochs decode less.
+        cache: a `Cache` that keeps decoded samples near, in memory, on a disk or on the GPU, so that further
+            epochs decode less.
         threads: for reading and decoding; None: as many as the loop gains from, at most the cores that this
             process may use, divided among the ranks of its node; `stats().threads` tells.
         prefetch: how many batches to make ahead; None: enough to keep the threads busy.
@@ -209,6 +214,7 @@ class Loader:
         wide = self._finish.dtype.itemsize if self._finish is not None and self._finish.dtype else 1
         self._is_sent = self._device is not None and self._device.type == "cuda"
         self._cpu_reason = self._explain_cpu()
+        self._stored_fields = self._choose_stored()
         # A transform runs in the makers, so there should be as many as threads. A loop that launches work for
         # a GPU takes batches unevenly, and the GPU should not feel it when decoding is late once.
         makers = self._threads if options.transform else 4 if self._is_sent else 1
@@ -231,13 +237,38 @@ class Loader:
 
         reason = explain_cpu(
             has_functions=self.has_functions,
-            has_cache=self._cache is not None,
-            is_padded=isinstance(options.image, RandomCrop) and options.image.is_padded,
+            has_cache=self._cache is not None and bool(self._cache.tiers),
+            is_padded=self._is_padded,
             fields=[w.field for w in self._wanted if w.field is not None],
         )
         if reason is not None and options.decode == "gpu":
             log.warning('decode="gpu": all images are decoded on the CPU, since %s', reason)
         return reason
+
+    def _choose_stored(self) -> list[str]:
+        """Return the fields of images that the cache may keep on the GPU."""
+        if self._cache is None or self._cache.gpu is None:
+            return []
+        asked = f"cache=Cache(gpu={self._cache.gpu.asked!r})"
+        if not self._is_sent:
+            raise UsageError(
+                f"{asked} keeps samples on the GPU that batches go to, and this loader has none",
+                hint='device="cuda", or leave out gpu',
+            )
+        from feedrate.load.device.gpu_decode import explain_host
+
+        names = {w.field.name for w in self._wanted if w.field is not None and w.field.kind is Kind.IMAGE}
+        reason = explain_host(has_functions=self.has_functions, is_padded=self._is_padded)
+        if reason is None and not names:
+            reason = "no field of images is asked for"
+        if reason is not None:
+            log.warning("%s: nothing is kept on the GPU, since %s", asked, reason)
+            return []
+        return sorted(names)
+
+    @property
+    def _is_padded(self) -> bool:
+        return isinstance(self._options.image, RandomCrop) and self._options.image.is_padded
 
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
@@ -261,7 +292,7 @@ class Loader:
         }
 
     def _open_cache(self, pack: Pack) -> CachedPixels | None:
-        if self._cache is None:
+        if self._cache is None or not self._cache.tiers:
             return None
         from feedrate.load.cached_pixels import CachedPixels
 
@@ -317,12 +348,18 @@ class Loader:
             is_plain=not self.has_functions,
         )  # fmt: skip
         gpu, gpu_share = None, self._resources.gpu_share
-        if self._cpu_reason is None and isinstance(placement, Transfer):
+        stored = None
+        if (self._cpu_reason is None or self._stored_fields) and isinstance(placement, Transfer):
             from feedrate.load.device.gpu_decode import open_decoder
 
-            gpu = open_decoder(placement, meter, is_asked_for=options.decode == "gpu")
-            if gpu is not None and gpu_share is not None:
-                gpu.set_share(gpu_share.share)
+            gpu = open_decoder(
+                placement, meter, is_asked_for=options.decode == "gpu", is_needed=bool(self._stored_fields)
+            )
+            if gpu is not None and (gpu_share is not None or self._cpu_reason is not None):
+                gpu.set_share(0.0 if gpu_share is None else gpu_share.share)
+            if gpu is not None and self._stored_fields:
+                stored = self._open_stored(gpu)
+                placement.beside["the cache"] = stored.count_memory
         self._resources.gpu = gpu
         address = placement.find_pci_address()
         near = None if address is None else find_near_cores(address, threads)
@@ -331,7 +368,8 @@ class Loader:
             pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
             output=self._output, transform=options.transform, collate=collate,
             raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
-            cached=self._resources.cached, gpu=gpu, lend=placement.lend, is_stopping=stopping.is_set,
+            cached=self._resources.cached, gpu=gpu, stored=stored, lend=placement.lend,
+            is_stopping=stopping.is_set,
         )  # fmt: skip
 
         def interrupt() -> None:
@@ -362,7 +400,7 @@ class Loader:
                         held.enter_context(ahead.batch(step))
                 held.enter_context(placement.guard())
                 # What is decoded there takes memory there, so that it waits before it begins.
-                is_early = gpu is not None and gpu.share > 0
+                is_early = stored is not None or (gpu is not None and gpu.share > 0)
                 if is_early:
                     wait(step)
                 batch = assembler.make(epoch, positions, slots if repeats else None)
@@ -387,10 +425,17 @@ class Loader:
         if isinstance(self._resources.pack, ThroughPack):
             names = list(dict.fromkeys(w.field.name for w in self._wanted if w.field is not None))
             follows_flow = self._order.kind == Staged.kind and epoch == 0
-            cached = self._resources.cached
+            keepers = [one for one in (self._resources.tier, self._resources.cached) if one is not None]
+
+            def is_kept(field: str, positions: I64) -> npt.NDArray[np.bool_]:
+                kept = np.zeros(len(positions), np.bool_)
+                for keeper in keepers:
+                    kept |= keeper.has(field, positions)
+                return kept
+
             ahead = Ahead(
                 self._resources.pack, len(shares), positions_of, names, follows_flow=follows_flow,
-                is_kept=None if cached is None else cached.has,
+                is_kept=is_kept if keepers else None,
             )  # fmt: skip
             ahead.start()
 
@@ -409,6 +454,23 @@ class Loader:
             )  # fmt: skip
             pool.set_limit(controller.threads)
         return feed
+
+    def _open_stored(self, gpu: GpuDecoder) -> StoredPixels:
+        """Return what keeps images on the device of an iteration that begins now; what is there stays."""
+        from feedrate.load.device.gpu_tier import GpuTier
+        from feedrate.load.device.stored_pixels import StoredPixels
+
+        assert self._cache is not None
+        assert self._cache.gpu is not None
+        tier, pack = self._resources.tier, self._resources.pack
+        if tier is not None and tier.device != gpu.device:
+            tier.close()
+            tier = None
+        if tier is None:
+            tier = GpuTier(gpu.device, gpu.stream, self._cache.gpu, self._stored_fields, len(pack))
+        self._resources.tier = tier
+        tier.begin_epoch()
+        return StoredPixels(tier, gpu, self._meter, decodes_there=self._options.decode != "cpu")
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next `iter()` give epoch `epoch` from its beginning.
@@ -490,7 +552,7 @@ class Loader:
     def stats(self) -> LoaderStats:
         """Return what each stage did since the loader was made, and which one is the slowest."""
         self._adopt()
-        stats, pack, cached = self._meter.read(), self._resources.pack, self._resources.cached
+        stats, pack = self._meter.read(), self._resources.pack
         controller, gpu = self._resources.controller, self._resources.gpu
         stats = replace(
             stats,
@@ -500,9 +562,24 @@ class Loader:
         )
         if isinstance(pack, ThroughPack):
             stats = replace(stats, fetch=pack.fetch_stats())
-        if cached is not None:
-            stats = replace(stats, cache=cached.stats(members(self._subset), self._wanted))
-        return stats
+        return replace(stats, cache=self._cache_stats())
+
+    def _cache_stats(self) -> CacheStats | None:
+        cached, tier, positions = self._resources.cached, self._resources.tier, members(self._subset)
+        if tier is None:
+            return None if cached is None else cached.stats(positions, self._wanted)
+        there, (made, others) = tier.stats(positions, self._stored_fields), tier.misses
+        samples = len(self._stored_fields) * len(positions)
+        if cached is None:
+            return CacheStats(samples, (there,), made + others, 0, 0)
+        stats = cached.stats(positions, self._wanted, tier)
+        # Of those that came another way, the host's tiers know.
+        return replace(
+            stats,
+            samples=max(samples, stats.samples),
+            tiers=(there, *stats.tiers),
+            misses=stats.misses + made,
+        )
 
     def close(self) -> None:
         """End a living iteration and close the files; batches stay valid. May be called twice."""

@@ -94,7 +94,7 @@ class TierStats:
     """What lies in a tier of a cache.
 
     Attributes:
-        kind: "ram" or "disk".
+        kind: "gpu", "ram" or "disk".
         samples: how many samples it holds; of a sample with several images, each of them.
         source_bytes: how many bytes they are made of where they come from.
         limit_bytes: None: as much as there is room for.

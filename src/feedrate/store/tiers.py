@@ -32,12 +32,15 @@ class Tier:
     keep: str | None = None
 
 
-def parse_tiers(ram: int | str = "auto", disk: str | os.PathLike[str] | None = None) -> tuple[Tier, ...]:
+def parse_tiers(
+    ram: int | str = "auto", disk: str | os.PathLike[str] | None = None, *, is_needed: bool = True
+) -> tuple[Tier, ...]:
     """Return the tiers that a user asked for, near to far.
 
     Args:
         ram: "auto", a size such as "8GB", a number of bytes; 0: none.
         disk: "FOLDER:SIZE", or a folder alone: as much as there is room for; None: none.
+        is_needed: there must be one.
 
     Raises:
         UsageError: it is none of these, or the folder cannot be used; in words.
@@ -45,18 +48,19 @@ def parse_tiers(ram: int | str = "auto", disk: str | os.PathLike[str] | None = N
     tiers = []
     if ram == "auto":
         tiers.append(Tier("ram"))
-    elif limit := _parse_size("ram", ram):
+    elif limit := parse_size("ram", ram):
         tiers.append(Tier("ram", limit))
     if disk is not None:
         tiers.append(_parse_disk(disk))
-    if not tiers:
+    if not tiers and is_needed:
         raise UsageError(
             "a cache needs memory or a disk, got ram=0 and disk=None", hint='ram="auto", or disk="/scr:200GB"'
         )
     return tuple(tiers)
 
 
-def _parse_size(name: str, size: Any) -> int:
+def parse_size(name: str, size: Any) -> int:
+    """Return a number of bytes from a user's words: a size such as "8GB", a number; 0: none."""
     if isinstance(size, str) and size.strip() != "0":
         return parse_bytes(size)
     if isinstance(size, str):

@@ -28,7 +28,7 @@ from feedrate.kernel.reading import Files, Ranges, arrays_of
 if TYPE_CHECKING:
     from typing_extensions import Required, Unpack
 
-SOURCES = ("layout.h", "prepare.cu", "huffman.cu", "idct.cu", "pixels.cu")
+SOURCES = ("layout.h", "prepare.cu", "huffman.cu", "idct.cu", "pixels.cu", "stored.cu")
 # Weights must be those of the CPU to the last bit, so that no product may be fused with a sum.
 COMPILE_OPTIONS = ("--fmad=false",)
 MAX_IMAGES = 65535  # a grid's second dimension
@@ -175,6 +175,12 @@ class BatchPlan:
         data = np.empty(0, np.uint8) if data is None else data
         self._native.fill(data=data, pool=None if pool is None else pool._native, staged=staged)
 
+    def components(self, samples: int) -> U8:
+        """Return of each sample that was taken whether it is gray (1) or has colours (3); of others 0."""
+        found = np.zeros(samples, np.uint8)
+        self._native.components(found)
+        return found
+
     def buffer_bytes(self) -> dict[str, int]:
         """Return how large each buffer on the device must be; larger ones will do."""
         sizes, (height, width) = self.sizes, self.size
@@ -186,7 +192,7 @@ class BatchPlan:
             "bounds": sizes.images * (height + width) * 8,
             "weights": sizes.weights * 4,
         }
-        return {name: _round_up(max(size, 1)) for name, size in needed.items()}
+        return {name: round_up(max(size, 1)) for name, size in needed.items()}
 
 
 def run(
@@ -207,30 +213,83 @@ def run(
     sizes, (height, width) = plan.sizes, plan.size
     if not sizes.images:
         return
+    images, tiles = _run_to_samples(plan, launch, buffers, statuses)
+    bounds, weights, samples = (buffers[k] for k in ("bounds", "weights", "samples"))
+    # When blocks have become samples, nobody needs the coefficients any more.
+    pixels = buffers["coefficients"]
+    launch("convert_pixels", (sizes.tiles, 1), 128, 0, [images, tiles, samples, pixels, np.int32(channels)])
+    resize(
+        launch, (sizes.images, sizes.tiles, sizes.pixels), (images, tiles, pixels, bounds, weights, statuses),
+        out, (height, width, channels),
+    )  # fmt: skip
+
+
+def run_whole(
+    plan: BatchPlan, launch: Launch, buffers: Mapping[str, Any], addresses: Any, statuses: Any, channels: int
+) -> None:
+    """Start the kernels that decode whole images into memory of the device that stays (stored.py), in order.
+
+    Args:
+        plan: as for `run`; its boxes are those of whole images.
+        addresses: N x int64: where the pixels of each go, one byte for each of its channels (1 where
+            `BatchPlan.components` says so); 0: nowhere.
+        statuses: as for `run`; pixels are good where they are 0, or kGpuUnsure: no weight is used here.
+    """
+    if not plan.sizes.images:
+        return
+    images, tiles = _run_to_samples(plan, launch, buffers, statuses)
+    launch(
+        "store_pixels", (plan.sizes.tiles, 1), 128, 0,
+        [images, tiles, buffers["samples"], addresses, np.int32(channels)],
+    )  # fmt: skip
+
+
+def _run_to_samples(
+    plan: BatchPlan, launch: Launch, buffers: Mapping[str, Any], statuses: Any
+) -> tuple[Any, Any]:
+    """Start what comes before the conversion to pixels; return the images and tiles on the device."""
+    sizes, (height, width) = plan.sizes, plan.size
     staged = buffers["staged"]
     starts = (0, sizes.groups_at, sizes.tiles_at, sizes.items_at, sizes.words_at)
     images, groups, tiles, items, words = (staged[start:] for start in starts)
-    tables, bounds, weights, samples = (buffers[k] for k in ("tables", "bounds", "weights", "samples"))
-    # When blocks have become samples, nobody needs the coefficients any more.
-    coefficients = pixels = buffers["coefficients"]
-    between = pixels[_round_up(sizes.pixels * 4) :]
-    n, i32 = sizes.images, np.int32
-    shape = (i32(width), i32(height))
-    launch("prepare", (n, 1), 128, 0, [images, tables, bounds, weights, statuses, *shape])
+    tables, coefficients = buffers["tables"], buffers["coefficients"]
+    n, shape = sizes.images, (np.int32(width), np.int32(height))
+    launch(
+        "prepare", (n, 1), 128, 0, [images, tables, buffers["bounds"], buffers["weights"], statuses, *shape]
+    )
     launch(
         "read_coefficients", (sizes.groups, 1), _GROUP_ITEMS, 0,
         [images, groups, items, words, tables, coefficients, statuses],
     )  # fmt: skip
-    launch("transform_blocks", (16, n), 128, 0, [images, coefficients, samples, statuses])
-    launch("convert_pixels", (sizes.tiles, 1), 128, 0, [images, tiles, samples, pixels, i32(channels)])
-    launch(
-        "resize_first", (sizes.tiles, 1), 128, 0, [images, tiles, pixels, bounds, weights, between, *shape]
-    )
+    launch("transform_blocks", (16, n), 128, 0, [images, coefficients, buffers["samples"], statuses])
+    return images, tiles
+
+
+def resize(
+    launch: Launch,
+    counts: tuple[int, int, int],
+    arrays: tuple[Any, Any, Any, Any, Any, Any],
+    out: Any,
+    size: tuple[int, int, int],
+) -> None:
+    """Start the two passes of the resize.
+
+    Args:
+        counts: images, tiles and pixels; what lies between the passes begins behind the last.
+        arrays: images, tiles, pixels, bounds, weights and statuses.
+        size: height, width and channels of the output.
+    """
+    (n, tile_count, pixel_count), (height, width, channels) = counts, size
+    images, tiles, pixels, bounds, weights, statuses = arrays
+    between = pixels[round_up(pixel_count * 4) :]
+    shape = (np.int32(width), np.int32(height))
+    launch("resize_first", (tile_count, 1), 128, 0, [images, tiles, pixels, bounds, weights, between, *shape])
     launch(
         "resize_last", (32, n), 128, 0,
-        [images, between, bounds, weights, statuses, out, *shape, i32(channels)],
+        [images, between, bounds, weights, statuses, out, *shape, np.int32(channels)],
     )  # fmt: skip
 
 
-def _round_up(size: int) -> int:
+def round_up(size: int) -> int:
+    """Return a number of bytes as parts of buffers are aligned."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT

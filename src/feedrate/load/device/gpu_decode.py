@@ -16,11 +16,13 @@ stream, so that the next batch finds them when the one before is through.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -44,13 +46,16 @@ NO_MEMORY = "the GPU has no memory left to decode"
 NOT_PLANNED = "damaged, of an unusual kind, or too large for the GPU's buffers"
 FOUND_BAD = "the GPU found it damaged"
 UNSURE = "a weight of the resize so close to a rounding border that GPUs may differ"
-_UNSURE_BIT = 16  # as in kernel/cuda/layout.h
+UNSURE_BIT = 16  # as in kernel/cuda/layout.h
 # Of the GPU's memory, buffers take at most this part.
 _MEMORY_PART = 8
 # Of a batch, so much is read at once. The CPU path reads one file per thread, whatever an index claims.
 MOST_READ_BYTES = 1 << 30
 
 log = logging.getLogger("feedrate")
+
+# Starts the kernels of a plan that is filled and copied, with the buffers and statuses; returns their output.
+Run = Callable[[kernels.BatchPlan, Mapping[str, Any], Any], Any]
 
 
 class Planned(NamedTuple):
@@ -140,7 +145,10 @@ class PackRequest:
 
 
 class _Job(NamedTuple):
-    """A batch whose kernels are queued; `event` comes when `statuses`, in pinned memory, are there."""
+    """A batch whose kernels are queued; `event` comes when `statuses`, in pinned memory, are there.
+
+    `out` is what `Run` returned.
+    """
 
     out: Any
     taken: npt.NDArray[np.bool_]
@@ -153,6 +161,7 @@ class GpuDecoder:
     """Decodes images on a GPU for one iteration. Any thread may call it.
 
     Attributes:
+        stream, launch: where its kernels run, and what starts one there.
         share: how much of each batch the GPU is to decode, from 0 to 1.
         is_off: there was no memory for it, so that nothing is decoded there any more.
     """
@@ -179,7 +188,7 @@ class GpuDecoder:
             is_loading: it works for a loader, so that what is said is in the words of its options.
         """
         self.device, self.share = device, 1.0
-        self._stream, self._launch, self._meter = stream, launch, meter
+        self.stream, self.launch, self._meter = stream, launch, meter
         self._most_memory, self._is_asked_for, self._is_loading = most_memory, is_asked_for, is_loading
         self._lock = threading.Lock()
         self._buffers: dict[str, Any] = {}
@@ -211,7 +220,7 @@ class GpuDecoder:
 
         chosen, left = request.choose(self.share)
         try:
-            job = self._begin(request, chosen) if len(chosen) else None
+            job = self.begin(request, chosen, partial(self._run, request.size)) if len(chosen) else None
             if job is not None:
                 return self._complete(request, job, len(chosen), left)
         except (torch.cuda.OutOfMemoryError, DriverError) as error:
@@ -222,35 +231,55 @@ class GpuDecoder:
         self._count(0, left)
         return request.decode(np.arange(len(request)))
 
-    def _begin(self, request: Request, chosen: I64) -> _Job | None:
+    def begin(self, request: Request, chosen: I64, run: Run) -> _Job | None:
         """Read and plan the chosen samples, and queue their kernels; None: none of them is taken."""
         try:
             plan = self._plans.pop()
         except IndexError:
             plan = kernels.BatchPlan()
         planned = request.look(plan, chosen, most_memory=self._most_memory)
-        job = self._queue(request, plan, planned) if planned.taken.any() else None
+        job = self._queue(request, plan, planned, run) if planned.taken.any() else None
         self._plans.append(plan)
         return job
 
-    def _queue(self, request: Request, plan: kernels.BatchPlan, planned: Planned) -> _Job:
+    def _queue(self, request: Request, plan: kernels.BatchPlan, planned: Planned, run: Run) -> _Job:
         import torch
 
         staged = transfer.make_pinned((plan.sizes.staged,), torch.uint8)
         plan.fill(planned.data, staged.numpy(), request.pool)
-        count, device = len(planned.taken), self.device
-        with self._lock, torch.cuda.stream(self._stream):
-            self._make_room(plan.buffer_bytes())
-            out = torch.empty((count, *request.size), dtype=torch.uint8, device=device)
+        count = len(planned.taken)
+        with self.queueing(plan.buffer_bytes()) as buffers:
             # None of the kernels' own, so that a sample that no kernel spoke of is not taken for good.
-            statuses = torch.full((count,), -1, dtype=torch.int32, device=device)
-            self._buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
-            kernels.run(plan, self._launch, self._buffers, out, statuses, request.size[2])
+            statuses = torch.full((count,), -1, dtype=torch.int32, device=self.device)
+            buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
+            out = run(plan, buffers, statuses)
             here = transfer.make_pinned((count,), torch.int32)
             here.copy_(statuses, non_blocking=True)
             # Who waits for it sleeps: a thread that spins would take a core from the decoder.
-            event = self._stream.record_event(torch.cuda.Event(blocking=True))
+            event = self.stream.record_event(torch.cuda.Event(blocking=True))
         return _Job(out, planned.taken, here, event, planned.bytes_read)
+
+    def _run(
+        self,
+        size: tuple[int, int, int],
+        plan: kernels.BatchPlan,
+        buffers: Mapping[str, Any],
+        statuses: Any,
+    ) -> Any:
+        import torch
+
+        out = torch.empty((len(statuses), *size), dtype=torch.uint8, device=self.device)
+        kernels.run(plan, self.launch, buffers, out, statuses, size[2])
+        return out
+
+    @contextlib.contextmanager
+    def queueing(self, needed: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
+        """Lend buffers that are so large, on the stream, while nobody else queues kernels that use them."""
+        import torch
+
+        with self._lock, torch.cuda.stream(self.stream):
+            self._make_room(needed)
+            yield self._buffers
 
     def _make_room(self, needed: Mapping[str, int]) -> None:
         """Let buffers be as large as needed, and no larger than allowed, all together."""
@@ -281,22 +310,16 @@ class GpuDecoder:
         bad = np.flatnonzero(job.taken & (statuses != 0))
         self._decode_here(request, job, bad, tally)
         taken = int(job.taken.sum())
-        left.update(UNSURE if status == _UNSURE_BIT else FOUND_BAD for status in statuses[bad].tolist())
+        left.update(UNSURE if status == UNSURE_BIT else FOUND_BAD for status in statuses[bad].tolist())
         left[NOT_PLANNED] += chosen - taken
         self._count(taken - len(bad), left)
-        return transfer.DevicePixels(job.out, self._stream), tally.report()
+        return transfer.DevicePixels(job.out, self.stream), tally.report()
 
     def _decode_here(self, request: Request, job: _Job, at: I64, tally: Tally) -> None:
-        import torch
-
-        if not at.size:
-            return
-        pixels, report = request.decode(at)
-        tally.add(report, at=at)
-        with torch.cuda.stream(self._stream):
-            tensor = transfer.find_pinned(pixels)
-            there = _send(torch.from_numpy(pixels) if tensor is None else tensor, self.device)
-            job.out.index_copy_(0, _send(torch.from_numpy(at), self.device), there)
+        if at.size:
+            pixels, report = request.decode(at)
+            tally.add(report, at=at)
+            put_samples(pixels, at, job.out, self.stream)
 
     def _count(self, decoded: int, left: Counter[str]) -> None:
         left = +left  # without those of which there is none
@@ -331,31 +354,46 @@ def explain_cpu(
     *, has_functions: bool, has_cache: bool, is_padded: bool, fields: Iterable[Field]
 ) -> str | None:
     """Return why the GPU decodes nothing of what a loader was asked for; None: it does."""
-    if has_functions:
-        return "transform and collate get pixels on the host"
-    if has_cache:
+    if has_cache and not has_functions:
         return "the cache keeps decoded samples on the host"
-    if is_padded:
-        return "crops with padding are put together on the host"
+    reason = explain_host(has_functions=has_functions, is_padded=is_padded)
+    if reason is not None:
+        return reason
     images = [field for field in fields if field.kind is Kind.IMAGE]
     if all(field.coding is Coding.RAW for field in images):
         return "the images are stored as pixels" if images else "no field of images is asked for"
     return None
 
 
+def explain_host(*, has_functions: bool, is_padded: bool) -> str | None:
+    """Return why pixels are needed on the host, whatever makes them; None: they are not."""
+    if has_functions:
+        return "transform and collate get pixels on the host"
+    return "crops with padding are put together on the host" if is_padded else None
+
+
 def open_decoder(
-    placement: transfer.Transfer, meter: Meter, *, is_asked_for: bool, is_loading: bool = True
+    placement: transfer.Transfer,
+    meter: Meter,
+    *,
+    is_asked_for: bool,
+    is_needed: bool = False,
+    is_loading: bool = True,
 ) -> GpuDecoder | None:
     """Return a decoder for the batches that go there, its kernels compiled; None: not possible, and said.
 
+    Args:
+        is_needed: nothing of what was asked for goes without its kernels.
+        is_loading: as `GpuDecoder` has it.
+
     Raises:
-        GpuError: it was asked for, and is not possible.
+        GpuError: it was asked for, or is needed, and is not possible.
     """
     import torch
 
     device = placement.device
     source, options = kernels.source(), kernels.COMPILE_OPTIONS
-    if not is_asked_for:
+    if not is_asked_for and not is_needed:
         reason = why_not(device.index, source, options)
         if reason is not None:
             _tell_once(f"images are decoded on the CPU, since the GPU cannot: {reason}")
@@ -371,8 +409,20 @@ def open_decoder(
         most_memory=min(kernels.MOST_MEMORY, total_bytes // _MEMORY_PART), is_asked_for=is_asked_for,
         is_loading=is_loading,
     )  # fmt: skip
-    placement.beside = lambda: decoder.buffer_bytes
+    placement.beside["decoding"] = lambda: decoder.buffer_bytes
     return decoder
+
+
+def put_samples(pixels: U8 | transfer.DevicePixels, at: I64, out: Any, stream: Any) -> None:
+    """Queue the copy of some samples' pixels, from wherever they are, to their places in a batch there."""
+    import torch
+
+    with torch.cuda.stream(stream):
+        if isinstance(pixels, transfer.DevicePixels):
+            there = pixels.tensor
+        else:
+            there = transfer.send(pixels, out.device)
+        out.index_copy_(0, transfer.send(at, out.device), there)
 
 
 _told: set[str] = set()
@@ -382,7 +432,3 @@ def _tell_once(words: str) -> None:
     if words not in _told:
         _told.add(words)
         log.warning(words)
-
-
-def _send(tensor: Any, device: Any) -> Any:
-    return transfer.pin(tensor).to(device, non_blocking=True)

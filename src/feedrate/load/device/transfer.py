@@ -212,7 +212,8 @@ class Transfer(Pinned):
         if device not in _streams:
             _streams[device] = torch.cuda.Stream(device)
         self.stream = _streams[device]
-        self.beside: Callable[[], int] = lambda: 0  # bytes of the device that making batches takes
+        # What else of the loader's takes memory of the device, and how many bytes.
+        self.beside: dict[str, Callable[[], int]] = {}
         # When the loop took this step's batch, so much of its work was queued: all on the batches before.
         self._queued: dict[int, Any] = {}
 
@@ -275,7 +276,10 @@ class Transfer(Pinned):
             sizes.append(self._finish.count_bytes(batch.data))
         else:
             move(batch.data, lambda tensor: sizes.append(tensor.nbytes), is_plain=self._is_plain)
-        beside = f", and decoding there takes {format_bytes(self.beside())}" if self.beside() else ""
+        others = {what: measure() for what, measure in self.beside.items()}
+        beside = "".join(
+            f", and {what} there takes {format_bytes(size)}" for what, size in others.items() if size
+        )
         return FeedrateError(
             f"{self.device} has no memory left for the next batch: {self._prefetch} batches of "
             f"{format_bytes(sum(sizes))} are made ahead of the loop{beside} ({str(error).splitlines()[0]})",
@@ -345,6 +349,14 @@ def make_pinned(shape: tuple[int, ...], dtype: Any) -> Any:
 def pin(tensor: Any) -> Any:
     """Return a tensor of the host in pinned memory: itself, where it is."""
     return tensor if tensor.device.type != "cpu" or tensor.is_pinned() else tensor.pin_memory()
+
+
+def send(array: np.ndarray[Any, Any], device: Any) -> Any:
+    """Return an array as a tensor on the device, its copy queued on the stream that is current."""
+    import torch
+
+    tensor = find_pinned(array)
+    return pin(torch.from_numpy(array) if tensor is None else tensor).to(device, non_blocking=True)
 
 
 def find_pinned(array: np.ndarray[Any, Any]) -> Any:
