@@ -164,6 +164,40 @@ def test_where_the_layout_is_not_for_it_says_why(model: Any, shape: tuple[int, .
     assert why in (feed.reason_not_to() or "")
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.uint8])
+def test_batches_are_laid_out_as_a_loaders_and_the_model_stays_as_it_is(kind: Any) -> None:
+    """A Loader's images lie channels-last, whatever the model's weights do."""
+    model, images = Net(), torch.arange(4 * 3 * 9 * 9).reshape(4, 3, 9, 9).to(kind)
+    strides = {name: tensor.stride() for name, tensor in model.state_dict().items()}
+    kept = batches.Kept({"image": images, "label": torch.arange(4)})
+    assert kept.has_images()
+    feed = channels.LoaderLayout(SimpleNamespace(pace_s=0.05), [kept])
+    feed.start()
+    batch = feed.give()
+    assert batch["image"].is_contiguous(memory_format=LAST)
+    assert batch["label"].is_contiguous()
+    assert torch.equal(batch["image"], images)
+    make_loop(model)(batch["image"].float())
+    assert model.layouts == [True]
+    assert {name: tensor.stride() for name, tensor in model.state_dict().items()} == strides
+    batch["image"].zero_()
+    assert torch.equal(feed.give()["image"], images), "what the loop changed in place is restored"
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(4, 3, 9, 9).contiguous(memory_format=LAST),
+        torch.rand(4, 1, 9, 9),
+        torch.rand(4, 9, 9, 3),
+        torch.zeros(4, 3, 9, 9, dtype=torch.int64),
+        torch.rand(4, 3),
+    ],
+)
+def test_what_a_loader_would_lay_out_alike_has_nothing_to_turn(tensor: Any) -> None:
+    assert not batches.Kept([tensor]).has_images()
+
+
 def test_a_convolutional_network_is_trained_in_channels_last_layout_at_the_end(tmp_path: Path) -> None:
     run = run_script(
         tmp_path,
@@ -181,7 +215,8 @@ def test_a_convolutional_network_is_trained_in_channels_last_layout_at_the_end(t
         """,
     )
     assert (run.code, run.errors, run.of("trouble")) == (0, "", [])
-    assert run.phases()[-2:] == [layout.REPLAY_HALF_BATCH, layout.REPLAY_CHANNELS_LAST]
+    ends = [layout.REPLAY_HALF_BATCH, layout.REPLAY_CHANNELS_LAST, layout.REPLAY_LOADER_LAYOUT]
+    assert run.phases()[-3:] == ends
     detail = run.detail(layout.REPLAY_CHANNELS_LAST)
     assert sorted(detail) == ["last_cpu_s", "last_s", "plain_cpu_s", "plain_s", "samples"]
     assert min(detail.values()) > 0

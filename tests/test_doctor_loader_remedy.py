@@ -125,6 +125,67 @@ def test_workers_that_crowd_the_computing_go_with_what_they_cost_it(tmp_path: Pa
     assert remedy.predicted_speedup == pytest.approx(55 / 10.2, rel=0.03)
 
 
+def test_the_computing_beside_a_loader_is_what_its_layout_was_seen_to_take(tmp_path: Path) -> None:
+    """Planar batches take 10 ms a step; those that lie as a Loader's take 7, and no batch is waited for."""
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    for _ in range(20):
+        loop.step(wait=0.01, phase=layout.REPLAY)
+    for _ in range(20):
+        loop.step(wait=0.01, forward=2, backward=4, optimizer=1, phase=layout.REPLAY_LOADER_LAYOUT)
+    loop.fetches(200, 20, cpu=100, parts=DECODING).write(tmp_path)
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path, HERE, trial=replace(TRIAL, cpu_s=0.0005, alone_cpu_s=0.0005))
+    assert measured.device_s == pytest.approx(0.010, rel=0.01)
+    assert measured.as_loaded_s == pytest.approx(0.007, rel=0.01)
+    assert loader_of(diagnosis).predicted_speedup == pytest.approx(50 / 7.2, rel=0.05)
+
+
+def test_without_a_trial_of_its_layout_the_computing_is_that_of_kept_batches(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=100, parts=DECODING).write(tmp_path)
+    loop.main.write(tmp_path)
+    measured = judge(tmp_path, HERE, trial=TRIAL)[0]
+    assert measured.as_loaded_s == measured.device_s
+
+
+def test_on_a_gpu_a_layout_that_computes_faster_is_not_held_up_by_the_other(tmp_path: Path) -> None:
+    """By the GPU's own clock 10 ms a step are computing, planar; as a Loader's lie, steps take 6."""
+    loop = FakeLoop(workers=2)
+    loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
+    run_steps(loop, 40)
+    for n in range(20):
+        loop.main.record(layout.DEVICE, "", n * MS, 10 * MS)
+    for phase, each in ((layout.REPLAY, 10), (layout.REPLAY_LOADER_LAYOUT, 6)):
+        loop.main.fact("phase", phase=phase, start_ns=0, end_ns=20 * each * MS, batches=20, detail={})
+    loop.fetches(200, 20, cpu=100, parts=DECODING).write(tmp_path)
+    loop.main.write(tmp_path)
+    around = replace(HERE, cores=16.0, gpus=1, gpu_name="H200", gpu_utilisation=0.2, device_cpu_share=1.0)
+    trial = replace(TRIAL, threads=16, busy_threads=16.0, images_per_s=16000.0)
+    assert loader_of(judge(tmp_path, around, trial=trial)[1]).predicted_speedup == pytest.approx(
+        50 / 6.2, rel=0.05
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "device", "is_said"), [(0.02, "cuda:0", True), (0.001, "cuda:0", False), (0.02, "cpu", False)]
+)
+def test_that_a_gpu_may_decode_too_is_said_where_decoding_would_limit(
+    tmp_path: Path, cpu_s: float, device: str, is_said: bool
+) -> None:
+    around = replace(HERE, cores=4.0, device_cpu_share=1.0)
+    trial = replace(
+        TRIAL, cpu_s=cpu_s, alone_cpu_s=cpu_s, threads=4, busy_threads=4.0, images_per_s=4 / cpu_s
+    )
+    parts = {"decode:PIL": (395.0, 0.0)}
+    diagnosis = judge_loop(
+        tmp_path, around=around, trial=trial, device=device, wait=190, cpu=400, parts=parts
+    )
+    remedy = loader_of(diagnosis)
+    assert ("what the GPU decodes beside them" in remedy.note) is is_said
+
+
 def test_threads_that_find_nothing_to_do_are_not_counted(tmp_path: Path) -> None:
     half = replace(TRIAL, cpu_s=0.005, alone_cpu_s=0.005, images_per_s=200.0, busy_threads=1.0)
     whole = replace(half, busy_threads=2.0)

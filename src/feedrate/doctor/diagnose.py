@@ -172,6 +172,7 @@ def _experiments(m: Measured) -> list[str]:
         layout.REPLAY_HALF_PRECISION: "the same in half precision, {n} steps",
         layout.REPLAY_HALF_BATCH: "the same on half batches, {n} steps",
         layout.REPLAY_CHANNELS_LAST: "the same in channels-last layout and as before in turn, {n} steps",
+        layout.REPLAY_LOADER_LAYOUT: "the same on batches laid out as feedrate.Loader's, {n} steps",
     }
     said = []
     for fact in m.phases:

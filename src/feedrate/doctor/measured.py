@@ -169,6 +169,7 @@ class Measured:
     half_precision_type: str
     half_batch: Timing | None
     channels_last: Timing | None
+    as_loaded: Timing | None  # the replay, on batches that lie in memory as a feedrate.Loader's
     is_repeatable: bool | None  # the same samples gave the same batch twice
     looks_fetch: Looks
     looks_main: Looks
@@ -306,11 +307,22 @@ class Measured:
     @property
     def device_s(self) -> float:
         """Return what a step takes when its batch is already there."""
+        return self._replayed_s(self.device)
+
+    @property
+    def as_loaded_s(self) -> float:
+        """Return the same on a batch that lies in memory as a feedrate.Loader's, as far as that was tried.
+
+        Convolutions take their images channels-last, or planar: that changes what they cost.
+        """
+        return self._replayed_s(self.as_loaded or self.device)
+
+    def _replayed_s(self, replay: Timing | None) -> float:
         besides_waiting = max(self.own_s - self.exposed_s, 1e-6)
-        if self.device is None:
+        if replay is None:
             return besides_waiting
         # A replay that took longer than the real steps was disturbed.
-        return min(self.device.seconds * self.slowdown, besides_waiting)
+        return min(replay.seconds * self.slowdown, besides_waiting)
 
     @property
     def slowdown(self) -> float:

@@ -66,6 +66,7 @@ def measure(
         half_precision_type=_detail_of(main, layout.REPLAY_HALF_PRECISION).get("dtype") or "bfloat16",
         half_batch=_device_timing(main, layout.REPLAY_HALF_BATCH),
         channels_last=_channels_last_timing(main),
+        as_loaded=_device_timing(main, layout.REPLAY_LOADER_LAYOUT),
         is_repeatable=_is_repeatable(main),
         looks_fetch=count_looks(made_by, in_fetch=True),
         looks_main=count_looks([main], in_fetch=False),

@@ -65,7 +65,7 @@ def replace_loader(m: Measured) -> Remedy | None:
         command=f"feedrate pack {shlex.quote(data.folder)} PACK",
         # What was tried is a guess where no call was recognised: no line for a script.
         change=_CHANGE if m.call is None else None,
-        note=_note(m, sample, data, trial),
+        note=_note(m, sample, data, trial, then),
     ))  # fmt: skip
 
 
@@ -87,10 +87,11 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
     kept = _READ_SMALL if data.mean_bytes < _SMALL_BYTES else _READ_LARGE
     # What storage was seen to give, by as much as a pack is read better; more threads get no more out of it.
     reading_s = read_blocked(m).blocked_s * n * kept / max(m.makers, 1)
-    device_s = m.device_s
+    device_s = m.as_loaded_s
     if m.is_on_gpu:
         # Batches arrive beside the computing, which cannot take less than the device's own time.
-        device_s = max(device_s - copying_s(m), min(m.computing_device_s, device_s))
+        computing_s = m.computing_device_s * device_s / m.device_s
+        device_s = max(device_s - copying_s(m), min(computing_s, device_s))
     starting_s = m.loop.per_step("epoch-start")
     first_s = m.loop.epochs / len(m.loop.steps) * images / trial.images_per_s
     then = replace(
@@ -167,9 +168,11 @@ def _images_per_sample(sample: SampleCost, data: DataFiles) -> int:
     return max(round(sample.read_bytes / max(data.mean_bytes, 1.0)), 1)
 
 
-def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial) -> str:
+def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial, then: Pipeline) -> str:
     on = f"{trial.threads} cores" if trial.threads > 1 else "one core"
     said = [f"{trial.images_per_s:,.0f} images/s on {on}, tried with {trial.images} of these files"]
+    if m.is_on_gpu and then.slowest in ("workers", "cores"):
+        said.append("what the GPU decodes beside them comes on top")
     if data.dataset_bytes:
         seconds = estimate_packing(data, trial, m.around.cores, read_blocked(m).blocked_s)
         size = format_bytes(data.dataset_bytes)

@@ -38,6 +38,7 @@ _PHASES = {
     "replay-half-precision": "half precision",
     "replay-half-batch": "half batches",
     "replay-channels-last": "channels last",
+    "replay-loader-layout": "laid out as a Loader's",
 }
 _HEIGHT = 200.0
 

@@ -144,6 +144,36 @@ class Kept:
             memo[id(tensor)] = clone(self._pristine[number][: size // 2])
         return Kept(shorten(copy.deepcopy(self._batch, memo), size, size // 2))
 
+    def has_images(self) -> bool:
+        """Whether there are images in it that a feedrate.Loader would lay out otherwise."""
+        return any(is_planar(tensor) for tensor in self._working)
+
+    def as_loaded(self) -> Kept:
+        """The same with its images channels-last in memory, as a feedrate.Loader hands them over."""
+        memo: dict[int, Any] = {}
+        for tensor, pristine in zip(self._working, self._pristine):  # noqa: B905 (Python 3.8)
+            memo[id(tensor)] = turn(pristine) if is_planar(tensor) else pristine
+        # What is turned here goes when it was copied, as a Loader's batch does after its step. glibc then
+        # keeps that much memory for the next step instead of giving it back: see mallopt(3),
+        # M_MMAP_THRESHOLD. A DataLoader's batches lie in shared memory, which tells it nothing.
+        return Kept(copy.deepcopy(self._batch, memo))
+
+
+def is_planar(tensor: Any) -> bool:
+    """Whether it is a batch of RGB images, one colour after the other in memory."""
+    is_image = tensor.layout is torch().strided and tensor.device.type == "cpu"
+    is_image = is_image and tensor.dim() == 4 and tensor.shape[1] == 3
+    is_image = is_image and (tensor.is_floating_point() or tensor.dtype is torch().uint8)
+    return is_image and not tensor.is_contiguous(memory_format=torch().channels_last)
+
+
+def turn(tensor: Any) -> Any:
+    """A copy that lies channels-last, in the same kind of memory."""
+    with torch().no_grad():
+        last = torch().channels_last
+        result = torch().empty_like(tensor, memory_format=last, pin_memory=tensor.is_pinned())
+        return result.copy_(tensor)
+
 
 def version_of(tensor: Any) -> int | None:
     try:

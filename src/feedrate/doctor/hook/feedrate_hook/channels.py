@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay in channels-last layout: the model that the loop calls is converted, timed, and put back."""
+"""The replay in channels-last layout: of the model that the loop calls, or of its batches alone."""
 
 from __future__ import annotations
 
@@ -164,6 +164,19 @@ class ChannelsLast(Replay):
         for tensor in unique(self._tensors + grads):
             relay(tensor, torch.channels_last if is_last else torch.contiguous_format)
         self._is_last = is_last
+
+
+class LoaderLayout(Replay):
+    """Kept batches that lie as feedrate.Loader hands them over; the model stays as it is."""
+
+    phase = layout.REPLAY_LOADER_LAYOUT
+    least_s = 0.5
+
+    def reason_not_to(self) -> str | None:
+        return why_compiled()
+
+    def start(self) -> None:
+        self._kept = [kept.as_loaded() for kept in self._kept]
 
 
 def why_no_channels_last(called: Called) -> str | None:

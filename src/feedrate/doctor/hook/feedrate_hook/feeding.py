@@ -49,6 +49,8 @@ class Feeding:
         if agreed is None:
             # Last of all: a model that takes views of its images raises in this layout.
             self._feeds.append(channels.ChannelsLast(book, kept, first.called))
+            if all(batch.has_images() for batch in kept):
+                self._feeds.append(channels.LoaderLayout(book, kept))
         else:
             book.skipped(layout.REPLAY_CHANNELS_LAST, "ranks share gradients in the layout they began with")
         replay.watch_for_autocast()

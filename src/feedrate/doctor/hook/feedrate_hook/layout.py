@@ -38,9 +38,10 @@ REPLAY = 4  # the user's loop on batches kept in memory: what the device could t
 REPLAY_HALF_PRECISION = 5  # the same under autocast
 REPLAY_HALF_BATCH = 6  # the same on half of each batch
 REPLAY_CHANNELS_LAST = 7  # the same in channels-last layout
+REPLAY_LOADER_LAYOUT = 8  # the same on batches whose images lie in memory as feedrate.Loader's do
 PHASES = (
     "real", "drain", "again", "trial", "replay", "replay-half-precision", "replay-half-batch",
-    "replay-channels-last",
+    "replay-channels-last", "replay-loader-layout",
 )  # fmt: skip
 
 # In the training process (the main thread of a rank).
