@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from threads import BATCH, CROP, copy_images, say
@@ -41,6 +42,7 @@ DEVICE = torch.device("cuda", 0)
 MEAN = torch.tensor([0.485, 0.456, 0.406], device=DEVICE).view(1, 3, 1, 1) * 255
 STD = torch.tensor([0.229, 0.224, 0.225], device=DEVICE).view(1, 3, 1, 1) * 255
 SETTLE_S = 20.0  # until `decode="auto"` has found its share
+IMAGENET_SAMPLES = 1_281_167
 ENOUGH = 0.97  # of the ceiling: as much as `--least-cores` asks for
 OPTIONS: dict[str, Any] = {
     "batch_size": BATCH, "image": CROP, "flip": True, "drop_last": True, "fields": ["image"],
@@ -106,8 +108,19 @@ def prepare(source: Path, work: Path, gigabytes: float) -> tuple[Path, Path]:
     if not (target / "pack.json").exists():
         size_bytes = copy_images(source, copies, int(gigabytes * 10**9))
         say(f"packing {size_bytes / 1e9:.1f} GB of copies")
-        pack(copies, target, PackOptions())
+        pack(copies, target, PackOptions(entries="gpu"))
     return copies, target
+
+
+def order_as_imagenet(samples: int) -> Callable[[int], Any]:
+    """Return an order of epochs as long as ImageNet's, of few samples again and again: how an epoch begins
+    would count too much otherwise."""
+
+    def order(epoch: int) -> Any:
+        rng = np.random.default_rng(epoch)
+        return np.concatenate([rng.permutation(samples) for _ in range(-(-IMAGENET_SAMPLES // samples))])
+
+    return order
 
 
 def measure(

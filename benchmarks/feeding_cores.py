@@ -3,7 +3,8 @@
 
 Trains networks on a pack of photographs, the whole process held to 1, 2, 4 ... cores, as `taskset` does. Each
 time first on one batch that is on the GPU already (the ceiling), then on what `Loader(device="cuda")` gives
-with each kind of `decode`, and, where asked for, from a cache on the GPU. With one core alone, only the GPU
+with each kind of `decode`, and, where asked for, from a cache on the GPU. Entry points are those of `--entries
+gpu`, epochs as long as ImageNet's. With one core alone, only the GPU
 decodes. Every result is written at once; a FILE that is there is added to. Needs a GPU and torchvision.
 
     python benchmarks/feeding_cores.py FOLDER --json benchmarks/results/feeding-cores.json      eight minutes
@@ -28,7 +29,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from feeding import DEVICE, OPTIONS, drain, endless, hold, make_step, prepare
+from feeding import DEVICE, OPTIONS, drain, endless, hold, make_step, order_as_imagenet, prepare
 from threads import BATCH, say
 
 import feedrate
@@ -50,6 +51,7 @@ def main() -> int:
         _, target = prepare(Path(arguments.source), Path(work), arguments.gigabytes)
         with feedrate.Loader(target, device="cuda", decode="cpu", **OPTIONS) as loader:
             fixed, images = next(iter(loader))[0].clone(), len(loader) * BATCH
+        OPTIONS["order"] = order_as_imagenet(images)
         todo = list(list_runs(arguments, len(every)))
         say(f"{len(todo)} results, in about {estimate(todo, arguments, images):.0f} s")
         document = open_document(arguments, every, target)
@@ -63,7 +65,7 @@ def main() -> int:
                 step, step_of = make_step(model, mode), (model, mode)
                 drain(lambda step=step: step(fixed), 1.0)
             hold(every[:cores])
-            result = measure(target, step, fixed, decode, arguments)
+            result = measure(target, step, fixed, decode, images, arguments)
             add(document, {"model": model, "mode": mode, "cores": cores, "cpus": every[:cores], **result})
             if arguments.json:
                 Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
@@ -165,7 +167,7 @@ def add(document: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 def measure(
-    target: Path, step: Any, fixed: torch.Tensor, decode: str, arguments: argparse.Namespace
+    target: Path, step: Any, fixed: torch.Tensor, decode: str, images: int, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Return images per second of the ceiling, then fed, round by round without a pause between them.
 
@@ -181,7 +183,7 @@ def measure(
     batches = endless(loader)
     take = lambda: step(next(batches)[0])  # noqa: E731
     if cache is not None:
-        for _ in range(len(loader)):
+        for _ in range(images // BATCH + 1):
             take()
     drain(take, arguments.settle if decode == "auto" else SETTLE_S)
     rates = [drain(take, arguments.seconds) for _ in range(arguments.rounds)]

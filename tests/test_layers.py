@@ -79,7 +79,7 @@ INSIDE = {
         {"fields", "keys", "raw"},
         {"", "contract", "hdf5", "records", "tar", "wire"},
     ),
-    "feedrate.kernel.cuda": ({"decoding", "door"}, {"batch", "driver", "launcher"}),
+    "feedrate.kernel.cuda": ({"decoding", "door", "reading"}, {"batch", "driver", "launcher", "stored"}),
     "feedrate.load.device": (
         {"assemble", "geometry", "image", "meter", "options", "tally", "threads"},
         {"colour", "gpu_decode", "mixing", "options", "share", "transfer"},

@@ -2,9 +2,8 @@
 """Damaged JPEGs and forged entry points through the planner and the kernels, on a GPU, without torch.
 
     python tests/slow/gpu_mutants.py --mutants 10000
-    compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 python tests/slow/gpu_mutants.py --sanitizer
-    compute-sanitizer --tool initcheck --error-exitcode 9 python tests/slow/gpu_mutants.py --sanitizer
-    compute-sanitizer --tool racecheck --error-exitcode 9 python tests/slow/gpu_mutants.py --sanitizer
+    for tool in memcheck initcheck racecheck; do compute-sanitizer --tool $tool --report-api-errors no \\
+        --error-exitcode 9 python tests/slow/gpu_mutants.py --sanitizer; done
 
 Pixels that the GPU calls good must be those of the CPU's decoder, which must call them good too; every other
 sample must have been left out by the planner, or have a status and black pixels. Sound files stand between
