@@ -225,7 +225,7 @@ def test_a_clash_of_names_is_refused_and_nothing_is_changed(project: Path) -> No
     assert git(project, "status", "--porcelain") == ""
 
 
-def test_a_definition_may_go_elsewhere_than_its_module(project: Path) -> None:
+def test_a_definition_may_leave_its_module(project: Path) -> None:
     line = "module feedrate.room: Room on disks.\nfeedrate.store.files:free -> feedrate.room:count_free\n"
     moved(project, line)
     assert "def count_free() -> int:" in read(project, "src/feedrate/room.py")
