@@ -215,6 +215,16 @@ def test_merged_modules_lose_the_imports_of_each_other(project: Path) -> None:
     assert done.stdout == "shelf 2 1\n", done.stderr
 
 
+def test_a_module_may_become_part_of_one_that_stays(project: Path) -> None:
+    moved(project, "feedrate.store.files -> feedrate.store.shelf\n")
+    text = read(project, "src/feedrate/store/shelf.py")
+    assert "from feedrate" not in text
+    assert "{appear('shelf')}" in text
+    assert "    from feedrate.store.shelf import appear, free\n" in read(
+        project, "src/feedrate/store/tiers.py"
+    )
+
+
 def test_a_clash_of_names_is_refused_and_nothing_is_changed(project: Path) -> None:
     path = project / "src/feedrate/store/tiers.py"
     path.write_text(path.read_text() + "\n\ndef free() -> int:\n    return 2\n")

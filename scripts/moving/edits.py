@@ -151,7 +151,7 @@ class Editor(ast.NodeVisitor):
             return self._import_by_name(root, words, meaning, name)
         if whole:
             return ".".join([in_style_of(root.id, module), *([name] if name else [])])
-        if name and module == self.new_module and self.new_module != self.file.module:
+        if name and module == self.new_module and meaning.module != self.file.module:
             found = self.scopes.of[root].find(name)
             if found not in (None, self.scopes.module) or (
                 found and project.new_attribute(self.file.module, name) != name
@@ -218,13 +218,8 @@ class Editor(ast.NodeVisitor):
                 self.project.problems.append(f"{self.file.path}:{node.lineno}: import * hides what it takes")
                 return
             home, new = import_words(self.project, found.base, name)
-            full = f"{home}.{new}"
             is_module = f"{found.base}.{name}" in self.project.modules
-            if (
-                self.new_module
-                and self.new_module in (full if is_module else home,)
-                and self.new_module != self.file.module
-            ):
+            if self.new_module and self.new_module == (f"{home}.{new}" if is_module else home):
                 is_changed = True  # both are one module now
                 continue
             local = self.new_name(found.local, scope)
