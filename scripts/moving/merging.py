@@ -246,6 +246,8 @@ def find_clashes(project: Project, target: str, files: list[File]) -> None:
             new = project.new_local(file, module, name)
             first = next((b for b in bound if b), None)
             what: object = (file.module, name)
+            if (file.module, name) in project.map.homes:
+                what = project.new_meaning(Meaning(file.module, name))  # imported from now on
             if first:
                 meaning = project.meaning_of_import(first)
                 what = (
