@@ -175,6 +175,13 @@ def test_strings_that_name_modules_follow_and_other_words_stay(project: Path) ->
     assert read(project, "docs/page.md") == page
 
 
+def test_a_module_name_that_is_put_together_is_left_to_a_person(project: Path) -> None:
+    path = project / "tests/test_shelf.py"
+    path.write_text(path.read_text() + 'CODE = f"import feedrate.store.{shelf}"\n')
+    commit(project)
+    assert "feedrate.store.{...}: which module is it now?" in moved(project)
+
+
 def test_the_hook_is_left_alone_unless_it_is_named(project: Path) -> None:
     before = read(project, f"{HOOK}/clock.py")
     moved(project)

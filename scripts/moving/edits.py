@@ -355,6 +355,11 @@ class Editor(ast.NodeVisitor):
             for first, last, old, new in dict.fromkeys(self.in_fstrings):
                 if first <= start and end <= last and "f" in text[:2].lower():
                     text = replace_in_braces(text, old, new)
+            for put_together in re.findall(rf"({TOP}[\w.]*)\.\{{", text):
+                if any(m.startswith(f"{put_together}.") for m in self.project.map.modules):
+                    self.project.by_hand.append(
+                        f"{self.file.path}:{token.start[0]}: {put_together}.{{...}}: which module is it now?"
+                    )
             text = self.texts.rewrite(text)
             if text != token.string:
                 self.edits[start, end] = text
