@@ -182,6 +182,13 @@ def test_a_module_name_that_is_put_together_is_left_to_a_person(project: Path) -
     assert "feedrate.store.{...}: which module is it now?" in moved(project)
 
 
+def test_a_moved_module_that_asks_where_it_is_is_named(project: Path) -> None:
+    path = project / "src/feedrate/store/files.py"
+    path.write_text(path.read_text() + "\n\nHERE = __file__\n")
+    commit(project)
+    assert "src/feedrate/store/files.py:17: __file__ is in another folder now" in moved(project)
+
+
 def test_the_hook_is_left_alone_unless_it_is_named(project: Path) -> None:
     before = read(project, f"{HOOK}/clock.py")
     moved(project)

@@ -72,6 +72,8 @@ class Editor(ast.NodeVisitor):
         self.fstring = before
 
     def visit_Name(self, node: ast.Name) -> None:
+        if node.id == "__file__" and self.file.package != self.new_package:
+            self.project.by_hand.append(f"{self.file.path}:{node.lineno}: __file__ is in another folder now")
         meaning, _ = self.project.meaning_of_chain(self.file, node)
         if meaning and not meaning.name and self._is_own_module(node, meaning):
             self.project.problems.append(
