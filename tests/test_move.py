@@ -195,6 +195,14 @@ def test_the_hook_is_left_alone_unless_it_is_named(project: Path) -> None:
     assert read(project, f"{HOOK}/clock.py") == before
 
 
+def test_a_module_may_become_a_folder_of_its_name(project: Path) -> None:
+    lines = "package feedrate.store.shelf: The shelf.\nfeedrate.store.shelf -> feedrate.store.shelf.shelf\n"
+    moved(project, lines)
+    text = read(project, "tests/test_shelf.py")
+    assert '"from feedrate.store.shelf.shelf import Shelf; print(Shelf())"' in text
+    assert "import feedrate.store.shelf.shelf\n" in text
+
+
 def test_the_hook_stays_named_by_its_own_path(project: Path) -> None:
     own = "feedrate.doctor.hook.feedrate_hook"
     moved(
