@@ -175,10 +175,32 @@ def test_strings_that_name_modules_follow_and_other_words_stay(project: Path) ->
     assert read(project, "docs/page.md") == page
 
 
+def test_a_module_name_that_is_put_together_is_left_to_a_person(project: Path) -> None:
+    path = project / "tests/test_shelf.py"
+    path.write_text(path.read_text() + 'CODE = f"import feedrate.store.{shelf}"\n')
+    commit(project)
+    assert "feedrate.store.{...}: which module is it now?" in moved(project)
+
+
+def test_a_moved_module_that_asks_where_it_is_is_named(project: Path) -> None:
+    path = project / "src/feedrate/store/files.py"
+    path.write_text(path.read_text() + "\n\nHERE = __file__\n")
+    commit(project)
+    assert "src/feedrate/store/files.py:17: __file__ is in another folder now" in moved(project)
+
+
 def test_the_hook_is_left_alone_unless_it_is_named(project: Path) -> None:
     before = read(project, f"{HOOK}/clock.py")
     moved(project)
     assert read(project, f"{HOOK}/clock.py") == before
+
+
+def test_a_module_may_become_a_folder_of_its_name(project: Path) -> None:
+    lines = "package feedrate.store.shelf: The shelf.\nfeedrate.store.shelf -> feedrate.store.shelf.shelf\n"
+    moved(project, lines)
+    text = read(project, "tests/test_shelf.py")
+    assert '"from feedrate.store.shelf.shelf import Shelf; print(Shelf())"' in text
+    assert "import feedrate.store.shelf.shelf\n" in text
 
 
 def test_the_hook_stays_named_by_its_own_path(project: Path) -> None:
@@ -215,6 +237,16 @@ def test_merged_modules_lose_the_imports_of_each_other(project: Path) -> None:
     assert done.stdout == "shelf 2 1\n", done.stderr
 
 
+def test_a_module_may_become_part_of_one_that_stays(project: Path) -> None:
+    moved(project, "feedrate.store.files -> feedrate.store.shelf\n")
+    text = read(project, "src/feedrate/store/shelf.py")
+    assert "from feedrate" not in text
+    assert "{appear('shelf')}" in text
+    assert "    from feedrate.store.shelf import appear, free\n" in read(
+        project, "src/feedrate/store/tiers.py"
+    )
+
+
 def test_a_clash_of_names_is_refused_and_nothing_is_changed(project: Path) -> None:
     path = project / "src/feedrate/store/tiers.py"
     path.write_text(path.read_text() + "\n\ndef free() -> int:\n    return 2\n")
@@ -225,7 +257,7 @@ def test_a_clash_of_names_is_refused_and_nothing_is_changed(project: Path) -> No
     assert git(project, "status", "--porcelain") == ""
 
 
-def test_a_definition_may_go_elsewhere_than_its_module(project: Path) -> None:
+def test_a_definition_may_leave_its_module(project: Path) -> None:
     line = "module feedrate.room: Room on disks.\nfeedrate.store.files:free -> feedrate.room:count_free\n"
     moved(project, line)
     assert "def count_free() -> int:" in read(project, "src/feedrate/room.py")

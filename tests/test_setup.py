@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent
 SETUP = ROOT / "scripts" / "setup"
 MAKE = shutil.which("make")
 BUILT_FROM = (
-    "pyproject.toml", "CMakeLists.txt", "scripts/*", "native/*.cpp", "native/*.h", "native/hot/*.h",
-    "src/feedrate/kernel/cuda/*.h",
+    "pyproject.toml", "CMakeLists.txt", "scripts/setup", "scripts/*.txt", "native/*.cpp", "native/*.h",
+    "native/hot/*.h", "src/feedrate/kernel/cuda/*.h",
 )  # fmt: skip
 
 

@@ -56,6 +56,12 @@ class Canon:
             if meaning and not meaning.name and taken == chain_length(node.args[0]):
                 name = self.project.new_attribute(meaning.module, node.args[1].value)
                 return self.dump([node.args[0]]) + repr(name) + self.dump(node.args[2:])
+        first = node.args[0] if node.args else None
+        is_import = ast.unparse(node.func).endswith("import_module")
+        if is_import and isinstance(first, ast.Constant) and str(first.value).startswith("."):
+            full = f"{self.file.package}{first.value!s}"  # `import_module(".x", __package__)`
+            if full in self.project.modules:
+                return repr(self.project.map.new_module(full)) + self.dump(node.args[1:])
         return self.dump(node.args)
 
 

@@ -72,6 +72,8 @@ class Editor(ast.NodeVisitor):
         self.fstring = before
 
     def visit_Name(self, node: ast.Name) -> None:
+        if node.id == "__file__" and self.file.package != self.new_package:
+            self.project.by_hand.append(f"{self.file.path}:{node.lineno}: __file__ is in another folder now")
         meaning, _ = self.project.meaning_of_chain(self.file, node)
         if meaning and not meaning.name and self._is_own_module(node, meaning):
             self.project.problems.append(
@@ -151,7 +153,7 @@ class Editor(ast.NodeVisitor):
             return self._import_by_name(root, words, meaning, name)
         if whole:
             return ".".join([in_style_of(root.id, module), *([name] if name else [])])
-        if name and module == self.new_module and self.new_module != self.file.module:
+        if name and module == self.new_module and meaning.module != self.file.module:
             found = self.scopes.of[root].find(name)
             if found not in (None, self.scopes.module) or (
                 found and project.new_attribute(self.file.module, name) != name
@@ -218,13 +220,8 @@ class Editor(ast.NodeVisitor):
                 self.project.problems.append(f"{self.file.path}:{node.lineno}: import * hides what it takes")
                 return
             home, new = import_words(self.project, found.base, name)
-            full = f"{home}.{new}"
             is_module = f"{found.base}.{name}" in self.project.modules
-            if (
-                self.new_module
-                and self.new_module in (full if is_module else home,)
-                and self.new_module != self.file.module
-            ):
+            if self.new_module and self.new_module == (f"{home}.{new}" if is_module else home):
                 is_changed = True  # both are one module now
                 continue
             local = self.new_name(found.local, scope)
@@ -360,6 +357,11 @@ class Editor(ast.NodeVisitor):
             for first, last, old, new in dict.fromkeys(self.in_fstrings):
                 if first <= start and end <= last and "f" in text[:2].lower():
                     text = replace_in_braces(text, old, new)
+            for put_together in re.findall(rf"({TOP}[\w.]*)\.\{{", text):
+                if any(m.startswith(f"{put_together}.") for m in self.project.map.modules):
+                    self.project.by_hand.append(
+                        f"{self.file.path}:{token.start[0]}: {put_together}.{{...}}: which module is it now?"
+                    )
             text = self.texts.rewrite(text)
             if text != token.string:
                 self.edits[start, end] = text

@@ -167,7 +167,7 @@ def take_out(project: Project, file: File, text: str) -> tuple[str, dict[str, st
         needed = needed_imports(
             words, dict.fromkeys(stay, mine) | {n: h for n, h in homes.items() if h != home}
         )
-        made[home] = f"{head.imports}{needed}{checking}\n\n{words}"
+        made[home] = f"{used_imports(head.imports, words)}{needed}{checking}\n\n{words}"
     back = needed_imports(rest, homes)
     if back and any(f"from {mine} import" in needed for needed in made.values()):
         project.by_hand.append(f"{file.path}: {mine} and what leaves it import each other")
@@ -175,6 +175,18 @@ def take_out(project: Project, file: File, text: str) -> tuple[str, dict[str, st
     return "".join(
         [*rest.splitlines(keepends=True)[:at], "\n", back, *rest.splitlines(keepends=True)[at:]]
     ), made
+
+
+def used_imports(imports: str, text: str) -> str:
+    """Those of some imports whose names a text uses."""
+    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    kept = []
+    for node in ast.parse(imports).body:
+        assert isinstance(node, ast.Import | ast.ImportFrom)
+        node.names = [a for a in node.names if (a.asname or a.name.split(".")[0]) in used]
+        if node.names:
+            kept.append(ast.unparse(node) + "\n")
+    return "".join(kept)
 
 
 def needed_imports(text: str, homes: dict[str, str]) -> str:
@@ -234,6 +246,8 @@ def find_clashes(project: Project, target: str, files: list[File]) -> None:
             new = project.new_local(file, module, name)
             first = next((b for b in bound if b), None)
             what: object = (file.module, name)
+            if (file.module, name) in project.map.homes:
+                what = project.new_meaning(Meaning(file.module, name))  # imported from now on
             if first:
                 meaning = project.meaning_of_import(first)
                 what = (

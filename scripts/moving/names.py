@@ -361,7 +361,7 @@ class Project:
         new = self.new_meaning(meaning)
         is_own = bool(new.name) and new.module == self.group(file)  # they are in one module from now on
         is_this_module = (
-            not new.name and new.module == self.group(file) != file.module
+            not new.name and new.module == self.group(file) and meaning.module != file.module
         )  # its uses and it go away
         if is_this_module or (None in bound and not is_own):
             return name, new

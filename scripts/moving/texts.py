@@ -37,13 +37,20 @@ class Texts:
 
     def rewrite(self, text: str) -> str:
         if TOP in text:
-            text = IMPORT.sub(self._import, text)
-            text = DOTTED.sub(self._dotted, text)
+            text = self._rewrite_modules(text)
         if ".py" in text:
             text = SOURCE_PATH.sub(self._path, text)
         if "`" in text:
             text = TICKED.sub(lambda m: f"`{self.unmistakable.get(m[1], m[1])}{m[2]}`", text)
         return text
+
+    def _rewrite_modules(self, text: str) -> str:
+        """Each name once: what an import became may be the old name of something else."""
+        parts, at = [], 0
+        for match in IMPORT.finditer(text):
+            parts += [DOTTED.sub(self._dotted, text[at : match.start()]), self._import(match)]
+            at = match.end()
+        return "".join([*parts, DOTTED.sub(self._dotted, text[at:])])
 
     def _dotted(self, match: re.Match[str]) -> str:
         whole, colon, entry = match[0].partition(":")
