@@ -112,7 +112,7 @@ def _feeding(result: dict[str, Any]) -> str:
             next(rate for kind, rate in seen.items() if kind.startswith(words))
             for words in ("Loader alone", "DataLoader")
         )
-        fed = seen['Loader(device="cuda")']
+        fed = next(rate for kind, rate in seen.items() if kind.startswith('Loader(device="cuda"'))
         cells = [f"{rate:,.0f}" for rate in (seen["ceiling"], fed)]
         cells += [f"{fed / seen['ceiling']:.1%}", f"{alone:,.0f}", f"{usual:,.0f}"]
         lines.append(f"| {run['model']}, {run['mode']} | {' | '.join(cells)} |")

@@ -34,7 +34,7 @@ class Loop:
         self.begin(cores)
 
     def begin(self, cores: int) -> None:
-        self.controller.begin(cores, 2, 2, lambda: (self.loop_waited, self.held_back, self.cpu))
+        self.controller.begin(cores, 2, 2, lambda: (self.loop_waited, self.held_back, self.cpu, self.cpu))
 
     @property
     def threads(self) -> int:

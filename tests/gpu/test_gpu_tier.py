@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from feedrate import Cache, CenterCrop, CutMix, Loader, MixUp, RandomErasing, RandomResizedCrop, Resize
+from feedrate import (
+    Cache,
+    CenterCrop,
+    CutMix,
+    Loader,
+    MixUp,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    pillow,
+)
 from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
 from feedrate.load.device import gpu_tier
@@ -23,6 +33,8 @@ pytestmark = [
 ]
 OPTIONS: dict[str, Any] = {"batch_size": 16, "image": RandomResizedCrop(48), "flip": True, "seed": 3}
 COUNT = 240  # 160 of them for the GPU
+# The rest is Pillow's, and an older one's crops may differ in the last bit from those of what would be kept.
+KEPT = COUNT if pillow.resizes_as_kernel() else COUNT * 4 // 6
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +62,7 @@ def test_every_filter_gives_the_pixels_of_the_cpu_over_three_epochs(
         for _ in range(3):
             assert_equal(list(there), list(here))  # kept: each must stay what it is
         stats = there.stats()
-    assert (stats.cache.tiers[0].samples, stats.cache.hit_rate) == (COUNT, 1)
+    assert (stats.cache.tiers[0].samples, stats.cache.hit_rate) == (KEPT, KEPT / COUNT)
     assert stats.by_gpu >= (0 if decode == "cpu" else 0.95 * COUNT * 4 / 6)
 
 
@@ -80,7 +92,7 @@ def test_whatever_is_asked_for_the_batches_are_those_without_a_cache(
             assert_equal(batches, list(here))
         stats = there.stats().cache
     assert 0 < stats.hits == stats.tiers[0].samples
-    assert (stats.hit_rate == 1) == (limit == "100MB")
+    assert (stats.hit_rate == KEPT / COUNT) == (limit == "100MB")
 
 
 @pytest.mark.parametrize("decode", ["auto", "cpu", "gpu"])

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -449,7 +450,8 @@ class Loader:
         )  # fmt: skip
         if controller is not None:
             controller.begin(
-                pool.threads, feed.makers, self._prefetch, lambda: (*meter.waits(), pool.cpu_seconds()),
+                pool.threads, feed.makers, self._prefetch,
+                lambda: (*meter.waits(), pool.cpu_seconds(), time.process_time()),
                 None if gpu is None else gpu_share,
             )  # fmt: skip
             pool.set_limit(controller.threads)

@@ -50,12 +50,14 @@ class Window(NamedTuple):
         waited: the share of time that the loop waited for a batch.
         held_back: the share of time that the makers waited for the device.
         needed: cores that decoding took.
+        others: cores that the rest of the process took: the loop, mostly.
     """
 
     rate: float
     waited: float
     held_back: float
     needed: float
+    others: float = 0.0
 
     @property
     def is_loop_bound(self) -> bool:
@@ -93,13 +95,13 @@ class ThreadController:
         self._unusual = 0  # windows in a row that had another
         self._last: tuple[float, ...] | None = None
         self._settling = 0
-        self._sums, self._batches = [0.0] * 4, 0  # of a window: seconds, and what `measure` returns
+        self._sums, self._batches = [0.0] * 5, 0  # of a window: seconds, and what `measure` returns
         # Numbers that would not do, until then.
         self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
         self._patience_s = FIRST_PATIENCE_S
 
     def begin(
-        self, cores: int, makers: int, prefetch: int, measure: Callable[[], tuple[float, float, float]],
+        self, cores: int, makers: int, prefetch: int, measure: Callable[[], tuple[float, ...]],
         gpu_share: ShareController | None = None,
     ) -> None:  # fmt: skip
         """An iteration begins.
@@ -108,8 +110,8 @@ class ThreadController:
             cores: how many threads there may be.
             makers: how many threads make batches.
             prefetch: how many batches may be ready: so many say little about a new number of threads.
-            measure: returns three sums of this iteration, in seconds: how long the loop waited, how long all
-                makers together for the device, and the CPU time of the threads.
+            measure: returns four sums, in seconds: how long the loop waited in this iteration, how long all
+                makers together for the device, the CPU time of the threads, and that of the whole process.
             gpu_share: decides how much the GPU decodes; None: nothing, or as much as it was told.
         """
         self._gpu_share = gpu_share
@@ -135,24 +137,25 @@ class ThreadController:
             return
         self._sums = [so_far + more for so_far, more in zip(self._sums, passed, strict=True)]
         self._batches += 1
-        seconds, waited_s, held_back_s, cpu_s = self._sums
+        seconds, waited_s, held_back_s, cpu_s, process_s = self._sums
         if seconds < WINDOW_S or self._batches < WINDOW_BATCHES:
             return
         shares = (waited_s / seconds, held_back_s / (self._makers * seconds), cpu_s / seconds)
-        self._windows = [*self._windows[-1:], Window(self._batches / seconds, *shares)]
+        others = max(0.0, process_s - cpu_s) / seconds
+        self._windows = [*self._windows[-1:], Window(self._batches / seconds, *shares, others)]
         self._begin_window()
         trial, gpu_share = self._trial, self._gpu_share
         if trial is not None:
             self._judge(trial)
         elif gpu_share is not None and gpu_share.note(
-            self._windows, has_all_threads=self._choose_more() <= self.threads
+            self._windows, has_all_threads=self._choose_more() <= self.threads, cores=self._cores
         ):
             self._settle()
         elif gpu_share is None or not gpu_share.is_trying:
             self._look()
 
     def _begin_window(self) -> None:
-        self._sums, self._batches = [0.0] * 4, 0
+        self._sums, self._batches = [0.0] * 5, 0
 
     def _look(self) -> None:
         window = self._windows[-1]

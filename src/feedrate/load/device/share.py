@@ -10,6 +10,9 @@ not the loop, or for     less, on trial: what the GPU decodes takes time from th
 a GPU that is busy       the loop waits and more was no help
 ```
 
+Less is tried only where the cores could make up for it, by the CPU time that batches took with other shares:
+with few cores such a trial would cost more than it could ever give.
+
 Like a number of threads, another share is kept where the rate is no worse, else left again, and not tried for
 a while. Pixels are the same whichever way a sample goes, so that the share may change with every batch.
 
@@ -53,10 +56,11 @@ class ShareController:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.changes = 0
-        self._clock = clock
+        self._clock, self._most_cpu_s = clock, math.inf
         self._parts, self._most = 0, PARTS
         self._trial: _Trial | None = None
         self._is_rising = False  # more was just tried, and gave clearly more
+        self._cpu_s: dict[int, float] = {}  # of a batch, when it was last seen with so many parts on the GPU
         self.forget()
 
     @property
@@ -78,12 +82,16 @@ class ShareController:
         self._parts = self._most = 0
         self._trial = None
 
-    def note(self, windows: list[Window], *, has_all_threads: bool) -> bool:
+    def note(self, windows: list[Window], *, has_all_threads: bool, cores: int | None = None) -> bool:
         """Look at the last windows of this share, two at the most; return whether it changed.
 
         Args:
             has_all_threads: there are no more to be added, which would cost the GPU nothing.
+            cores: how many there are, for decoding and for the loop; None: enough.
         """
+        window = windows[-1]
+        self._cpu_s[self._parts] = window.needed / window.rate
+        self._most_cpu_s = math.inf if cores is None else max(0.0, cores - window.others) / window.rate
         if self._trial is not None and not self._judge(self._trial, windows):
             return not self.is_trying
         return self._look(windows, has_all_threads=has_all_threads)
@@ -122,7 +130,16 @@ class ShareController:
         if not self._parts:
             return 0
         parts = max(self._parts - max(1, self._parts // 4), (self._too_little + self._parts) // 2)
-        return parts if parts > self._too_little else self._parts
+        is_possible = parts > self._too_little and self._estimate_cpu_s(parts) <= self._most_cpu_s
+        return parts if is_possible else self._parts
+
+    def _estimate_cpu_s(self, parts: int) -> float:
+        """Return the CPU time of a batch with another share, as two that were seen say; 0: only one was."""
+        least, most = min(self._cpu_s), max(self._cpu_s)
+        if least == most:
+            return 0.0
+        slope = (self._cpu_s[most] - self._cpu_s[least]) / (most - least)
+        return self._cpu_s[least] + slope * (parts - least)
 
     def _judge(self, trial: _Trial, windows: list[Window]) -> bool:
         """Keep the share that is tried, or go back; return whether it is kept."""
