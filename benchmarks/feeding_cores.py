@@ -3,9 +3,9 @@
 
 Trains networks on a pack of photographs, the whole process held to 1, 2, 4 ... cores, as `taskset` does. Each
 time first on one batch that is on the GPU already (the ceiling), then on what `Loader(device="cuda")` gives
-with each kind of `decode`, and, where asked for, from a cache on the GPU. Entry points are those of `--entries
-gpu`, epochs as long as ImageNet's. With one core alone, only the GPU
-decodes. Every result is written at once; a FILE that is there is added to. Needs a GPU and torchvision.
+with each kind of `decode`, and, where asked for, from a cache on the GPU. With one core alone, only the GPU
+decodes. Entry points are those of `--entries gpu`, and epochs are as long as ImageNet's. Every result is
+written at once; a FILE that is there is added to. Needs a GPU and torchvision.
 
     python benchmarks/feeding_cores.py FOLDER --json benchmarks/results/feeding-cores.json      eight minutes
     python benchmarks/feeding_cores.py FOLDER --models resnet18 resnet18:infer --cache-gpu 20GB --json FILE
