@@ -376,11 +376,12 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
 // Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes begin at `word`
 // of all; their room follows from look_at.
 bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const {
+    count = 0;
+    if (s.stretches.empty()) return true;  // cut from another crop's window
     const uint8_t *begin = (is_read_ ? read_[s.file].data() : data) + s.scan, *limit = begin + s.scan_bytes;
     const int every = s.restart_interval;
     Unstuffing in(limit, bytes);
     int row = -1;
-    count = 0;
     for (const GpuItem& stretch : s.stretches) {
         const uint8_t* from = begin + stretch.word / 8;
         const bool has_end = stretch.end != kNoEnd, is_exact = stretch.how_it_ends == kGpuEndsAt;

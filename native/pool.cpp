@@ -57,9 +57,6 @@ void Pool::serve(State& state, int number) {
         const bool is_parked = number >= limit_;
         if (state.closing && (is_parked || state.queue.empty())) return;  // thread 0 is never parked, and empties the queue
         if (is_parked || state.queue.empty()) {
-            const double used = thread_cpu_seconds();
-            state.cpu_seconds += used - counted;
-            counted = used;
             (is_parked ? state.unparked : state.changed).wait(lock);
             continue;
         }
@@ -69,7 +66,10 @@ void Pool::serve(State& state, int number) {
         const bool wanted = !state.cancelled;
         lock.unlock();
         if (wanted) (*batch.work)(first);
+        const double used = thread_cpu_seconds();
         lock.lock();
+        state.cpu_seconds += used - counted;
+        counted = used;
         if (++batch.done == batch.count) batch.finished.notify_one();
     }
 }

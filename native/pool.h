@@ -37,7 +37,7 @@ public:
     bool run(int64_t count, const std::function<void(int64_t)>& work);
     // From now on at most `limit` threads, at least one, take samples.
     void set_limit(int limit);
-    // The CPU time that the threads took, each until it last had nothing to do.
+    // The CPU time that the threads took, each until the end of its last sample.
     double cpu_seconds();
     void cancel();
     void close();

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import subprocess
@@ -285,3 +286,28 @@ def test_a_table_needs_a_packed_dtype_with_a_checksum(table: Files, dtype: np.dt
     n = np.zeros(1, np.int64)
     with pytest.raises(ValueError, match="dtype must"):
         kernel.gather_rows(table, np.zeros(1, np.int32), n, n.reshape(1, 1), n, dtype)
+
+
+def test_a_pool_that_is_never_idle_says_what_it_took(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(100_000))
+    count = 20_000  # some seconds: the queue is not empty before
+    ranges = kernel.Ranges(
+        np.zeros(count, np.int32), np.zeros(count, np.int64), np.full(count, 100_000, np.int64),
+        np.zeros(count, np.uint32),
+    )  # fmt: skip
+    boxes, flips = np.zeros((count, 4), np.int32), np.zeros(count, np.bool_)
+    pool, files = kernel.Pool(1), kernel.Files([tmp_path / "file"])
+    out = np.empty((count, 1, 1, 3), np.uint8)
+
+    def decode() -> None:
+        with contextlib.suppress(ValueError):  # it is cancelled
+            kernel.decode_batch(files, ranges, out, boxes=boxes, flips=flips, pool=pool)
+
+    busy = threading.Thread(target=decode)
+    busy.start()
+    while not pool.cpu_seconds() and busy.is_alive():
+        pass
+    assert busy.is_alive()
+    pool.cancel()
+    busy.join()
+    pool.close()

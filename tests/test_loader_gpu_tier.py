@@ -18,6 +18,7 @@ from fake_gpu import FakeGpu
 from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View, pillow
 from feedrate.errors import BadSample, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
+from feedrate.load.cache import GpuBudget
 from feedrate.load.device import gpu_decode, gpu_tier, stored_pixels
 from feedrate.pack import PackOptions, Recode, pack
 from packs import (
@@ -573,3 +574,34 @@ def test_tables_are_right_after_many_makers_filled_them_at_once(mixed: Path) -> 
     options = {"batch_size": 3, "prefetch": 8, "weights": np.ones(COUNT)}
     stats = assert_same_as_without(mixed, Cache(gpu="1GB"), 6, "gpu", **options)
     assert stats.cache.hits + stats.cache.misses == COUNT
+
+
+def test_a_second_loader_of_a_cache_begins_when_little_memory_is_left(mixed: Path, gpu: FakeGpu) -> None:
+    cache = Cache(gpu="1GB")
+    with Loader(mixed, device="cuda", cache=cache, **OPTIONS) as train:
+        first = list(train)
+        gpu.free_bytes = 500 << 20  # the model has taken the rest
+        with Loader(mixed, device="cuda", cache=cache, **OPTIONS) as validate:
+            assert_equal(list(validate), first)
+
+
+def test_a_budget_is_granted_whole_or_in_part_and_never_twice() -> None:
+    budget = GpuBudget("10MB", 10_000_000)
+    assert budget.take(1_000_000, 8_000_000) == 8_000_000
+    assert budget.take(3_000_000, 8_000_000) == 0
+    assert budget.take(1_000_000, 8_000_000) == 2_000_000
+    budget.give(8_000_000)
+    assert budget.left == 8_000_000
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_is_held_outlives_the_tier(mixed: Path) -> None:
+    with Loader(mixed, device="cuda", cache=Cache(gpu="1GB"), **OPTIONS) as loader:
+        list(loader)
+        tier = loader._resources.tier
+        assert tier is not None
+        memory = tier.hold()
+        before = [bytes(chunk[:64].numpy()) for chunk in memory]
+    assert tier.memory_bytes == 0
+    assert memory
+    assert [bytes(chunk[:64].numpy()) for chunk in memory] == before

@@ -141,6 +141,9 @@ def test_a_gpu_that_is_late_with_what_it_decodes_gets_less() -> None:
     assert loop.run(600) >= 0.95 * loop.best(8)
 
 
+ENOUGH: dict[str, Any] = {"has_all_threads": True, "threads": 64, "cores": 64}
+
+
 def steady(rate: float, *, waited: float = 0.6, held_back: float = 0.3) -> list[Window]:
     """Two windows of a loop that runs ahead of its GPU: it waits in any case, and so do the makers."""
     return [Window(rate, waited, held_back, needed=4.0)] * 2
@@ -150,22 +153,22 @@ def begin_at(parts: int) -> ShareController:
     """Return a controller that has gone from nothing to so many eighths, and kept them."""
     share = ShareController(lambda: 0.0)
     waited = 0.8 * parts / 8 - 0.01  # as much as the rule for the first step turns into so many
-    assert share.note([Window(80.0, waited, 0.0, needed=16.0)], has_all_threads=True)
+    assert share.note([Window(80.0, waited, 0.0, needed=16.0)], **ENOUGH)
     assert share.share == parts / 8
     return share
 
 
 def test_less_is_left_again_where_the_loop_waits_in_any_case_and_the_rate_falls() -> None:
     share = begin_at(8)
-    assert share.note(steady(140.0), has_all_threads=True)
+    assert share.note(steady(140.0), **ENOUGH)
     assert share.share < 1  # tried
-    assert share.note(steady(118.0, waited=0.5), has_all_threads=True)
+    assert share.note(steady(118.0, waited=0.5), **ENOUGH)
     assert share.share == 1
 
 
 def test_a_step_that_helped_is_followed_by_the_next_though_the_gpu_is_late_too() -> None:
     share = begin_at(6)
-    assert share.note(steady(118.0), has_all_threads=True)
+    assert share.note(steady(118.0), **ENOUGH)
     assert share.share > 6 / 8
 
 
@@ -173,7 +176,7 @@ def test_a_share_that_was_switched_off_stays_off() -> None:
     share = begin_at(8)
     share.switch_off()
     supply_bound = [Window(80.0, 0.7, 0.0, needed=16.0)] * 2
-    assert not share.note(supply_bound, has_all_threads=True)
+    assert not share.note(supply_bound, **ENOUGH)
     assert share.share == 0
 
 

@@ -77,17 +77,13 @@ def _column_sizes(dtype: np.dtype[Any]) -> I64:
     return sizes
 
 
-def read_ranges(
-    files: Files, ranges: Ranges, pool: Pool | None = None, *, spare: U8 | None = None
-) -> tuple[U8, I64, I32]:
+def read_ranges(files: Files, ranges: Ranges, pool: Pool | None = None) -> tuple[U8, I64, I32]:
     """Read ranges one behind the other into one buffer: `(buffer, starts, statuses)`, `starts` of length N+1.
 
     A range that cannot be read leaves its part of the buffer zeroed; one that lies outside of its file has
     no part: lengths are a stranger's claims, so that they are checked before memory is taken for them.
-    `spare` is memory to use instead of new, where that is large enough: pages of new memory cost more than
-    the bytes that are read into them.
     """
-    buffer, starts, details = _read(files, ranges, pool, spare)
+    buffer, starts, details = _read(files, ranges, pool)
     return buffer, starts, details[:, 0].astype(np.int32)
 
 
@@ -126,7 +122,7 @@ def say_outcome(files: Files, ranges: Ranges, i: int, detail: I64) -> str:
     return words
 
 
-def _read(files: Files, ranges: Ranges, pool: Pool | None, spare: U8 | None = None) -> tuple[U8, I64, I64]:
+def _read(files: Files, ranges: Ranges, pool: Pool | None) -> tuple[U8, I64, I64]:
     n = len(ranges)
     file, offset, length, crc32c = arrays_of(ranges, n)
     threads = None if pool is None else pool._native
@@ -140,10 +136,7 @@ def _read(files: Files, ranges: Ranges, pool: Pool | None, spare: U8 | None = No
         raise MemoryError(f"{n} values of {total_bytes:.3g} bytes together")
     starts = np.zeros(n + 1, np.int64)
     np.cumsum(length, out=starts[1:])
-    if spare is not None and len(spare) >= starts[-1]:
-        buffer = spare[: int(starts[-1])]
-    else:
-        buffer = np.empty(int(starts[-1]), np.uint8)
+    buffer = np.empty(int(starts[-1]), np.uint8)
     inside = (file, offset, length, crc32c)
     native.read_ranges(files._native, inside, starts, buffer, threads, details.reshape(-1))
     details[outside] = claims[outside]

@@ -97,9 +97,13 @@ class GpuBudget:
         """How many bytes may still be taken, where there is a limit."""
         return max((self.limit_bytes or 0) - self._taken, 0)
 
-    def take(self, size_bytes: int) -> None:
+    def take(self, least: int, most: int) -> int:
+        """Take from `least` to `most` bytes; return how many, 0 where fewer are left."""
         with self._lock:
-            self._taken += size_bytes
+            granted = most if self.limit_bytes is None else min(most, self.limit_bytes - self._taken)
+            granted = granted if granted >= least else 0
+            self._taken += granted
+            return granted
 
     def give(self, size_bytes: int) -> None:
         with self._lock:

@@ -452,7 +452,7 @@ class Loader:
             controller.begin(
                 pool.threads, feed.makers, self._prefetch,
                 lambda: (*meter.waits(), pool.cpu_seconds(), time.process_time()),
-                None if gpu is None else gpu_share,
+                None if gpu is None else gpu_share, count_rank_cores(shares.world),
             )  # fmt: skip
             pool.set_limit(controller.threads)
         return feed

@@ -102,7 +102,7 @@ class ThreadController:
 
     def begin(
         self, cores: int, makers: int, prefetch: int, measure: Callable[[], tuple[float, ...]],
-        gpu_share: ShareController | None = None,
+        gpu_share: ShareController | None = None, usable_cores: int | None = None,
     ) -> None:  # fmt: skip
         """An iteration begins.
 
@@ -113,8 +113,9 @@ class ThreadController:
             measure: returns four sums, in seconds: how long the loop waited in this iteration, how long all
                 makers together for the device, the CPU time of the threads, and that of the whole process.
             gpu_share: decides how much the GPU decodes; None: nothing, or as much as it was told.
+            usable_cores: of this rank, for the threads and for the loop; None: `cores`.
         """
-        self._gpu_share = gpu_share
+        self._gpu_share, self._usable_cores = gpu_share, usable_cores or cores
         if cores != self._cores:
             self._trial = None
             self._forget()
@@ -148,7 +149,10 @@ class ThreadController:
         if trial is not None:
             self._judge(trial)
         elif gpu_share is not None and gpu_share.note(
-            self._windows, has_all_threads=self._choose_more() <= self.threads, cores=self._cores
+            self._windows,
+            has_all_threads=self._choose_more() <= self.threads,
+            threads=self._cores,
+            cores=self._usable_cores,
         ):
             self._settle()
         elif gpu_share is None or not gpu_share.is_trying:

@@ -238,7 +238,9 @@ class GpuDecoder:
         except IndexError:
             plan = kernels.BatchPlan()
         planned = request.look(plan, chosen, most_memory=self._most_memory)
-        job = self._queue(request, plan, planned, run) if planned.taken.any() else None
+        if not planned.taken.any():
+            return None  # without the plan, which may hold much that it read in vain
+        job = self._queue(request, plan, planned, run)
         self._plans.append(plan)
         return job
 

@@ -59,7 +59,8 @@ class GpuTier:
         self, device: Any, stream: Any, budget: GpuBudget, fields: Sequence[str], samples: int
     ) -> None:
         self.device, self.stream, self._budget = device, stream, budget
-        self._lock = threading.Lock()
+        # A garbage collection in a thread that holds it may end the loader, and close this.
+        self._lock = threading.RLock()
         self._tables = {name: np.zeros(samples, _ROW) for name in fields}
         self._chunks: list[Any] = []
         self._left = 0  # of the last chunk
@@ -68,16 +69,17 @@ class GpuTier:
         self.begin_epoch()
 
     def _check_budget(self) -> None:
-        if self._budget.limit_bytes is None:
+        limit, (free, kept_free) = self._budget.limit_bytes, self._measure_free()
+        # Where another loader has filled some of it, training has begun: then what fits is taken, in words.
+        if limit is None or self._budget.left < limit or limit <= free - kept_free:
             return
-        wanted, (free, kept_free) = self._budget.left, self._measure_free()
-        if wanted > free - kept_free:
-            most = max(free - kept_free, 0)
-            raise UsageError(
-                f"cache=Cache(gpu={self._budget.asked!r}) does not fit: {self.device} has "
-                f"{format_bytes(free)} free, of which {format_bytes(kept_free)} stay free for the model",
-                hint=f'gpu="{most // 1_000_000}MB" fits now; gpu="auto" takes what is free, as it fills',
-            )
+        most = max(free - kept_free, 0) // 1_000_000
+        fits = f'gpu="{most}MB" fits now; ' if most else ""
+        raise UsageError(
+            f"cache=Cache(gpu={self._budget.asked!r}) does not fit: {self.device} has "
+            f"{format_bytes(free)} free, of which {format_bytes(kept_free)} stay free for the model",
+            hint=f'{fits}gpu="auto" takes what is free, as it fills',
+        )
 
     def _measure_free(self) -> tuple[int, int]:
         """Return how many bytes are free on the device, and how many of them stay free."""
@@ -103,6 +105,11 @@ class GpuTier:
         with self._lock:
             rows = self._tables[field][positions]
         return rows["state"] == HELD, rows["image"]
+
+    def hold(self) -> list[Any]:
+        """Return the memory of what is here now: while the caller keeps it, `close` does not free it."""
+        with self._lock:
+            return list(self._chunks)
 
     def has(self, field: str, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which samples of a field are here, so that their bytes are not needed."""
@@ -147,8 +154,8 @@ class GpuTier:
 
         free, kept_free = self._measure_free()
         most = min(CHUNK_BYTES, free - kept_free)
-        chunk_bytes = most if self._budget.limit_bytes is None else min(most, self._budget.left)
-        if chunk_bytes < size_bytes:
+        chunk_bytes = self._budget.take(size_bytes, most)
+        if not chunk_bytes:
             self._freeze(
                 f"{format_bytes(free)} are free, of which {format_bytes(kept_free)} stay free for the model"
                 if most < size_bytes
@@ -159,9 +166,9 @@ class GpuTier:
             with torch.cuda.stream(self.stream):
                 chunk = torch.empty(chunk_bytes, dtype=torch.uint8, device=self.device)
         except torch.cuda.OutOfMemoryError as error:
+            self._budget.give(chunk_bytes)
             self._freeze(str(error).splitlines()[0])
             return False
-        self._budget.take(chunk_bytes)
         self._chunks.append(chunk)
         self._left = chunk_bytes
         return True

@@ -82,16 +82,17 @@ class ShareController:
         self._parts = self._most = 0
         self._trial = None
 
-    def note(self, windows: list[Window], *, has_all_threads: bool, cores: int | None = None) -> bool:
+    def note(self, windows: list[Window], *, has_all_threads: bool, threads: int, cores: int) -> bool:
         """Look at the last windows of this share, two at the most; return whether it changed.
 
         Args:
             has_all_threads: there are no more to be added, which would cost the GPU nothing.
-            cores: how many there are, for decoding and for the loop; None: enough.
+            threads: how many may decode.
+            cores: how many there are, for decoding and for the loop.
         """
         window = windows[-1]
         self._cpu_s[self._parts] = window.needed / window.rate
-        self._most_cpu_s = math.inf if cores is None else max(0.0, cores - window.others) / window.rate
+        self._most_cpu_s = max(0.0, min(threads, cores - window.others)) / window.rate
         if self._trial is not None and not self._judge(self._trial, windows):
             return not self.is_trying
         return self._look(windows, has_all_threads=has_all_threads)

@@ -76,10 +76,12 @@ class StoredPixels:
         name, positions = request.field.name, request.places.positions
         boxes = request.geometry.boxes_on(request.field, request.places.rows)
         tally, made = Tally(len(positions)), None
+        memory = self._tier.hold()  # a loader that ends must not free what kernels are about to read
         held, images = self._find(name, positions, boxes)
         hits = int(held.sum())
         try:
             if not held.all() and self._fill(request, boxes, ~held, tally):
+                memory = self._tier.hold()
                 held, images = self._find(name, positions, boxes)
             if held.any():
                 made = self._crop(request, boxes, images, np.flatnonzero(held))
@@ -88,6 +90,7 @@ class StoredPixels:
                 raise
             self._tier.freeze(f"there is no memory left to work with ({str(error).splitlines()[0]})")
             held, made = np.zeros(len(positions), np.bool_), None
+        del memory
         count = int(held.sum())
         hits = min(hits, count)
         self._tier.count(hits=hits, made=count - hits, others=len(held) - count)
@@ -96,7 +99,8 @@ class StoredPixels:
             tally.add(report)
             return pixels, tally.report()
         out, unsure = made
-        for others in (np.flatnonzero(~held), unsure()):
+        for find_others in (lambda: np.flatnonzero(~held), unsure):  # the latter waits for the GPU
+            others = find_others()
             if others.size:
                 pixels, report = decode_others(others)
                 tally.add(report, at=others)
