@@ -177,6 +177,61 @@ def test_a_resize_that_the_gpu_is_unsure_of_is_no_fault_of_crops_beside_it(
     assert by_cpu == [1]
 
 
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("MOST_READ_BYTES", 30_000), ("kernels.MAX_IMAGES", 7), ("kernels.MOST_MEMORY", 200_000)],
+)
+def test_more_than_the_gpu_decodes_at_once_is_decoded_there_in_turns(
+    limit: str, value: int, gpu: FakeGpu, by_cpu: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(4)
+    index = [int(n) for n in rng.integers(0, 12, 60)]
+    boxes = draw_boxes(rng, MIXED, index)
+    want = one_by_one(MIXED, boxes, 16, image_index=index)
+    decode_batch(MIXED, boxes, 16, image_index=index, device="cuda")
+    turns, on_cpu = gpu.launches.count("read_coefficients"), sum(by_cpu)
+    monkeypatch.setattr(module, "_opened", {})
+    monkeypatch.setattr(f"feedrate.load.crops.{limit}", value)
+    got = decode_batch(MIXED, boxes, 16, image_index=index, device="cuda")
+    assert torch.equal(got, want)
+    assert sum(by_cpu) == 2 * on_cpu
+    assert gpu.launches.count("read_coefficients") > 2 * turns
+
+
+def test_an_image_too_large_for_the_gpus_buffers_is_made_by_the_cpu_after_the_turns(
+    gpu: FakeGpu, by_cpu: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_decode.kernels, "MOST_MEMORY", 200_000)
+    large = encode_image(make_noise(3, 400, 300))
+    got = decode_batch([large, *[JPEG] * 9], size=16, device="cuda")
+    assert torch.equal(got, one_by_one([large, *[JPEG] * 9], [None] * 10, 16))
+    assert by_cpu == [1]
+    assert gpu.launches.count("read_coefficients") > 1
+
+
+def test_what_the_gpu_finds_fault_with_in_a_later_turn_is_made_by_the_cpu(
+    gpu: FakeGpu, by_cpu: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(name: str, args: Any) -> None:
+        if name == "read_coefficients" and gpu.launches.count(name) == 2:
+            args[6][:] = 8  # of all images, most of which are not of this turn
+
+    monkeypatch.setattr(gpu_decode.kernels, "MOST_MEMORY", 200_000)
+    gpu.spoil = spoil
+    images = [encode_image(make_noise(i, 96, 70)) for i in range(6)]
+    got = decode_batch(images, size=16, device="cuda")
+    assert torch.equal(got, one_by_one(images, [None] * 6, 16))
+    assert len(by_cpu) == 1
+    assert by_cpu[0] < 6
+
+
+@pytest.mark.usefixtures("gpu")
+def test_memory_that_was_made_in_inference_mode_serves_outside_of_it() -> None:
+    with torch.inference_mode():
+        decode_batch([JPEG], size=16, device="cuda")
+    decode_batch([JPEG], size=16, device="cuda")
+
+
 @pytest.mark.usefixtures("gpu")
 def test_batches_one_after_the_other_use_the_same_memory() -> None:
     for images in (MIXED, MIXED[:3], [JPEG], MIXED[::-1]):
@@ -283,6 +338,12 @@ def test_an_error_names_the_image_and_the_reason(tmp_path: Path, device: str) ->
         decode_batch([JPEG, tmp_path], size=8, device=device)
 
 
+def test_an_error_shows_the_box_of_a_whole_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_measure", lambda _: (97, 70))
+    with pytest.raises(UsageError, match=r"^crop 0, \(0, 0, 97, 70\), of image 0 "):
+        decode_batch([JPEG], device="cpu")
+
+
 def test_an_image_that_no_crop_wants_is_not_read(tmp_path: Path) -> None:
     got = decode_batch([tmp_path / "gone.jpg", JPEG], size=8, image_index=[1], device="cpu")
     assert torch.equal(got, one_by_one([JPEG], [None], 8))
@@ -299,10 +360,15 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"images": JPEG}, "images must be a list of paths or of image files' bytes, got bytes"),
     ({"images": "a.jpg"}, "images must be a list of paths or of image files' bytes, got str"),
     ({"images": 3}, "images must be a list of paths or of image files' bytes, got int"),
+    ({"images": np.array("a.jpg")}, "images must be a list of paths .*, got ndarray"),
     ({"images": []}, "images is empty: there is nothing to decode"),
     ({"images": [JPEG, 7]}, r"images\[1\] must be a path or an image file's bytes, got int"),
     ({"crops": [(0, 0, 9, 9)]}, "crops has 1, and 2 are needed: one for each image"),
     ({"crops": 5}, "crops must be a list, one for each image, got int"),
+    ({"crops": torch.tensor(5)}, "crops must be a list, one for each image, got Tensor"),
+    ({"crops": torch.ones(2, 4, requires_grad=True)}, "in whole pixels"),
+    ({"crops": torch.ones(2, 4, dtype=torch.bfloat16)}, "in whole pixels"),
+    ({"crops": torch.ones(2, 4, device="meta", dtype=torch.int64)}, "in whole pixels"),
     ({"crops": [(0, 0, 9)] * 2}, r"crops must be left, top, right, bottom .* got \[\(0, 0, 9\)"),
     ({"crops": [(0, 0, 9, 9), (0, 0)]}, "crops must be left, top, right, bottom"),
     ({"crops": [(0, 0, 9, 9.5)] * 2}, "in whole pixels"),
@@ -313,14 +379,17 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"size": (8, 2.5)}, "decode_batch: size must be a whole number of pixels"),
     ({"size": 16385}, "decode_batch: size must be at most 16384 pixels a side, got 16385"),
     ({"flips": [True]}, "flips has 1, and 2 are needed: one for each image"),
+    ({"flips": np.array(True)}, "flips must be a list, one for each image, got ndarray"),
     ({"flips": [1, 0]}, r"flips must be True or False for each crop, got \[1, 0\]"),
     ({"interpolation": "cubic"}, "decode_batch: interpolation must be one of bilinear, .*; got 'cubic'"),
     ({"entries": b"abc"}, "entries must be a list, bytes for each image, got bytes"),
+    ({"entries": np.array(b"abc")}, "entries must be a list, one for each image, got ndarray"),
     ({"entries": [b""]}, "entries has 1, and 2 are needed: one for each image"),
     ({"entries": [b"", "x"]}, r"entries\[1\] must be bytes, b'' or None, got str"),
     ({"image_index": [0, 2]}, r"image_index\[1\] is 2: the images have numbers 0 to 1"),
     ({"image_index": [-1]}, r"image_index\[0\] is -1: the images have numbers 0 to 1"),
     ({"images": [JPEG], "image_index": [1]}, r"image_index\[0\] is 1: the images have numbers 0 alone"),
+    ({"image_index": torch.tensor(0)}, "image_index must be whole numbers, one per crop, got tensor"),
     ({"image_index": []}, "image_index is empty: there is nothing to decode"),
     ({"image_index": [0.5]}, r"image_index must be whole numbers, one per crop, got \[0.5\]"),
     ({"image_index": [0, 0, 1], "flips": [True]}, "3 are needed: one for each number in image_index"),

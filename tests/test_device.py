@@ -176,6 +176,13 @@ def test_a_gpu_without_memory_is_told_with_what_to_lower(monkeypatch: pytest.Mon
     assert "lower prefetch (now 2" in caught.value.hint
 
 
+def test_pinned_memory_is_the_hosts_whatever_the_default_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(torch, "empty", lambda *_, **how: made.append(how))  # without a GPU none is pinned
+    transfer.make_pinned((3,), torch.uint8)
+    assert made == [{"dtype": torch.uint8, "device": "cpu", "pin_memory": True}]
+
+
 def test_a_view_of_lent_memory_is_found_as_a_view_of_the_tensor_behind_it() -> None:
     tensor = torch.arange(24, dtype=torch.uint8).reshape(4, 3, 2)
     array = tensor.numpy()[1:3][..., 1]

@@ -92,6 +92,43 @@ def test_a_window_beyond_pillows_limit_is_not_decoded_as_a_whole(monkeypatch: py
     assert np.array_equal(out, wanted)
 
 
+def test_images_that_wait_for_their_crops_are_few_where_they_are_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = [make_jpeg(100, 60), encode(make_pixels(100, 60), "PNG"), make_jpeg(100, 60, seed=3)] * 2
+    boxes = np.array([(0, 0, 100, 50), (0, 10, 100, 60)] * 6, np.int32)
+    image = np.repeat(np.arange(6, dtype=np.int32), 2)
+    crops = kernel.Crops(image, boxes, np.zeros(12, bool), np.full(12, 2, np.uint8))
+    steps: list[str] = []
+    decode, resize, crop = kernel.crops._decode_window, native.resize_one, pillow.crop_rows
+    monkeypatch.setattr(kernel.crops, "_decode_window", lambda *a: steps.append("image") or decode(*a))
+    monkeypatch.setattr(native, "resize_one", lambda *a: steps.append("crop") or resize(*a))
+    monkeypatch.setattr(pillow, "crop_rows", lambda *a: steps.append("crop") or crop(*a))
+    made = []
+    for most, at_once in ((1 << 30, 2), (2 * 18_000, 2), (2 * 18_000 - 1, 1), (0, 1)):
+        monkeypatch.setattr(kernel.crops, "_MOST_WAITING_BYTES", most, raising=False)
+        steps.clear()
+        out = np.empty((12, 8, 8, 3), np.uint8)
+        kernel.decode_crops(images, [b""] * 6, crops, out)
+        assert steps == (["image"] * at_once + ["crop"] * 2 * at_once) * (6 // at_once)
+        made.append(out)
+    assert all(np.array_equal(one, made[0]) for one in made)
+
+
+@pytest.mark.parametrize("data", [encode(make_pixels(90, 60), "PNG"), make_jpeg(90, 60, seed=5)])
+def test_entry_points_of_another_file_are_found_whatever_crops_share_the_image(data: bytes) -> None:
+    entries = kernel.scan(make_jpeg(90, 60)).entries
+    for count in (1, 2):
+        boxes = np.array([(0, 0, 90, 60)] * count, np.int32)
+        crops = kernel.Crops(
+            np.zeros(count, np.int32), boxes, np.zeros(count, bool), np.full(count, 2, np.uint8)
+        )
+        out = np.ones((count, 8, 8, 3), np.uint8)
+        report = kernel.decode_crops([data], [entries], crops, out)
+        assert report.statuses.tolist() == [kernel.Status.BAD_ENTRIES] * count
+        assert not out.any()
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +21,10 @@ from feedrate.kernel.decoding import (
 from feedrate.kernel.door import I32, I64, U8, Pool, Status, as_bytes, native
 from feedrate.pillow import Box
 
-# So many images per thread may be decoded at a time, and wait for their crops to be cut from them.
+# So many images per thread may be decoded at a time, and wait for their crops to be cut from them; and so
+# many bytes of pixels, unless one image alone has more.
 _WAITING = 2
+_MOST_WAITING_BYTES = 1 << 30
 
 
 class Crops(NamedTuple):
@@ -35,6 +37,13 @@ class Crops(NamedTuple):
 
     def take(self, at: I64) -> Crops:
         return Crops(self.image[at], self.boxes[at], self.flips[at], self.filters[at])
+
+
+class _Window(NamedTuple):
+    """The part of an image that is to be decoded for several crops."""
+
+    box: Box
+    by_pillow: str | None  # why Pillow decodes it, in words; None: the kernel does
 
 
 class _Picture(NamedTuple):
@@ -74,11 +83,18 @@ def decode_crops(
     statuses, reasons = np.zeros(n, np.int32), dict[int, str]()
     by_pillow: list[str] = []  # append() is safe in threads, counting is not
     is_older = is_pillow_older(crops.filters)
+    windows: dict[int, _Window] = {}
     pictures: dict[int, _Picture | None] = {}
 
-    def share(number: int) -> None:
+    def look(number: int) -> None:
         boxes = crops.boxes[crops.image == number]
-        pictures[number] = _decode_window(images[number], entries[number], boxes)
+        window = _find_window(images[number], entries[number], boxes)
+        if window is not None:
+            windows[number] = window
+
+    def share(number: int) -> None:
+        if number in windows:
+            pictures[number] = _decode_window(images[number], entries[number], windows[number])
 
     def make(i: int) -> None:
         number, box, flip, filter_ = (
@@ -106,9 +122,11 @@ def decode_crops(
             by_pillow.append(counted)
 
     counts = np.bincount(crops.image, minlength=len(images))
-    shared, step = np.flatnonzero(counts > 1), _WAITING * (1 if pool is None else pool.limit)
-    for first in range(0, len(shared), step):
-        some = shared[first : first + step]
+    shared = np.flatnonzero(counts > 1)
+    _for_each(look, shared, pool)
+    sizes = [_count_bytes(windows.get(number)) for number in shared.tolist()]
+    for part in _split(sizes, _WAITING * (1 if pool is None else pool.limit)):
+        some = shared[part]
         _for_each(share, some, pool)
         _for_each(make, np.flatnonzero(np.isin(crops.image, some)), pool)
         pictures.clear()
@@ -124,14 +142,33 @@ def _for_each(work: Callable[[int], None], numbers: npt.NDArray[Any], pool: Pool
         pool.map(work, numbers.tolist())
 
 
-def _decode_window(data: Any, entries: Any, boxes: I32) -> _Picture | None:
-    """Decode what several crops need of an image; None: each by itself costs less, or says what is wrong."""
+def _count_bytes(window: _Window | None) -> int:
+    left, top, right, bottom = (0, 0, 0, 0) if window is None else window.box
+    return 3 * (right - left) * (bottom - top)
+
+
+def _split(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Yield parts of so many at the most that are not too many bytes, and at least one."""
+    first, waiting = 0, 0
+    for i, size in enumerate(sizes):
+        if i > first and (i - first == most or waiting + size > _MOST_WAITING_BYTES):
+            yield slice(first, i)
+            first, waiting = i, 0
+        waiting += size
+    yield slice(first, len(sizes))
+
+
+def _find_window(data: Any, entries: Any, boxes: I32) -> _Window | None:
+    """Return what several crops need of an image; None: each by itself costs less, or says what is wrong."""
     status, words, width, height = native.probe(as_bytes(data))
     if status == Status.NOT_TAKEN:
+        if len(entries):  # they are another file's
+            return None
         try:
-            return _Picture(pillow.decode_whole(bytes(data)), 0, 0, words)
+            width, height = (width, height) if width else pillow.measure(bytes(data))[:2]
         except pillow.Undecodable:
             return None
+        return _Window((0, 0, width, height), words)
     left, top, right, bottom = boxes.T.astype(np.int64)
     inside = (
         (left >= 0) & (left < right) & (right <= width) & (top >= 0) & (top < bottom) & (bottom <= height)
@@ -141,16 +178,34 @@ def _decode_window(data: Any, entries: Any, boxes: I32) -> _Picture | None:
     window = (
         int(left[inside].min()), int(top[inside].min()), int(right[inside].max()), int(bottom[inside].max())
     )  # fmt: skip
-    shape = (window[3] - window[1], window[2] - window[0], 3)
-    in_all, apart = shape[0] * shape[1], int(((right - left) * (bottom - top))[inside].sum())
+    in_all = (window[2] - window[0]) * (window[3] - window[1])
+    apart = int(((right - left) * (bottom - top))[inside].sum())
     # From entry points a crop costs what is under it; without them all that is above it, too.
     if in_all > pillow.most_pixels() or (len(entries) and apart <= in_all):
         return None
-    pixels = np.empty(shape, np.uint8)
+    return _Window(window, None)
+
+
+def _decode_window(data: Any, entries: Any, window: _Window) -> _Picture | None:
+    """Decode a part of an image; None: that cannot be done."""
+    left, top, right, bottom = window.box
+    if window.by_pillow is not None:
+        try:
+            return _Picture(pillow.decode_whole(bytes(data)), left, top, window.by_pillow)
+        except pillow.Undecodable:
+            return None
+    pixels = np.empty((bottom - top, right - left, 3), np.uint8)
     status, _ = native.decode_one(
-        as_bytes(data), as_bytes(entries), window, pixels.reshape(-1), shape, False, BILINEAR, False
+        as_bytes(data),
+        as_bytes(entries),
+        window.box,
+        pixels.reshape(-1),
+        pixels.shape,
+        False,
+        BILINEAR,
+        False,
     )
-    return _Picture(pixels, window[0], window[1], None) if status == Status.OK else None
+    return _Picture(pixels, left, top, None) if status == Status.OK else None
 
 
 def _decode_alone(

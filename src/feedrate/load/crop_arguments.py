@@ -173,17 +173,24 @@ def _check_length(name: str, values: Any, count: int, per: str) -> None:
 
 
 def _is_sized(values: Any) -> bool:
-    return hasattr(values, "__len__") and hasattr(values, "__getitem__") and not isinstance(values, dict)
+    if isinstance(values, dict) or getattr(values, "ndim", 1) == 0:  # a number in the form of an array
+        return False
+    return hasattr(values, "__len__") and hasattr(values, "__getitem__")
 
 
 def _to_array(values: Any) -> Any:
     """Return numbers as an array; None: they are none, or of unequal lengths."""
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(values, torch.Tensor):
-        values = values.cpu().numpy()
     try:
+        if torch is not None and isinstance(values, torch.Tensor):
+            values = values.detach().cpu().numpy()
         return np.asarray(values)
-    except (ValueError, TypeError, OverflowError):
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+        RuntimeError,
+    ):  # numpy has no such numbers, or no tensor has
         return None
 
 

@@ -11,8 +11,8 @@ import atexit
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -23,15 +23,23 @@ from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, Usa
 from feedrate.filters import Filter
 from feedrate.format.entries import GPU as BYTES_PER_ENTRY
 from feedrate.format.fields import Kind
-from feedrate.kernel import I64, U8, U32, Crops, DecodeReport, Status
+from feedrate.kernel import I32, I64, U8, U32, Crops, DecodeReport, Status
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import why_not
 from feedrate.load.crop_arguments import Source, Wanted, check_wanted, parse_device
 from feedrate.load.decode import read_source
-from feedrate.load.device.gpu_decode import NO_ENTRIES, NOT_PLANNED, GpuDecoder, Planned, open_decoder
+from feedrate.load.device.gpu_decode import (
+    MOST_READ_BYTES,
+    NO_ENTRIES,
+    GpuDecoder,
+    Planned,
+    open_decoder,
+    put_samples,
+)
 from feedrate.load.device.transfer import DevicePixels, Transfer, choose_placement, find_pinned
 from feedrate.load.image import Size
 from feedrate.load.meter import Meter
+from feedrate.load.tally import Tally
 from feedrate.load.tensors import choose_output, to_torch
 from feedrate.load.values import explain_status
 from feedrate.probe.rank_cores import count_rank_cores
@@ -68,7 +76,8 @@ def decode_batch(
     (progressive JPEG, PNG, damage) is decoded by the CPU in the same batch.
 
     Any thread may call this. On a GPU the host waits for the decoding, and the current stream may use the
-    pixels at once; buffers on the GPU are kept for the next call.
+    pixels at once; buffers on the GPU are kept for the next call, and what they have no room for at once is
+    decoded in turns.
 
     Args:
         images: paths, or the bytes of image files.
@@ -109,7 +118,7 @@ def decode_batch(
         return pixels, found
     for i, one in enumerate(found):
         if one.status != "ok":
-            raise _make_error(i, one, wanted)
+            raise _make_error(i, one, wanted, sources)
     return pixels
 
 
@@ -192,7 +201,12 @@ def _decode_there(
         return pinned
 
     with torch.cuda.device(placement.device):
-        pixels, report = decoder.decode(_Request(sources, crops, size, lend, _find_pool()))
+        request = _Request(sources, crops, size, lend, _find_pool())
+        parts = list(_split([len(one) for one in sources.data], crops.image))
+        if len(parts) == 1:
+            pixels, report = decoder.decode(request, in_turns=True)
+        else:
+            pixels, report = _decode_parts(decoder, request, parts)
         if isinstance(pixels, DevicePixels):
             stream = torch.cuda.current_stream(placement.device)
             stream.wait_event(placement.stream.record_event())
@@ -204,6 +218,34 @@ def _decode_there(
                 placement.device, non_blocking=True
             )
     return tensor.permute(0, 3, 1, 2), report
+
+
+def _split(sizes: Sequence[int], image: I32) -> Iterator[I64]:
+    """Yield crops, those of an image together, of so many bytes of files as are planned at once."""
+    order = np.argsort(image, kind="stable")
+    is_first = np.diff(image[order], prepend=-1) > 0
+    ends, start = np.cumsum(np.where(is_first, np.asarray(sizes, np.int64)[image[order]], 0)), 0
+    while start < len(order):
+        limit = (int(ends[start - 1]) if start else 0) + MOST_READ_BYTES
+        stop = max(int(np.searchsorted(ends, limit, "right")), start + 1)
+        stop = min(stop, start + kernels.MAX_IMAGES)
+        yield order[start:stop]
+        start = stop
+
+
+def _decode_parts(
+    decoder: GpuDecoder, request: _Request, parts: Sequence[I64]
+) -> tuple[DevicePixels, DecodeReport]:
+    import torch
+
+    tally = Tally(len(request))
+    with torch.cuda.stream(decoder.stream):
+        out = torch.empty((len(request), *request.size), dtype=torch.uint8, device=decoder.device)
+    for at in parts:
+        pixels, report = decoder.decode(replace(request, crops=request.crops.take(at)), in_turns=True)
+        tally.add(report, at=at)
+        put_samples(pixels, at, out, decoder.stream)
+    return DevicePixels(out, decoder.stream), tally.report()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,22 +263,21 @@ class _Request:
 
     def choose(self, share: float) -> tuple[I64, Counter[str]]:
         del share  # all that is possible
-        if len(self) > kernels.MAX_IMAGES:
-            return np.empty(0, np.int64), Counter({NOT_PLANNED: len(self)})
         has_entries = np.array([len(one) > 0 for one in self.sources.entries])
         chosen = np.flatnonzero(has_entries[self.crops.image])
         return chosen, Counter({NO_ENTRIES: len(self) - len(chosen)})
 
     def look(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
-        del chosen  # the plan takes no image without entry points
-        entries, crops = self.sources.entries, self.crops
-        data, starts = _join(
-            [one if mine else b"" for one, mine in zip(self.sources.data, entries, strict=True)]
+        crops, used = self.crops, set(self.crops.image[chosen].tolist())
+        data, starts = _join([one if i in used else b"" for i, one in enumerate(self.sources.data)])
+        packed, entry_starts = _join(
+            [one if i in used else b"" for i, one in enumerate(self.sources.entries)]
         )
-        packed, entry_starts = _join(entries)
+        boxes = np.zeros_like(crops.boxes)  # others have no box, and so are not taken
+        boxes[chosen] = crops.boxes[chosen]
         taken = plan.look(
             data, starts, self.sources.crcs, packed, entry_starts,
-            boxes=crops.boxes, flips=crops.flips, filters=crops.filters, file_of=crops.image,
+            boxes=boxes, flips=crops.flips, filters=crops.filters, file_of=crops.image,
             size=self.size[:2], most_memory=most_memory, pool=self.pool,
         )  # fmt: skip
         return Planned(data, taken, 0)
@@ -264,10 +305,10 @@ def _say(i: int, report: DecodeReport, wanted: Wanted, sources: _Sources) -> Cro
     return CropStatus(status.name.lower(), report.reasons.get(i) or explain_status(status))
 
 
-def _make_error(i: int, found: CropStatus, wanted: Wanted) -> FeedrateError:
+def _make_error(i: int, found: CropStatus, wanted: Wanted, sources: _Sources) -> FeedrateError:
     name = _name(int(wanted.crops.image[i]), wanted)
     if found.status == "bad_box":
-        return UsageError(f"crop {i}, {tuple(wanted.crops.boxes[i].tolist())}, of {name}: {found.reason}")
+        return UsageError(f"crop {i}, {tuple(sources.boxes[i].tolist())}, of {name}: {found.reason}")
     return UsageError(f"{name} cannot be decoded: {found.reason}")
 
 

@@ -214,15 +214,29 @@ class GpuDecoder:
         """Return whether a field's pixels may come from the GPU."""
         return field.kind is Kind.IMAGE and field.coding is not Coding.RAW
 
-    def decode(self, request: Request) -> tuple[U8 | transfer.DevicePixels, DecodeReport]:
-        """Decode images; return the pixels, on the host where the GPU took none of them."""
+    def decode(
+        self, request: Request, *, in_turns: bool = False
+    ) -> tuple[U8 | transfer.DevicePixels, DecodeReport]:
+        """Decode images; return the pixels, on the host where the GPU took none of them.
+
+        Args:
+            in_turns: what the buffers have no room for at once is decoded there in turns, not on the CPU.
+        """
         import torch
 
         chosen, left = request.choose(self.share)
+        jobs: list[_Job] = []
         try:
-            job = self.begin(request, chosen, partial(self._run, request.size)) if len(chosen) else None
-            if job is not None:
-                return self._complete(request, job, len(chosen), left)
+            waiting = chosen
+            while len(waiting) and (in_turns or not jobs):
+                out = jobs[0].out if jobs else None
+                job = self.begin(request, waiting, partial(self._run, request.size, out))
+                if job is None:
+                    break
+                jobs.append(job)
+                waiting = waiting[~job.taken[waiting]]
+            if jobs:
+                return self._complete(request, jobs, len(chosen), left)
         except (torch.cuda.OutOfMemoryError, DriverError) as error:
             if isinstance(error, DriverError) and error.result != OUT_OF_MEMORY:
                 raise
@@ -264,13 +278,15 @@ class GpuDecoder:
     def _run(
         self,
         size: tuple[int, int, int],
+        out: Any,
         plan: kernels.BatchPlan,
         buffers: Mapping[str, Any],
         statuses: Any,
     ) -> Any:
         import torch
 
-        out = torch.empty((len(statuses), *size), dtype=torch.uint8, device=self.device)
+        if out is None:
+            out = torch.empty((len(statuses), *size), dtype=torch.uint8, device=self.device)
         kernels.run(plan, self.launch, buffers, out, statuses, size[2])
         return out
 
@@ -298,30 +314,35 @@ class GpuDecoder:
             if sizes.get(name, 0) < size:
                 self._buffers.pop(name, None)  # so that its memory may become part of the larger one
                 size_bytes = roomy[name] if is_roomy else size
-                self._buffers[name] = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+                # One made in inference mode could not be written to outside of it.
+                with torch.inference_mode(False):
+                    self._buffers[name] = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
 
     def _complete(
-        self, request: Request, job: _Job, chosen: int, left: Counter[str]
+        self, request: Request, jobs: Sequence[_Job], chosen: int, left: Counter[str]
     ) -> tuple[transfer.DevicePixels, DecodeReport]:
         """Decode the rest on the CPU, then what the GPU could not."""
-        tally = Tally(len(job.taken))
-        tally.count(DecodeReport(np.empty(0, np.int32), {}, 0, {}, job.bytes_read))
-        self._decode_here(request, job, np.flatnonzero(~job.taken), tally)
-        job.event.synchronize()
-        statuses = job.statuses.numpy()
-        bad = np.flatnonzero(job.taken & (statuses != 0))
-        self._decode_here(request, job, bad, tally)
-        taken = int(job.taken.sum())
+        out, is_taken = jobs[0].out, np.logical_or.reduce([job.taken for job in jobs])
+        tally = Tally(len(is_taken))
+        tally.count(DecodeReport(np.empty(0, np.int32), {}, 0, {}, sum(job.bytes_read for job in jobs)))
+        self._decode_here(request, out, np.flatnonzero(~is_taken), tally)
+        jobs[-1].event.synchronize()  # the last of all, on one stream
+        statuses = np.zeros(len(is_taken), np.int32)
+        for job in jobs:
+            statuses[job.taken] = job.statuses.numpy()[job.taken]
+        bad = np.flatnonzero(statuses)
+        self._decode_here(request, out, bad, tally)
+        taken = int(is_taken.sum())
         left.update(UNSURE if status == UNSURE_BIT else FOUND_BAD for status in statuses[bad].tolist())
         left[NOT_PLANNED] += chosen - taken
         self._count(taken - len(bad), left)
-        return transfer.DevicePixels(job.out, self.stream), tally.report()
+        return transfer.DevicePixels(out, self.stream), tally.report()
 
-    def _decode_here(self, request: Request, job: _Job, at: I64, tally: Tally) -> None:
+    def _decode_here(self, request: Request, out: Any, at: I64, tally: Tally) -> None:
         if at.size:
             pixels, report = request.decode(at)
             tally.add(report, at=at)
-            put_samples(pixels, at, job.out, self.stream)
+            put_samples(pixels, at, out, self.stream)
 
     def _count(self, decoded: int, left: Counter[str]) -> None:
         left = +left  # without those of which there is none

@@ -343,7 +343,8 @@ def make_pinned(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return a tensor in pinned memory, its contents arbitrary."""
     import torch
 
-    return torch.empty(shape, dtype=dtype, pin_memory=True)
+    # Whatever torch.set_default_device says.
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 def pin(tensor: Any) -> Any:
