@@ -81,8 +81,8 @@ INSIDE = {
     ),
     "feedrate.kernel.cuda": ({"decoding", "door", "reading"}, {"batch", "driver", "launcher", "stored"}),
     "feedrate.load.device": (
-        {"assemble", "geometry", "image", "meter", "options", "tally", "threads"},
-        {"colour", "gpu_decode", "mixing", "options", "share", "transfer"},
+        {"assemble", "cache", "geometry", "image", "keeping", "meter", "options", "tally", "threads"},
+        {"colour", "gpu_decode", "gpu_tier", "mixing", "options", "share", "stored_pixels", "transfer"},
     ),
 }
 
