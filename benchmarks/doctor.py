@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ def main() -> int:
             place = Place(Path(arguments.data), Path(scratch))
             try:
                 row = examine(case, place, arguments, document["cases"].get(case.name, {}))
-            except (CannotRun, RuntimeError) as error:
+            except (CannotRun, RuntimeError, subprocess.CalledProcessError) as error:
                 say(f"{case.name} is left out: {error}")
                 continue
             row = scrub(row, place) | {"machine": asdict(describe_machine(["benchmarks/doctor.py"]))}
