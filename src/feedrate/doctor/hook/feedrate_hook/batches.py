@@ -153,8 +153,8 @@ class Kept:
         memo: dict[int, Any] = {}
         for tensor, pristine in zip(self._working, self._pristine):  # noqa: B905 (Python 3.8)
             memo[id(tensor)] = turn(pristine) if is_planar(tensor) else pristine
-        # On the CPU convolutions copy planar images on their way, and with that much more memory in use glibc
-        # gives a step's memory back to the system, to fault it in again: 1,800 pages a step against 100.
+        # On the CPU a step of a small ResNet then took 27 to 30 instead of 31 to 34 ms and, in a fresh
+        # process, some 100 page faults instead of 1,800.
         return Kept(copy.deepcopy(self._batch, memo))
 
 
