@@ -28,7 +28,7 @@ from feedrate.load.values import Values, explain_status, move_boxes, read_field
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
-    from feedrate.load.device.gpu_decode import GpuDecoder
+    from feedrate.load.device.gpu_decode import GpuDecoder, PackRequest
     from feedrate.load.device.stored_pixels import StoredPixels
 
 
@@ -175,33 +175,33 @@ class Assembler:
         self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
     ) -> tuple[Any, kernel.DecodeReport]:
         height, width, channels = self.rings[wanted.name].shape[1:]
-        size = height, width, channels
-        if self.stored is None or not self.stored.takes(field, size):
+        if self.stored is None or not self.stored.takes(field, (height, width, channels)):
             return self._decode_anew(wanted, field, places, geometry)
-        from feedrate.load.device.gpu_decode import PackRequest
 
         def decode_others(at: I64) -> tuple[Any, kernel.DecodeReport]:
             part = Places(places.pack, places.rows[at], places.positions[at])
             return self._decode_anew(wanted, field, part, geometry.take(at))
 
-        request = PackRequest(places, field, geometry, size, partial(self._lend, wanted), self.pool)
-        return self.stored.decode(request, decode_others)
+        return self.stored.decode(self._ask(wanted, field, places, geometry), decode_others)
 
     def _decode_anew(
         self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
     ) -> tuple[Any, kernel.DecodeReport]:
         """Decode a field on the GPU or the CPU, or take it from the host's tiers of the cache."""
         if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
-            height, width, channels = self.rings[wanted.name].shape[1:]
-            from feedrate.load.device.gpu_decode import PackRequest
-
-            size = (height, width, channels)
-            lend = partial(self._lend, wanted)
-            return self.gpu.decode(PackRequest(places, field, geometry, size, lend, self.pool))
+            return self.gpu.decode(self._ask(wanted, field, places, geometry))
         out = self._lend(wanted, len(places.positions))
         decode = decode_pixels if self.cached is None else self.cached.decode
         image = None if self.artist is None else self.artist.image
         return out, decode_crops(decode, image, places, field, geometry, out, self.pool)
+
+    def _ask(self, wanted: Wanted, field: Field, places: Places, geometry: Geometry) -> PackRequest:
+        """Return what is wanted of a field, for the GPU."""
+        from feedrate.load.device.gpu_decode import PackRequest
+
+        height, width, channels = self.rings[wanted.name].shape[1:]
+        lend = partial(self._lend, wanted)
+        return PackRequest(places, field, geometry, (height, width, channels), lend, self.pool)
 
     def _lend(self, wanted: Wanted, count: int) -> U8:
         ring = self.rings[wanted.name]
