@@ -38,7 +38,7 @@ from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
 from feedrate.pack import PackOptions, pack
 from feedrate.probe.machine import describe_machine
-from feedrate.store.inventory import list_copies
+from feedrate.scratch.listing import list_copies
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from slurm_cluster import ClusterFailed, slurm_cluster, submit, wait_for_end, why_not

@@ -26,7 +26,7 @@ from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
 from feedrate.pack import PackOptions, pack
 from feedrate.probe.machine import describe_machine
-from feedrate.store.through import ThroughPack
+from feedrate.remote.pack import RemotePack
 from feedrate.units import parse_bytes
 
 BATCH = 64
@@ -79,7 +79,7 @@ def measure(
 ) -> dict[str, Any]:
     opened: Any = source
     if in_flight:
-        opened = ThroughPack(source, in_flight=in_flight)
+        opened = RemotePack(source, in_flight=in_flight)
     begin, cpu = time.perf_counter(), time.process_time()
     with Loader(opened, BATCH, image=RandomResizedCrop(224), order=order, output="numpy") as loader:
         first_s = 0.0

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.results.scratch import CopyInfo
-from feedrate.store.clearing import opened_home
-from feedrate.store.copies import Copy
-from feedrate.store.eviction import evict
-from feedrate.store.inventory import list_copies
-from feedrate.store.preparing import open_staging
-from feedrate.store.staging import StagingOptions
+from feedrate.scratch.clearing import opened_home
+from feedrate.scratch.copy import Copy
+from feedrate.scratch.eviction import evict
+from feedrate.scratch.listing import list_copies
+from feedrate.scratch.staging import StagingOptions, open_staging
 from packs import write_images
 
 

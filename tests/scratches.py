@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from feedrate import kernel
-from feedrate.store.marker import CopiedFile, Marker
+from feedrate.scratch.marker import CopiedFile, Marker
 from trees import find_below
 
 STRANGER, OTHER_STRANGER = 54321, 54322  # users that this machine does not have

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedrate.cache.limits import MemoryWatch, margin_of
 from feedrate.probe.memory import MemoryGauge, MemoryRoom
-from feedrate.store.budget import MemoryWatch, margin_of
 
 MEMINFO = "MemTotal: 1000 kB\nMemAvailable: 500 kB\nDirty: 8 kB\nWriteback: 2 kB\nHugePages_Total: 0\n"
 

@@ -303,7 +303,7 @@ def test_a_disk_folder_that_is_deleted_under_the_job_takes_nothing_away(tmp_path
 def test_a_small_disk_that_fills_up_ends_the_filling_alone(
     small_disk: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("feedrate.store.tiers.describe_storage", lambda _: SimpleNamespace(is_memory=False))
+    monkeypatch.setattr("feedrate.cache.limits.describe_storage", lambda _: SimpleNamespace(is_memory=False))
     folder = write_images(tmp_path / "pack", count=120)
     with Cache(ram=0, disk=small_disk) as cache, Loader(folder, 8, output="numpy", cache=cache) as loader:
         epochs = [list(loader) for _ in range(2)]
@@ -441,7 +441,7 @@ def test_a_loader_whose_cache_is_closed_says_so(tmp_path: Path) -> None:
 
 
 def test_without_a_cache_nothing_of_it_is_imported() -> None:
-    check = "import feedrate.load.loader, sys; sys.exit('feedrate.store.shelf' in sys.modules)"
+    check = "import feedrate.load.loader, sys; sys.exit('feedrate.cache.store' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 

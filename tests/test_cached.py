@@ -17,8 +17,8 @@ import pytest
 
 import feedrate
 from feedrate import UsageError
+from feedrate.cache.views import Views
 from feedrate.load.fingerprint import name_dataset
-from feedrate.store.views import Views
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset  # noqa: E402

@@ -15,8 +15,8 @@ import pytest
 
 import feedrate
 from feedrate import StorageError
-from feedrate.store.kept import NAMES, drop_oldest, home_of, measure_others
-from feedrate.store.shelf_table import ROW
+from feedrate.cache.persistent import NAMES, drop_oldest, home_of, measure_others
+from feedrate.cache.table import ROW
 
 
 class Numbers:

@@ -18,8 +18,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import feedrate
 from feedrate import UsageError
+from feedrate.cache.persistent import home_of
 from feedrate.cli import main
-from feedrate.store.kept import home_of
 
 COUNT = 10
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from feedrate.store.codec import ALIGNED_BYTES, MOST_LEVELS, Damaged, Refused, decode, encode
+from feedrate.cache.codec import ALIGNED_BYTES, MOST_LEVELS, Damaged, Refused, decode, encode
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import StorageError
-from feedrate.store import leases
-from feedrate.store.copies import Copy, CopyGone, hold
-from feedrate.store.inventory import describe_copy, list_copies
-from feedrate.store.marker import CopiedFile, Marker, dump_marker, load_marker
+from feedrate.files.lock import is_locked
+from feedrate.scratch import lease as leases
+from feedrate.scratch.copy import Copy, CopyGone, hold
+from feedrate.scratch.listing import describe_copy, list_copies
+from feedrate.scratch.marker import CopiedFile, Marker, dump_marker, load_marker
 from scratches import NOT_ROOT, STRANGER, as_stranger, make_marker, process, wait_for
 
 # Python 3.12 warns of every fork beside threads; the children here do nothing with them.
@@ -33,7 +34,7 @@ FILES = {"a.tar": b"all of a", "below/b.tar": b"b"}
 HOLD = """
 import sys
 from pathlib import Path
-from feedrate.store.copies import Copy
+from feedrate.scratch.copy import Copy
 lease = Copy.open(Path(sys.argv[1])).lease()
 print("held", flush=True)
 sys.stdin.read()
@@ -283,9 +284,9 @@ def test_listing_shows_what_is_there_and_what_is_broken(copy: Copy, tmp_path: Pa
 
 def test_one_who_only_looks_is_not_taken_for_a_user(copy: Copy) -> None:
     with copy.lease() as lease:
-        assert leases.is_locked(lease.path)
-        assert leases.is_locked(lease.path)
-    wait_for(lambda: not leases.is_locked(lease.path), "the lock to be gone")
+        assert is_locked(lease.path)
+        assert is_locked(lease.path)
+    wait_for(lambda: not is_locked(lease.path), "the lock to be gone")
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9 _-]{1,8}(/[A-Za-z0-9 _\udc80-]{1,8}){0,2}", fullmatch=True)

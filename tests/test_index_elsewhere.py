@@ -31,7 +31,7 @@ from feedrate.pack import add_column, describe, index, merge, set_entries, surve
 from feedrate.pack.warming import warm
 from feedrate.results.index import IndexResult
 from feedrate.results.progress import Tick
-from feedrate.store.eviction import SourceUnseen
+from feedrate.scratch.eviction import SourceUnseen
 from range_server import RangeServer, serve
 from scratch_copies import evict_copy, stage
 from scratches import process, wait_for

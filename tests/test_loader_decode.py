@@ -22,7 +22,7 @@ from feedrate.load.cache import Cache
 from feedrate.load.device import gpu_decode
 from feedrate.load.device.transfer import Transfer
 from feedrate.pack import index
-from feedrate.store.through import ThroughPack
+from feedrate.remote.pack import RemotePack
 from packs import (
     IMAGE,
     encode_image,
@@ -398,7 +398,7 @@ def test_what_is_damaged_on_scratch_comes_from_the_source(mixed: Path, scratch: 
     wanted, _ = load(mixed, "cpu", order="staged")
     with Loader(mixed, scratch=scratch, device="cuda", decode="gpu", **OPTIONS) as loader:
         opened = loader._resources.pack
-        assert isinstance(opened, ThroughPack)
+        assert isinstance(opened, RemotePack)
         assert opened.landing is not None
         opened.landing.let_flow()
         opened.landing._thread.join(120)

@@ -22,16 +22,16 @@ from feedrate import Dataset, Loader, RandomResizedCrop
 from feedrate.errors import BadSample, NotFound, PackError, StorageError
 from feedrate.format.pack import Pack
 from feedrate.pack import PackOptions, append, index, merge, pack
-from feedrate.store.ahead import Ahead
-from feedrate.store.index_folder import PREFIX, sweep
-from feedrate.store.patience import Patience
-from feedrate.store.through import ThroughPack, open_pack
+from feedrate.remote.index_files import PREFIX, sweep
+from feedrate.remote.pack import RemotePack, open_pack
+from feedrate.remote.prefetch import Ahead
+from feedrate.remote.retry import RetryPolicy
 from images import save_image
 from packs import write_everything, write_images
 from range_server import RangeServer, serve
 from scratches import wait_for
 
-QUICK = Patience(stall_s=120, give_up_s=120, first_wait_s=0.001, longest_wait_s=0.01)
+QUICK = RetryPolicy(stall_s=120, give_up_s=120, first_wait_s=0.001, longest_wait_s=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ def test_a_line_that_breaks_again_and_again_is_said_once(
 def test_a_loader_that_is_left_while_requests_wait_says_nothing(
     server: RangeServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.store.ahead.STOP_S", 0.01)
+    monkeypatch.setattr("feedrate.remote.prefetch.STOP_S", 0.01)
     loop, held = fsspec.asyn.get_loop(), threading.Event()
     with Loader(f"{server.url}/pack", 4, output="numpy") as loader:
         loop.call_soon_threadsafe(held.wait)
@@ -220,7 +220,7 @@ def test_a_server_that_is_restarted_under_an_epoch_costs_no_sample(server: Range
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_a_server_that_stays_away_ends_in_a_sentence(server: RangeServer, policy: Any) -> None:
-    source = open_pack(f"{server.url}/pack", patience=Patience(give_up_s=0.05, first_wait_s=0.01))
+    source = open_pack(f"{server.url}/pack", patience=RetryPolicy(give_up_s=0.05, first_wait_s=0.01))
     server.fault = lambda path, _number: "error" if path.endswith(".tar") else None
     with (
         Loader(source, 4, output="numpy", on_bad_sample=policy) as loader,
@@ -315,7 +315,7 @@ def test_a_pack_json_that_does_not_come_at_once_is_asked_for_again(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once by who reads the pack, and once by who copies it."""
-    monkeypatch.setattr("feedrate.store.patience.Patience.wait_s", lambda *_: 0.0)
+    monkeypatch.setattr("feedrate.remote.retry.RetryPolicy.wait_s", lambda *_: 0.0)
     (tmp_path / "scr").mkdir()
     expected = batches(server.folder / "pack", order="staged")
     asked: list[str] = []
@@ -333,7 +333,7 @@ def test_a_pack_json_that_does_not_come_at_once_is_asked_for_again(
 def test_memory_is_bounded(server: RangeServer) -> None:
     """Groups of batches are planned only while there is room; one is always allowed."""
     source = open_pack(f"{server.url}/pack")
-    assert isinstance(source, ThroughPack)
+    assert isinstance(source, RemotePack)
     most = 0
     ahead = Ahead(source, 15, lambda step: np.arange(4 * step, 4 * step + 4), ["image"], budget_bytes=5000)
     ahead.start()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import feedrate
+from feedrate.cache.persistent import NAMES, delete_cache, home_of
 from feedrate.errors import NotFound
 from feedrate.report.scratch import draw_cleared, draw_scratch
 from feedrate.results.scratch import CacheInfo
 from feedrate.stage import collect_garbage, list_scratch, remove_copies
-from feedrate.store.kept import NAMES, delete_cache, home_of
 from scratch_copies import find_copy, make_files, stage
 from scratches import process
 from test_cached_kept import Numbers, fill, place
@@ -170,7 +170,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 DIE_WHILE_DELETING = """
 import os, signal, sys
 from pathlib import Path
-from feedrate.store.kept import delete_cache
+from feedrate.cache.persistent import delete_cache
 unlinks = 0
 def die(name, arguments):
     global unlinks
@@ -199,7 +199,7 @@ def test_what_a_killed_deletion_left_is_listed_and_taken_away_by_gc(tmp_path: Pa
 DELETE_AGAIN_AND_AGAIN = """
 import sys
 from pathlib import Path
-from feedrate.store.kept import delete_cache, list_places
+from feedrate.cache.persistent import delete_cache, list_places
 deleted = 0
 print("begun", flush=True)
 while deleted < 20:

@@ -10,9 +10,8 @@ import pytest
 from damage import flip_byte
 from feedrate.errors import PackError
 from feedrate.pack import PackOptions, pack, verify
-from feedrate.store.copies import Copy
-from feedrate.store.preparing import open_staging
-from feedrate.store.staging import StagingOptions
+from feedrate.scratch.copy import Copy
+from feedrate.scratch.staging import StagingOptions, open_staging
 from images import read_tree
 from scratch_copies import make_files, stage
 

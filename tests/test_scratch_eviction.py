@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from feedrate.files.tree import opened_folder, remove_known
 from feedrate.pack import MergeOptions, PackOptions, merge, pack, split
-from feedrate.store import eviction, sameness
-from feedrate.store.clearing import opened_home
-from feedrate.store.copies import Copy, CopyGone
-from feedrate.store.eviction import Kept, SourceUnseen, Vanished, evict
-from feedrate.store.registry import remember_copy
-from feedrate.store.removal import opened_folder, remove_known
+from feedrate.scratch import eviction, source_check
+from feedrate.scratch.clearing import opened_home
+from feedrate.scratch.copy import Copy, CopyGone
+from feedrate.scratch.eviction import Kept, SourceUnseen, Vanished, evict
+from feedrate.scratch.listing import remember_copy
 from images import read_tree, save_image
 from scratch_copies import end, evict_copy, held_elsewhere, make_files, make_pack, names_in, stage, stage_half
 
@@ -157,9 +157,11 @@ def test_what_an_unfinished_copy_does_not_hold_need_not_be_read(
     tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = stage_half(make_files(tmp_path / "set", count=5), scratch)
-    read, checksum = [], sameness._checksum
+    read, checksum = [], source_check._checksum
     monkeypatch.setattr(
-        sameness, "_checksum", lambda contents, file: (read.append(file.name), checksum(contents, file))[1]
+        source_check,
+        "_checksum",
+        lambda contents, file: (read.append(file.name), checksum(contents, file))[1],
     )
     evict_copy(copy)
     assert sorted(read) == ["part-0/values.bin", "part-1/values.bin"]
@@ -169,9 +171,11 @@ def test_the_bytes_of_a_source_are_read_once(
     source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = stage(source, scratch)
-    read, checksum = [], sameness._checksum
+    read, checksum = [], source_check._checksum
     monkeypatch.setattr(
-        sameness, "_checksum", lambda contents, file: (read.append(file.name), checksum(contents, file))[1]
+        source_check,
+        "_checksum",
+        lambda contents, file: (read.append(file.name), checksum(contents, file))[1],
     )
     evict_copy(copy)
     assert sorted(read) == sorted(copy.files)
@@ -181,14 +185,14 @@ def test_a_source_that_is_written_to_between_the_looks_brings_the_copy_back(
     source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = stage(source, scratch)
-    see = eviction.see_source
+    see = eviction.stat_source
 
     def rot_then(marker: Any) -> Any:
         if not copy.folder.exists():
             rot(some_file(source))
         return see(marker)
 
-    monkeypatch.setattr(eviction, "see_source", rot_then)
+    monkeypatch.setattr(eviction, "stat_source", rot_then)
     assert_kept(copy, "it is damaged|changed while it was looked at")
 
 
@@ -196,7 +200,7 @@ def test_a_source_is_not_read_for_a_copy_that_is_in_use(
     source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = stage(source, scratch)
-    monkeypatch.setattr(eviction, "compare_source", lambda *_: pytest.fail("the source was read"))
+    monkeypatch.setattr(eviction, "compare_bytes", lambda *_: pytest.fail("the source was read"))
     with held_elsewhere(copy):
         assert_kept(copy, "it is in use")
 
@@ -240,14 +244,14 @@ def test_a_source_that_vanishes_with_the_copy_brings_it_back(
 ) -> None:
     """As when a server serves the copy under the source's address: no inode tells."""
     copy = stage(source, scratch)
-    see = eviction.see_source
+    see = eviction.stat_source
 
     def see_by_server(marker: Any) -> Any:
         if not copy.folder.exists():
             raise eviction.Doubt("404")
         return see(marker)
 
-    monkeypatch.setattr(eviction, "see_source", see_by_server)
+    monkeypatch.setattr(eviction, "stat_source", see_by_server)
     assert_kept(copy, "404")
 
 
@@ -258,14 +262,14 @@ def test_whatever_ends_the_second_look_brings_the_copy_back(
     source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     copy = stage(source, scratch)
-    see = eviction.see_source
+    see = eviction.stat_source
 
     def fail_then(marker: Any) -> Any:
         if not copy.folder.exists():
             raise error
         return see(marker)
 
-    monkeypatch.setattr(eviction, "see_source", fail_then)
+    monkeypatch.setattr(eviction, "stat_source", fail_then)
     with pytest.raises((KeyboardInterrupt, Kept)):
         evict_copy(copy)
     assert names_in(scratch) == [copy.folder.name]

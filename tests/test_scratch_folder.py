@@ -12,8 +12,8 @@ import pytest
 from feedrate.errors import NotFound, StorageError
 from feedrate.probe.room import measure_room, try_to_reserve
 from feedrate.probe.storage import describe_storage, is_scratch, list_scratch
-from feedrate.store import scratch
-from feedrate.store.scratch import find_scratch
+from feedrate.scratch import folder
+from feedrate.scratch.folder import find_scratch
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_where_none_is_found_it_says_where_it_looked(monkeypatch: pytest.MonkeyP
         ("/proc", "a usual place for scratch"),
         ("/no", "a usual place for scratch"),
     ]
-    monkeypatch.setattr(scratch, "list_scratch", lambda _: iter(places))
+    monkeypatch.setattr(folder, "list_scratch", lambda _: iter(places))
     with pytest.raises(NotFound, match="no scratch disk found on this node") as got:
         find_scratch()
     assert "$SLURM_TMPDIR names /nowhere, which is not there" in str(got.value)
@@ -80,7 +80,7 @@ def test_a_network_file_system_is_refused_unless_the_user_insists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = dataclasses.replace(describe_storage(tmp_path), kind="nfs4", is_network=True)
-    monkeypatch.setattr(scratch, "describe_storage", lambda _: there)
+    monkeypatch.setattr(folder, "describe_storage", lambda _: there)
     with pytest.raises(
         StorageError, match="lies on nfs4, which another machine serves: a copy there is no nearer"
     ) as got:

@@ -16,13 +16,13 @@ import pytest
 
 from damage import flip_byte
 from feedrate import Cache, Loader, RandomResizedCrop
+from feedrate.draws import order_shards
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.format.manifest import read_manifest
 from feedrate.load.order import Shuffled, Staged
-from feedrate.store.copies import Copy
-from feedrate.store.flow import order_shards
-from feedrate.store.inventory import describe_copy
-from feedrate.store.through import ThroughPack
+from feedrate.remote.pack import RemotePack
+from feedrate.scratch.copy import Copy
+from feedrate.scratch.listing import describe_copy
 from range_server import COUNT, RangeServer
 from shuffles import measure_shuffle
 
@@ -46,7 +46,7 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 def wait_for_copy(loader: Loader) -> Copy:
     """Return the copy once all of it has landed."""
     pack = loader._resources.pack
-    assert isinstance(pack, ThroughPack)
+    assert isinstance(pack, RemotePack)
     assert pack.landing is not None
     pack.landing.let_flow()
     pack.landing._thread.join(120)
@@ -105,8 +105,8 @@ def test_most_bytes_are_fetched_once(scratch: Path, pack_server: RangeServer, se
 def test_a_copy_that_was_interrupted_is_gone_on_with(
     scratch: Path, pack_server: RangeServer, served_pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 1000)
-    monkeypatch.setattr("feedrate.store.writing.STREAMS", 1)
+    monkeypatch.setattr("feedrate.scratch.live.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("feedrate.scratch.live.STREAMS", 1)
     hangs = threading.Event()
 
     def hang_soon(_path: str, number: int) -> str | None:
@@ -218,7 +218,7 @@ def test_a_key_that_is_damaged_on_scratch_is_read_from_the_source(
 def test_a_copy_that_vanishes_while_it_is_made_does_not_stop_training(
     scratch: Path, pack_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 500)
+    monkeypatch.setattr("feedrate.scratch.live.CHUNK_BYTES", 500)
     with make(f"{pack_server.url}/pack", None, order="staged") as plain:
         expected = read(plain)
     with make(f"{pack_server.url}/pack", scratch) as loader:
@@ -236,7 +236,7 @@ def test_scratch_that_is_full_does_not_stop_training(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("feedrate.store.preparing.check_room", lambda *_: None)
+    monkeypatch.setattr("feedrate.scratch.staging.check_room", lambda *_: None)
     (small_disk / "other").write_bytes(bytes(20_000))  # somebody fills the rest
     with make(f"{pack_server.url}/pack", None, order="staged") as plain:
         expected = read(plain)
@@ -251,7 +251,7 @@ def test_scratch_that_is_full_does_not_stop_training(
 def test_no_scratch_is_no_reason_to_stop(
     served_pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("feedrate.store.scratch.list_scratch", lambda *_: [])
+    monkeypatch.setattr("feedrate.scratch.folder.list_scratch", lambda *_: [])
     with Loader(served_pack, 4, scratch="auto", output="numpy") as loader:
         assert len(list(loader)) == COUNT // 4
     assert "is read without a copy on scratch: no scratch disk found" in caplog.text

@@ -136,7 +136,7 @@ def test_a_marker_that_cannot_be_written_anew_is_said_and_the_source_is_read(
     def refuse(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("feedrate.store.copies.Copy.update", refuse)
+    monkeypatch.setattr("feedrate.scratch.copy.Copy.update", refuse)
     expected = read_all(source, None)
     np.testing.assert_equal(read_all(source, scratch), expected)
     (said,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)

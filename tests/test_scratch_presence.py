@@ -15,11 +15,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from feedrate.store import presence
-from feedrate.store.copies import Copy
-from feedrate.store.eviction import Kept, SourceUnseen
-from feedrate.store.marker import Marker
-from feedrate.store.presence import Doubt, see_source
+from feedrate.scratch import source_check
+from feedrate.scratch.copy import Copy
+from feedrate.scratch.eviction import Kept, SourceUnseen
+from feedrate.scratch.marker import Marker
+from feedrate.scratch.source_check import Doubt, stat_source
 from images import read_tree
 from scratch_copies import evict_copy, make_files, make_pack, names_in, stage
 
@@ -104,7 +104,7 @@ def test_listings_that_were_made_before_do_not_count(copy: Copy, monkeypatch: py
 def test_what_is_seen_through_a_cache_was_not_seen(copy: Copy, kind: str) -> None:
     cached = dataclasses.replace(copy.marker, source=f"{kind}::{copy.marker.source}")
     with pytest.raises(Doubt, match="is seen through a cache"):
-        see_source(cached)
+        stat_source(cached)
 
 
 def test_files_of_other_folders_are_looked_for_there(copy: Copy, bucket: Any) -> None:
@@ -113,7 +113,7 @@ def test_files_of_other_folders_are_looked_for_there(copy: Copy, bucket: Any) ->
     bucket.pipe("/bucket/other/there", b"x" * first.size_bytes)
     moved = dataclasses.replace(first, origin="../other/there")
     marker = dataclasses.replace(copy.marker, files=(moved,))
-    assert see_source(marker)[first.name].size_bytes == first.size_bytes
+    assert stat_source(marker)[first.name].size_bytes == first.size_bytes
 
 
 def test_many_files_of_one_folder_are_seen_by_one_listing(
@@ -122,8 +122,8 @@ def test_many_files_of_one_folder_are_seen_by_one_listing(
     for number in range(20):
         bucket.pipe(f"/bucket/set/{number}.bin", b"%d" % number)
     copy = stage("memory://bucket/set", tmp_path / "scr")
-    monkeypatch.setattr(presence, "_find", lambda *_: pytest.fail("asked for a single file"))
-    assert len(see_source(copy.marker)) == 20
+    monkeypatch.setattr(source_check, "_find", lambda *_: pytest.fail("asked for a single file"))
+    assert len(stat_source(copy.marker)) == 20
 
 
 def test_a_source_that_one_may_not_read_any_more_counts_as_gone(
@@ -140,7 +140,7 @@ def test_what_was_made_for_the_copy_is_not_looked_for(tmp_path: Path) -> None:
     made: Marker = dataclasses.replace(
         copy.marker, files=tuple(dataclasses.replace(file, origin="") for file in copy.marker.files)
     )
-    assert see_source(made) == {}
+    assert stat_source(made) == {}
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

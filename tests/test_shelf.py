@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedrate.cache import sharing, store
+from feedrate.cache.limits import MemoryWatch
+from feedrate.cache.store import SampleCache, Tier
 from feedrate.errors import UsageError
 from feedrate.probe.memory import MemoryRoom
-from feedrate.store import opened_shelf, sharing
-from feedrate.store.budget import MemoryWatch
-from feedrate.store.shelf import Shelf, Tier
 
 RAM = Tier("ram", 10_000)
 PLENTY = MemoryRoom(free_bytes=10**12, unwritten_bytes=0, limit_bytes=10**9)
@@ -29,13 +29,13 @@ SHORT = MemoryRoom(free_bytes=10**6, unwritten_bytes=0, limit_bytes=10**9)
 
 
 @pytest.fixture
-def shelve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Shelf]]:
+def shelve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SampleCache]]:
     """Make shelves that are nobody else's, with plenty of memory that no thread watches; close them."""
-    monkeypatch.setattr(opened_shelf, "Watcher", lambda *_: None)
-    made: list[Shelf] = []
+    monkeypatch.setattr(store, "Watcher", lambda *_: None)
+    made: list[SampleCache] = []
 
-    def make(*tiers: Tier, samples: int = 100, key: str = "") -> Shelf:
-        made.append(Shelf(key or uuid.uuid4().hex, samples, tiers or (RAM,)))
+    def make(*tiers: Tier, samples: int = 100, key: str = "") -> SampleCache:
+        made.append(SampleCache(key or uuid.uuid4().hex, samples, tiers or (RAM,)))
         made[-1].watch._measure = lambda: PLENTY
         return made[-1]
 
@@ -52,7 +52,7 @@ def sample(number: int, size: int = 100) -> bytes:
     return np.random.default_rng(number).bytes(size)
 
 
-def entries_of(shelf: Shelf) -> list[Path]:
+def entries_of(shelf: SampleCache) -> list[Path]:
     folder = sharing.find_meeting_folder()
     assert folder is not None
     return sorted(folder.glob(f"{shelf._name()}.*"))
@@ -68,7 +68,7 @@ def test_what_was_put_comes_back_and_nothing_else(shelve) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900)), max_size=40))
 def test_a_shelf_is_a_dictionary_that_stops_at_its_limit(puts: list[tuple[int, int]]) -> None:
-    shelf = Shelf(uuid.uuid4().hex, 10, (Tier("ram", 2000),))
+    shelf = SampleCache(uuid.uuid4().hex, 10, (Tier("ram", 2000),))
     shelf.watch._measure = lambda: PLENTY
     model: dict[int, bytes] = {}
     try:
@@ -213,7 +213,7 @@ def test_another_process_finds_the_shelf_by_what_it_was_made_of(shelve) -> None:
 
 FILLER = """
 import sys, numpy as np
-from feedrate.store.shelf import Shelf, Tier
+from feedrate.cache.store import SampleCache as Shelf, Tier
 shelf = Shelf(sys.argv[1], 400, (Tier("ram", 10**8),))
 for number in np.random.default_rng(int(sys.argv[2])).permutation(400).tolist():
     assert shelf.put(number, np.random.default_rng(number).bytes(500 + number))
@@ -300,18 +300,18 @@ def test_a_sample_that_was_being_written_when_memory_was_given_back_is_not_kept(
     shelf = shelve(Tier("ram"))
     for number in range(10):
         assert shelf.put(number, sample(number, 5000))
-    write = opened_shelf.write
+    write = store.write
 
     def write_late(*arguments) -> None:
         shelf.watch.must_return = lambda: 10**9  # type: ignore[method-assign]
         shelf.relieve()
         write(*arguments)
 
-    monkeypatch.setattr(opened_shelf, "write", write_late)
+    monkeypatch.setattr(store, "write", write_late)
     assert not shelf.put(20, sample(20, 5000))
     assert shelf.get(20) is None
     assert shelf.tier_stats()[0].size_bytes == 0
-    monkeypatch.setattr(opened_shelf, "write", write)
+    monkeypatch.setattr(store, "write", write)
     shelf.watch.must_return = lambda: 0  # type: ignore[method-assign]
     assert shelf.put(20, sample(20, 5000))
     assert shelf.get(20) == sample(20, 5000)
@@ -333,13 +333,13 @@ def test_what_samples_are_made_of_is_left_in_the_page_cache() -> None:
 def test_a_shelf_that_is_collected_while_another_is_opened_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lost: list[Shelf] = [Shelf("lost", 4, [Tier("ram", 1 << 20)])]
+    lost: list[SampleCache] = [SampleCache("lost", 4, [Tier("ram", 1 << 20)])]
 
     def collect(*_: object) -> bool:
         if lost:
             lost.pop().close()  # as its finalizer does, whenever the garbage collector runs
         return False
 
-    monkeypatch.setattr("feedrate.store.sharing._remove_if_stale", collect)
-    Shelf("found", 4, [Tier("ram", 1 << 20)]).close()
+    monkeypatch.setattr("feedrate.cache.sharing._remove_if_stale", collect)
+    SampleCache("found", 4, [Tier("ram", 1 << 20)]).close()
     assert lost == []

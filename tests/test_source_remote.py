@@ -17,7 +17,7 @@ import pytest
 
 from feedrate.errors import MissingExtra, NotFound, SourceError, StorageError
 from feedrate.pack import PackOptions, pack, unpack, verify
-from feedrate.store.contents import read_contents
+from feedrate.scratch.contents import read_contents
 from images import read_tree
 from range_server import RangeServer, serve
 from sources import (
@@ -209,7 +209,7 @@ def test_a_server_that_is_not_there_is_not_taken_for_a_file_that_is_not(
     tmp_path: Path, command: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("aiohttp")
-    monkeypatch.setattr("feedrate.store.patience.Patience.wait_s", lambda *_: 0.0)
+    monkeypatch.setattr("feedrate.remote.retry.RetryPolicy.wait_s", lambda *_: 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/x.tar"
     with pytest.raises(StorageError, match=r"cannot read .*Connect call failed"):

@@ -13,10 +13,9 @@ import pytest
 from feedrate import Loader
 from feedrate.errors import StorageError
 from feedrate.pack import index
+from feedrate.remote.copier import Transfer
+from feedrate.scratch.staging import StagingOptions, open_staging
 from feedrate.stage import stage
-from feedrate.store.preparing import open_staging
-from feedrate.store.staging import StagingOptions
-from feedrate.store.transfer import Transfer
 from range_server import RangeServer, serve
 from scratches import wait_for
 from sources import jpeg, write_tar
@@ -163,7 +162,7 @@ def test_an_indexed_shard_that_is_replaced_under_a_loader_is_not_kept_on_scratch
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("feedrate.scratch.live.CHUNK_BYTES", 10_000)
     with Loader(indexed, 4, scratch=scratch, output="numpy") as loader:
         touch_at(plain_server, 2)
         landing = loader._resources.pack.landing  # type: ignore[attr-defined]
@@ -177,7 +176,7 @@ def test_a_shard_that_is_replaced_while_it_is_indexed_is_refused(
     plain_server: RangeServer, indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del indexed
-    monkeypatch.setattr("feedrate.store.bringing.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("feedrate.remote.fetch.CHUNK_BYTES", 10_000)
     data = (plain_server.folder / "x.tar").read_bytes()
     asked: list[str] = []
 

@@ -21,14 +21,13 @@ import feedrate
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.pack import MergeOptions, PackOptions, index, merge, pack, verify
 from feedrate.probe.room import Room
+from feedrate.remote.copier import Fetcher, Incoming, Stopped
 from feedrate.results.progress import Tick
+from feedrate.scratch import folder as scratch_module
+from feedrate.scratch.listing import list_copies
+from feedrate.scratch.staging import Staging, StagingOptions, open_staging
 from feedrate.stage import stage
 from feedrate.stage.staging import release_all
-from feedrate.store import scratch as scratch_module
-from feedrate.store.fetching import Fetcher, Incoming, Stopped
-from feedrate.store.inventory import list_copies
-from feedrate.store.preparing import open_staging
-from feedrate.store.staging import Staging, StagingOptions
 from images import read_tree
 from packs import write_images
 from scratches import part_bytes, process, wait_for, write_tree
@@ -496,8 +495,8 @@ def test_many_small_files_are_synced_together_before_they_have_their_names(
         assert all(path.name.endswith(".part") for path in paths)
         landed.append(len([name for name in os.listdir(paths[0].parent) if not name.startswith(".")]))
 
-    monkeypatch.setattr("feedrate.store.copies.sync_files", count)
-    monkeypatch.setattr("feedrate.store.staging._TOGETHER", 512)
+    monkeypatch.setattr("feedrate.scratch.copy.sync_files", count)
+    monkeypatch.setattr("feedrate.scratch.staging._TOGETHER", 512)
     result = stage(folder, scratch)
     assert result.copied_files == 1100
     assert len(os.listdir(result.path)) == 1100
@@ -515,7 +514,7 @@ def test_a_few_small_files_do_not_wait_for_what_others_wrote_to_the_disk(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr("feedrate.store.files.sync_file_system", lambda _: pytest.fail("synced all"))
+    monkeypatch.setattr("feedrate.files.atomic.sync_file_system", lambda _: pytest.fail("synced all"))
     assert stage(write_tree(tmp_path / "plain", TREE), scratch).copied_files == 4
     assert {f".{Path(name).name}.part" for name in TREE} <= set(synced)
 
@@ -529,7 +528,7 @@ def test_small_files_that_were_whole_when_it_was_killed_only_need_their_names(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("feedrate.store.copies.sync_files", fail)
+        patch.setattr("feedrate.scratch.copy.sync_files", fail)
         with pytest.raises(StorageError, match=r"cannot write .*: Input/output error"):
             stage(folder, scratch)
     assert list_copies(scratch)[0].landed_files == 0
@@ -541,7 +540,7 @@ def test_small_files_that_were_whole_when_it_was_killed_only_need_their_names(
 STAGE_AND_DIE_AT_A_SYNC = """
 import os, signal, sys
 from feedrate.stage import stage
-from feedrate.store import copies, staging
+from feedrate.scratch import copy as copies, staging
 real, syncs = copies.sync_files, 0
 def die_at_the_last(paths):
     global syncs

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import StorageError
-from feedrate.store.parcels import Delivery
-from feedrate.store.ranges import Piece, coalesce
+from feedrate.remote.fetch import PendingFetch
+from feedrate.remote.ranges import Piece, coalesce
 
 FILES = {name: bytes((n * step) % 251 for n in range(700)) for step, name in ((7, b"a"), (11, b"b"))}
 pieces = st.builds(Piece, st.sampled_from([b"a", b"b"]), st.integers(0, 600), st.integers(0, 90))
@@ -48,7 +48,7 @@ class Supply:
 @given(st.lists(st.lists(pieces, max_size=8), min_size=1, max_size=4), st.integers(1, 300), st.booleans())
 def test_the_parcel_holds_every_piece(wants: list[list[Piece]], request_bytes: int, cuts: bool) -> None:
     supply = Supply(request_bytes, cuts)
-    delivery = Delivery(supply, wants)
+    delivery = PendingFetch(supply, wants)
     supply.answer()
     with open(delivery.parcel.path, "rb") as file:
         for batch, wanted in enumerate(wants):
@@ -60,7 +60,7 @@ def test_the_parcel_holds_every_piece(wants: list[list[Piece]], request_bytes: i
 
 def test_a_batch_waits_for_its_own_pieces_alone() -> None:
     supply = Supply(10, cuts=False)
-    delivery = Delivery(supply, [[Piece(b"a", 0, 10)], [Piece(b"b", 0, 10)]])
+    delivery = PendingFetch(supply, [[Piece(b"a", 0, 10)], [Piece(b"b", 0, 10)]])
     supply.open[0][1].set_result(FILES[b"a"][:10])
     delivery.wait(0)
     supply.open[1][1].set_exception(StorageError("gone"))
@@ -70,14 +70,14 @@ def test_a_batch_waits_for_its_own_pieces_alone() -> None:
 
 
 def test_who_waits_is_let_go() -> None:
-    delivery = Delivery(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
+    delivery = PendingFetch(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
     delivery.stop()
     with pytest.raises(StorageError, match="reading was stopped"):
         delivery.wait()
 
 
 def test_a_parcel_that_nobody_knows_is_gone() -> None:
-    delivery = Delivery(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
+    delivery = PendingFetch(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
     descriptor = int(os.path.basename(delivery.parcel.path))
     inode = os.fstat(descriptor).st_ino
     del delivery

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import SourceError, StorageError
-from feedrate.store.patience import Attempts, Patience, Trouble
-from feedrate.store.place import Place, WholeFile
-from feedrate.store.ranges import Piece, RangeReader, coalesce
+from feedrate.remote.addresses import Place, WholeFile
+from feedrate.remote.ranges import Piece, RangeReader, coalesce
+from feedrate.remote.retry import Outage, Retry, RetryPolicy
 from range_server import RangeServer, serve
 
-QUICK = Patience(stall_s=120, give_up_s=120, first_wait_s=0.001, longest_wait_s=0.01)
+QUICK = RetryPolicy(stall_s=120, give_up_s=120, first_wait_s=0.001, longest_wait_s=0.01)
 
 pieces = st.lists(
     st.builds(Piece, st.sampled_from([b"a", b"b"]), st.integers(0, 500), st.integers(1, 60)), max_size=40
@@ -63,7 +63,7 @@ def test_neighbours_come_in_one_request() -> None:
 
 
 def test_waits_grow_and_end() -> None:
-    patience = Patience(first_wait_s=1.0, longest_wait_s=8.0)
+    patience = RetryPolicy(first_wait_s=1.0, longest_wait_s=8.0)
     waits = [[patience.wait_s(n) for _ in range(50)] for n in (1, 2, 3, 4, 9, 2000)]
     for most, found in zip((1, 2, 4, 8, 8, 8), waits, strict=True):
         assert all(most / 2 <= wait <= most for wait in found)
@@ -71,9 +71,9 @@ def test_waits_grow_and_end() -> None:
 
 
 def test_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    trouble = Trouble("s3://x", Patience())
+    trouble = Outage("s3://x", RetryPolicy())
     for _ in range(30):
-        Attempts(trouble, "s3://x/a").failed(OSError("the line is dead"))
+        Retry(trouble, "s3://x/a").failed(OSError("the line is dead"))
     assert [r.getMessage() for r in caplog.records] == [
         "s3://x does not answer as it should (the line is dead); trying again for up to 5 min 00 s"
     ]
@@ -81,7 +81,7 @@ def test_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_is_announced_is_how_long_this_request_is_tried(caplog: pytest.LogCaptureFixture) -> None:
-    attempts = Attempts(Trouble("s3://x", Patience()), "s3://x/a", Patience(give_up_s=15.0))
+    attempts = Retry(Outage("s3://x", RetryPolicy()), "s3://x/a", RetryPolicy(give_up_s=15.0))
     attempts.failed(OSError("the line is dead"))
     assert "trying again for up to 15.0 s" in caplog.text
 
@@ -89,7 +89,7 @@ def test_what_is_announced_is_how_long_this_request_is_tried(caplog: pytest.LogC
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("feedrate.store.patience.time", clock)
+    monkeypatch.setattr("feedrate.remote.retry.time", clock)
     return clock
 
 
@@ -103,7 +103,7 @@ class Clock:
         return self.now
 
 
-def fail_until_given_up(attempts: Attempts, clock: Clock) -> float:
+def fail_until_given_up(attempts: Retry, clock: Clock) -> float:
     """Return after how long it was given up."""
     began = clock.now
 
@@ -119,22 +119,22 @@ def fail_until_given_up(attempts: Attempts, clock: Clock) -> float:
 
 
 def test_requests_of_one_batch_share_their_time(clock: Clock) -> None:
-    trouble = Trouble("s3://x", Patience())
-    assert 280 <= fail_until_given_up(Attempts(trouble, "s3://x/a"), clock) <= 300
+    trouble = Outage("s3://x", RetryPolicy())
+    assert 280 <= fail_until_given_up(Retry(trouble, "s3://x/a"), clock) <= 300
     clock.now += 1
     # What waited behind it, or is turned to next, gets no time of its own.
-    assert fail_until_given_up(Attempts(trouble, "s3://x/b"), clock) <= 15
+    assert fail_until_given_up(Retry(trouble, "s3://x/b"), clock) <= 15
 
 
 def test_a_later_outage_has_its_own_time(clock: Clock) -> None:
-    trouble = Trouble("s3://x", Patience())
-    fail_until_given_up(Attempts(trouble, "s3://x/a"), clock)
+    trouble = Outage("s3://x", RetryPolicy())
+    fail_until_given_up(Retry(trouble, "s3://x/a"), clock)
     clock.now += 3600
-    assert fail_until_given_up(Attempts(trouble, "s3://x/a"), clock) >= 280
+    assert fail_until_given_up(Retry(trouble, "s3://x/a"), clock) >= 280
 
 
 def test_a_request_that_brings_bytes_is_not_given_up(clock: Clock) -> None:
-    attempts = Attempts(Trouble("s3://x", Patience(tries=3)), "s3://x/a")
+    attempts = Retry(Outage("s3://x", RetryPolicy(tries=3)), "s3://x/a")
     for _ in range(100):
         clock.now += 20 + attempts.failed(OSError("the line broke"), has_brought=True)
     attempts.failed(OSError("the line broke"))
@@ -143,7 +143,7 @@ def test_a_request_that_brings_bytes_is_not_given_up(clock: Clock) -> None:
 
 
 def test_a_sentence_is_not_put_into_itself() -> None:
-    attempts = Attempts(Trouble("s3://x", Patience()), "s3://x/a", Patience(tries=2, first_wait_s=0))
+    attempts = Retry(Outage("s3://x", RetryPolicy()), "s3://x/a", RetryPolicy(tries=2, first_wait_s=0))
     error = StorageError("cannot read s3://x/a: the line is dead")
     attempts.failed(error)
     with pytest.raises(StorageError, match=r"^cannot read s3://x/a: the line is dead, tried 2 times$"):
@@ -156,12 +156,12 @@ def test_what_cannot_get_better_is_not_tried_again() -> None:
             super().__init__(f"answered {status}")
             self.status = status
 
-    trouble = Trouble("s3://x", Patience())
+    trouble = Outage("s3://x", RetryPolicy())
     for error in (FileNotFoundError("gone"), PermissionError("no"), Answer(403), Answer(404)):
         with pytest.raises(StorageError, match=r"cannot read s3://x/a: (gone|no|answered)"):
-            Attempts(trouble, "s3://x/a").failed(error)
+            Retry(trouble, "s3://x/a").failed(error)
     for error in (OSError("reset"), TimeoutError(), Answer(503), Answer(429)):
-        assert Attempts(trouble, "s3://x/a").failed(error) > 0
+        assert Retry(trouble, "s3://x/a").failed(error) > 0
 
 
 @pytest.fixture
@@ -235,13 +235,13 @@ def test_a_server_that_errs_is_asked_again(
 def test_a_server_that_never_answers_is_asked_again(server: RangeServer) -> None:
     server.fault = lambda _path, number: "stall" if number <= 3 else None
     # On a busy machine an answer may take longer than that, too: such a request is only asked once more.
-    patience = Patience(stall_s=1.0, give_up_s=600, first_wait_s=0.001, longest_wait_s=0.01)
+    patience = RetryPolicy(stall_s=1.0, give_up_s=600, first_wait_s=0.001, longest_wait_s=0.01)
     check(RangeReader(Place(server.url), patience=patience))
 
 
 def test_a_server_that_stays_away_is_given_up_in_a_sentence(server: RangeServer) -> None:
     server.fault = lambda _path, _number: "error"
-    patience = Patience(give_up_s=0.05, first_wait_s=0.01, longest_wait_s=0.02)
+    patience = RetryPolicy(give_up_s=0.05, first_wait_s=0.01, longest_wait_s=0.02)
     reader = RangeReader(Place(server.url), patience=patience)
     with pytest.raises(
         StorageError, match=r"cannot read http://127\.0\.0\.1:\d+/a\.bin: .*500.*, tried \d+ times"
@@ -270,7 +270,7 @@ def test_a_request_that_fails_while_its_reader_is_closed_says_nothing(
         reader.close()
         raise WholeFile(path)
 
-    monkeypatch.setattr("feedrate.store.lines.read_async", refuse)
+    monkeypatch.setattr("feedrate.remote.connections.read_async", refuse)
     with serve(folder) as server:
         reader = RangeReader(Place(server.url), patience=QUICK)
         request = reader.read(WANTED[0])
@@ -323,7 +323,7 @@ def test_an_error_that_nobody_waits_for_any_more_is_not_logged(
         asyncio.get_running_loop().call_later(0, is_over.set)
         raise FileNotFoundError("gone.bin")
 
-    monkeypatch.setattr("feedrate.store.lines.read_async", fail)
+    monkeypatch.setattr("feedrate.remote.connections.read_async", fail)
     reader = RangeReader(Place(server.url), patience=QUICK)
     asked.append(reader.read(WANTED[0]))
     is_asked.set()

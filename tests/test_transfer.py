@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from feedrate import kernel
 from feedrate.errors import NotFound, SourceError, StorageError
-from feedrate.store import fetching, readers, transfer
-from feedrate.store.fetching import Incoming, RateLimit, Stopped
-from feedrate.store.place import Place
-from feedrate.store.transfer import Transfer
+from feedrate.remote import connections, copier
+from feedrate.remote.addresses import Place
+from feedrate.remote.copier import Incoming, RateLimit, Stopped, Transfer
 from range_server import serve
 
 
@@ -261,7 +260,7 @@ def test_a_file_whose_server_forgot_it_is_opened_again(
             raise OSError(errno.ESTALE, "Stale file handle")
         return real(fd, length, offset)
 
-    monkeypatch.setattr(readers.os, "pread", fail_once)
+    monkeypatch.setattr(connections.os, "pread", fail_once)
     Transfer(1, wait=lambda _: False).carry([file], shelf.open_part, shelf.arrived)
     assert shelf.whole == {"x": b"12345"}
     assert len(set(calls)) == 2
@@ -418,4 +417,4 @@ def test_memory_is_bounded_by_the_streams(shelf: Shelf) -> None:
     server.answer = answer
     Transfer(4, block_bytes=1000).carry(incoming(server), shelf.open_part, shelf.arrived)
     assert asked_when_stuck[0] <= 4 + 4 // 2 + 1
-    assert fetching.REMOTE_STREAMS * transfer.BLOCK_BYTES * 3 // 2 < 128 << 20
+    assert copier.REMOTE_STREAMS * copier.BLOCK_BYTES * 3 // 2 < 128 << 20

@@ -5,6 +5,8 @@ state.
 A counter-based generator: the value for a sample does not depend on which samples were drawn before it, so
 batch size, ranks, threads and resuming cannot change it. The hash is splitmix64's finaliser (Stafford's
 variant 13).
+
+In which order the shards of a pack flow to scratch; who trains meanwhile reads them in the same order.
 """
 
 from __future__ import annotations
@@ -125,3 +127,13 @@ def _feistel(values: U64, a: int, b: int, key: int | U64) -> U64:
             right = (right + (mix_array(left + round_key) >> np.uint64(1))) % np.uint64(b)
     joined: U64 = left * np.uint64(b) + right
     return joined
+
+
+# Shards that flow side by side: the first batches of an epoch come from so many of them.
+GROUP = 16
+
+
+def order_shards(shards: int) -> I64:
+    """Return the order in which shards flow: mixed, and the same for all jobs, whatever their seeds."""
+    numbers = np.arange(shards, dtype=np.int64)
+    return permute(numbers, shards, make_key(shards, Purpose.STAGE)) if shards else numbers

@@ -9,6 +9,15 @@ import shlex
 
 from feedrate.errors import UsageError
 
+
+def printable(path: bytes) -> str:
+    """Return a path for people: bytes that are no text, and control characters, are written as escapes."""
+    text = path.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 _BYTE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
                "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 

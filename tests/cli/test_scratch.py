@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import main
-from feedrate.store.copies import Copy
+from feedrate.scratch.copy import Copy
 from scratch_copies import make_files, stage, stage_half
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

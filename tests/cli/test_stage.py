@@ -46,7 +46,7 @@ def test_a_source_that_errs_at_first_is_asked_again_and_that_is_said(
     source: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
-    monkeypatch.setattr("feedrate.store.patience.Patience.wait_s", lambda *_: 0.0)
+    monkeypatch.setattr("feedrate.remote.retry.RetryPolicy.wait_s", lambda *_: 0.0)
     with serve(source.parent) as server:
         server.fault = lambda _path, number: "error" if number <= 3 else None
         assert main(["stage", f"{server.url}/set.pack", "--to", str(scratch)]) == 0
@@ -58,7 +58,7 @@ def test_a_source_that_errs_at_first_is_asked_again_and_that_is_said(
 def test_scratch_is_found_by_itself_and_named(
     source: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.store.scratch.is_scratch", lambda folder: folder == str(scratch))
+    monkeypatch.setattr("feedrate.scratch.folder.is_scratch", lambda folder: folder == str(scratch))
     monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
     assert main(["stage", str(source)]) == 0
     out, err = capsys.readouterr()

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate.store import sharing
-from feedrate.store.shelf import Shelf, Tier
+from feedrate.cache import sharing
+from feedrate.cache.store import SampleCache, Tier
 from packs import write_images
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def sample(number: int) -> bytes:
     return np.random.default_rng(number).bytes(2000 + 37 * (number % 50))
 
 
-def count_entries(shelf: Shelf) -> int:
+def count_entries(shelf: SampleCache) -> int:
     folder = sharing.find_meeting_folder()
     assert folder is not None
     return len(list(folder.glob(f"{shelf._name()}.*")))
@@ -73,7 +73,7 @@ def test_a_kill_while_filling_leaves_nothing_behind_and_spoils_nothing(tmp_path:
     random_ = random.Random(7)
     with_all = 0
     for trial in range(100):
-        shelf = Shelf(uuid.uuid4().hex, 300, (tier,))
+        shelf = SampleCache(uuid.uuid4().hex, 300, (tier,))
         child = os.fork()
         if not child:
             for number in range(300):
@@ -97,7 +97,7 @@ def test_a_kill_while_filling_leaves_nothing_behind_and_spoils_nothing(tmp_path:
 def test_a_killed_job_gives_memory_and_disk_back_at_once(tmp_path: Path) -> None:
     script = f"""
         import time
-        from feedrate.store.shelf import Shelf, Tier
+        from feedrate.cache.store import SampleCache as Shelf, Tier
         tiers = Tier("ram", 30_000_000), Tier("disk", None, {str(tmp_path)!r})
         shelf = Shelf("{uuid.uuid4().hex}", 100, tiers)
         for number in range(60):

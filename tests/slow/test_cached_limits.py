@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.store.kept import home_of
+from feedrate.cache.persistent import home_of
 from memory_limits import Ended, run_in_group
 
 pytestmark = pytest.mark.slow

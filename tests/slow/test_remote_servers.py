@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from feedrate import Loader, RandomResizedCrop
-from feedrate.store.patience import Patience
-from feedrate.store.through import ThroughPack, open_pack
+from feedrate.remote.pack import RemotePack, open_pack
+from feedrate.remote.retry import RetryPolicy
 from packs import write_images
 from servers import CUT_CONNECTIONS, RealServer, start_server
 
 pytestmark = [pytest.mark.slow, *CUT_CONNECTIONS]
 
 COUNT = 240
-PATIENCE = Patience(stall_s=2.0, give_up_s=90.0, first_wait_s=0.05, longest_wait_s=0.5)
+PATIENCE = RetryPolicy(stall_s=2.0, give_up_s=90.0, first_wait_s=0.05, longest_wait_s=0.5)
 
 
 @pytest.fixture(params=["s3", "http", "sftp"])
@@ -35,9 +35,9 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServe
 @pytest.fixture(autouse=True)
 def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little is fetched ahead and copied at a time: most is still to come when the server goes."""
-    monkeypatch.setattr("feedrate.store.ahead.choose_budget", lambda: 20_000)
-    monkeypatch.setattr("feedrate.store.writing.CHUNK_BYTES", 2000)
-    monkeypatch.setattr("feedrate.store.writing.STREAMS", 1)
+    monkeypatch.setattr("feedrate.remote.prefetch.choose_budget", lambda: 20_000)
+    monkeypatch.setattr("feedrate.scratch.live.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("feedrate.scratch.live.STREAMS", 1)
 
 
 def make(pack: Any, **options: Any) -> Loader:
@@ -80,7 +80,7 @@ def test_a_server_that_is_killed_and_restarted_costs_no_sample(
                     server.kill()
                     server.later(1.0, server.start)
     assert_same(found, expected(server, 2, order="staged"))
-    assert isinstance(pack, ThroughPack)
+    assert isinstance(pack, RemotePack)
     if pack.landing is not None:
         pack.landing._thread.join(120)
         copy = pack.landing.copy

@@ -28,9 +28,9 @@ SERVER = """
 import json, os, shutil, signal, sys, threading
 from pathlib import Path
 from feedrate.stage import collect_garbage, remove_copies
-from feedrate.store.copies import Copy
-from feedrate.store.preparing import open_staging
-from feedrate.store.staging import StagingOptions
+from feedrate.scratch.copy import Copy
+from feedrate.scratch.staging import open_staging
+from feedrate.scratch.staging import StagingOptions
 import feedrate.pack
 
 WATCHED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.utime", "os.truncate",
@@ -237,7 +237,7 @@ import os, sys
 from pathlib import Path
 from feedrate.errors import FeedrateError
 from feedrate.stage import remove_copies
-from feedrate.store.preparing import open_staging
+from feedrate.scratch.staging import open_staging
 role, source, scratch, notes = sys.argv[1], Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 whole = {str(p.relative_to(source)): p.read_bytes() for p in source.rglob("*") if p.is_file()}
 used = deleted = 0

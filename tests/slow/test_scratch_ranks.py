@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from feedrate import Loader
-from feedrate.store.through import ThroughPack
+from feedrate.remote.pack import RemotePack
 from range_server import COUNT, RangeServer
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def test_a_killed_writer_is_followed_by_another(
     pack_server.fault = lambda _path, _number: None
     with Loader(f"{pack_server.url}/pack", 4, output="numpy", scratch=scratch) as loader:
         pack = loader._resources.pack
-        assert isinstance(pack, ThroughPack)
+        assert isinstance(pack, RemotePack)
         assert pack.landing is not None
         assert len(list(loader)) == COUNT // 4
         pack.landing._thread.join(120)

@@ -13,9 +13,8 @@ import pytest
 
 from feedrate.errors import NotFound
 from feedrate.format.fields import Field, Kind
+from feedrate.scratch.staging import StagingOptions, open_staging
 from feedrate.stage import stage
-from feedrate.store.preparing import open_staging
-from feedrate.store.staging import StagingOptions
 from images import read_tree
 from packs import LABEL, write_pack
 from scratches import wait_for, write_tree

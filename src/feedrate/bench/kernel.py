@@ -20,14 +20,14 @@ from feedrate.bench.stages import Clock, find_profile, measure_stages
 from feedrate.errors import SourceError, UsageError
 from feedrate.filters import check_filter
 from feedrate.format.folder import find_images, is_pack
-from feedrate.format.keys import printable
 from feedrate.kernel import I64, U8
 from feedrate.load.pixels import compare_pixels
 from feedrate.load.samples import Samples, open_files, open_pack, pick
 from feedrate.probe.machine import describe_machine
+from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.results.bench import KernelResult, KernelSet, KernelStanding
 from feedrate.stats import median, median_ratio, spread
-from feedrate.store.through import open_pack as open_anywhere
+from feedrate.units import printable
 
 _JPEG = b"\xff\xd8"
 SOURCE_IMAGES = 100  # of a folder or a pack, unless the user says otherwise

@@ -66,12 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
     from feedrate.pack import index
     from feedrate.pack.entries import find_pack
+    from feedrate.remote.addresses import is_url
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.report.terminal import draw_index
     from feedrate.source.options import SourceOptions
     from feedrate.source.shards import refuse_secrets
-    from feedrate.store.place import is_url
 
     options = SourceOptions(arguments.labels, arguments.path_column, arguments.label_column)
     check_json_target(arguments)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from feedrate.errors import NotFound, UsageError
 from feedrate.format.folder import find_images, is_pack
-from feedrate.format.keys import printable
 from feedrate.load.samples import Samples, open_files, open_pack, pick
 from feedrate.probe.paths import suggest_path
-from feedrate.store.through import open_pack as open_anywhere
+from feedrate.remote.pack import open_pack as open_anywhere
+from feedrate.units import printable
 
 # Settings in pack.json that change pixels: such a pack is compared with its originals, too.
 LOSSY_SETTINGS = ("resize", "max_side", "quality")

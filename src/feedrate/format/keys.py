@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.suffixes import IMAGE_SUFFIXES as IMAGE_SUFFIXES
+from feedrate.units import printable
 
 # Most file systems take names of 255 bytes; a member's name is a key's last part, a field and a suffix.
 _LONGEST_PART = 180
@@ -72,14 +73,6 @@ def restored_path(field: Field, path: bytes, content: bytes) -> bytes:
     """Return where `unpack` writes a file: the original path, and behind it what it is now, if another."""
     suffix = new_suffix(field, path, content)
     return path if suffix is None else path + b"." + suffix.encode()
-
-
-def printable(path: bytes) -> str:
-    """Return a path for people: bytes that are no text, and control characters, are written as escapes."""
-    text = path.decode("utf-8", "backslashreplace")
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def has_image_suffix(name: bytes) -> bool:

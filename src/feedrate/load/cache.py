@@ -8,11 +8,11 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from feedrate.cache.limits import parse_size, parse_tiers
 from feedrate.errors import UsageError
-from feedrate.store.tiers import parse_size, parse_tiers
 
 if TYPE_CHECKING:
-    from feedrate.store.shelf import Shelf
+    from feedrate.cache.store import SampleCache
 
 
 class Cache:
@@ -44,18 +44,18 @@ class Cache:
         self.tiers = parse_tiers(ram, disk, is_needed=self.gpu is None)
         self._arguments = (ram, disk, gpu)
         self._lock = threading.Lock()
-        self._shelves: dict[str, Shelf] = {}
+        self._shelves: dict[str, SampleCache] = {}
         self._is_closed = False
 
-    def open_shelf(self, key: str, samples: int, keep_bytes: int = 0) -> Shelf:
+    def open_shelf(self, key: str, samples: int, keep_bytes: int = 0) -> SampleCache:
         """Return the shelf of a pack; one that is open already stays as it is."""
-        from feedrate.store.shelf import Shelf
+        from feedrate.cache.store import SampleCache
 
         if self._is_closed:
             raise UsageError("this cache is closed; make a new one")
         with self._lock:
             if key not in self._shelves:
-                self._shelves[key] = Shelf(key, samples, self.tiers, keep_bytes=keep_bytes)
+                self._shelves[key] = SampleCache(key, samples, self.tiers, keep_bytes=keep_bytes)
             return self._shelves[key]
 
     def close(self) -> None:

@@ -17,12 +17,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from feedrate.cache.limits import parse_tiers
+from feedrate.cache.store import SampleCache
 from feedrate.errors import UsageError
 from feedrate.load.fingerprint import name_dataset
 from feedrate.load.kept_samples import ABSENT, KeptSamples
 from feedrate.results.cache import CachedReport
-from feedrate.store.shelf import Shelf
-from feedrate.store.tiers import parse_tiers
 
 
 def cached(
@@ -70,7 +70,7 @@ class Cached:
         tiers = parse_tiers(ram, disk)
         if key is not None:
             tiers = tuple(dataclasses.replace(t, keep=name) if t.kind == "disk" else t for t in tiers)
-        self._shelf = Shelf(name, self._length, tiers)
+        self._shelf = SampleCache(name, self._length, tiers)
         self._mine: KeptSamples | None = None
         self._called_at = _find_caller()
         if key is not None:

@@ -17,6 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel, pillow
+from feedrate.cache.limits import margin_of
+from feedrate.cache.store import Located, SampleCache
+from feedrate.cache.table import Rows
 from feedrate.filters import find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
@@ -38,9 +41,6 @@ from feedrate.load.state import fingerprint
 from feedrate.load.tally import Tally
 from feedrate.probe.memory import MemoryGauge
 from feedrate.results.load import CacheStats
-from feedrate.store.budget import margin_of
-from feedrate.store.shelf import Located, Shelf
-from feedrate.store.shelf_table import Rows
 
 if TYPE_CHECKING:
     from feedrate.load.device.gpu_tier import GpuTier
@@ -72,7 +72,9 @@ class CachedPixels:
         what = f"{image!r} of" if self._keeps_results else "whole"
         gray = " L" if any(w.mode == "L" for w in wanted) else ""
         key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}{gray}"
-        self._shelf: Shelf = cache.open_shelf(key, len(self._slots) * len(pack), _count_bytes_to_keep(pack))
+        self._shelf: SampleCache = cache.open_shelf(
+            key, len(self._slots) * len(pack), _count_bytes_to_keep(pack)
+        )
         self._refused: set[int] = set()
         self._joined: tuple[tuple[str, ...], kernel.Files] | None = None
         self._lock = threading.Lock()

@@ -33,7 +33,7 @@ from feedrate.load.padding import decode_crops
 from feedrate.load.splits import find_split, members
 from feedrate.load.tensors import choose_output
 from feedrate.load.values import explain_status, move_boxes, read_field
-from feedrate.store.through import open_pack
+from feedrate.remote.pack import open_pack
 
 Output = Literal["pil", "numpy", "torch"]
 _TOGETHER_BYTES = 256 << 10  # larger images take longer to copy than a call of the kernel does by itself

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from feedrate.store.codec import MAGIC
+from feedrate.cache.codec import MAGIC
 
 # Of how names are made: caches of another version are not found any more, and go when they are old.
 _VERSION = "2"

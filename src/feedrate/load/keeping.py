@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from feedrate import kernel
+from feedrate.cache.store import SampleCache
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.format.raw import dump_bare_table, measure_table
@@ -20,7 +21,6 @@ from feedrate.load.geometry import Geometry, Places, Sides, decode_pixels, read_
 from feedrate.load.image import CenterCrop, ImageOp, Resize, whole
 from feedrate.load.samples import pick, take_ranges
 from feedrate.load.tally import Tally
-from feedrate.store.shelf import Shelf
 
 # A checksum each: memory is read fast, so blocks are larger than on a disk.
 BLOCK_BYTES = 32768
@@ -92,7 +92,7 @@ def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp
     return bool(len(widths)) and height * width < float((widths * heights).mean())
 
 
-def keep_whole(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
+def keep_whole(job: Job, at: I64, shelf: SampleCache, tally: Tally) -> list[int]:
     """Decode whole images and put them on the shelf, while it has room; returns what must not go there."""
     numbers = job.numbers[at].tolist()
     refused = decode_whole(
@@ -154,7 +154,7 @@ def decode_whole(
     return refused
 
 
-def keep_results(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
+def keep_results(job: Job, at: I64, shelf: SampleCache, tally: Tally) -> list[int]:
     """Make what the operation makes of images, not yet mirrored, and put it on the shelf."""
     pixels = np.empty((len(at), *job.out.shape[1:]), np.uint8)
     geometry = replace(job.geometry.take(at), flips=np.zeros(len(at), np.bool_))
@@ -172,7 +172,7 @@ def keep_results(job: Job, at: I64, shelf: Shelf, tally: Tally) -> list[int]:
     return refused
 
 
-def _put(shelf: Shelf, number: int, pixels: U8, source_bytes: int, mark: int) -> bool:
+def _put(shelf: SampleCache, number: int, pixels: U8, source_bytes: int, mark: int) -> bool:
     rows = without_colour(pixels)
     table = dump_bare_table(rows, BLOCK_BYTES)
     return shelf.put(number, table, rows.reshape(-1), source_bytes=source_bytes, mark=mark)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from feedrate.cache.codec import Damaged, Refused, decode, encode
+from feedrate.cache.store import SampleCache
+from feedrate.cache.views import Views
 from feedrate.errors import UsageError
 from feedrate.kernel import U8
 from feedrate.load.fingerprint import list_inner
 from feedrate.probe.process import read_file
-from feedrate.store.codec import Damaged, Refused, decode, encode
-from feedrate.store.shelf import Shelf
-from feedrate.store.views import Views
 
 # Smaller samples are copied: that takes less time than to map them (benchmarks/cached.py).
 MAPPED_BYTES = 512 << 10
@@ -28,7 +28,7 @@ _TAKEN = "tensors, arrays, numbers, text, bytes, Pillow's images, and dicts, lis
 class KeptSamples:
     """What one process does with the shelf of a cached dataset. `called_at`: the user's line for warnings."""
 
-    def __init__(self, shelf: Shelf, called_at: tuple[str, int]) -> None:
+    def __init__(self, shelf: SampleCache, called_at: tuple[str, int]) -> None:
         self.process = os.getpid()
         self._called_at = called_at
         self._shelf = shelf

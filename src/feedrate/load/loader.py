@@ -62,9 +62,9 @@ from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.load.threads import ThreadController
 from feedrate.probe.rank_cores import count_rank_cores, find_near_cores
+from feedrate.remote.pack import RemotePack, open_pack
+from feedrate.remote.prefetch import Ahead
 from feedrate.results.load import CacheStats, LoaderStats
-from feedrate.store.ahead import Ahead
-from feedrate.store.through import ThroughPack, open_pack
 
 if TYPE_CHECKING:
     from feedrate.load.cached_pixels import CachedPixels
@@ -423,7 +423,7 @@ class Loader:
                 gpu.set_share(gpu_share.share)
 
         ahead = None
-        if isinstance(self._resources.pack, ThroughPack):
+        if isinstance(self._resources.pack, RemotePack):
             names = list(dict.fromkeys(w.field.name for w in self._wanted if w.field is not None))
             follows_flow = self._order.kind == Staged.kind and epoch == 0
             keepers = [one for one in (self._resources.tier, self._resources.cached) if one is not None]
@@ -562,7 +562,7 @@ class Loader:
             threads=self._threads if controller is None else controller.threads,
             thread_changes=0 if controller is None else controller.changes,
         )
-        if isinstance(pack, ThroughPack):
+        if isinstance(pack, RemotePack):
             stats = replace(stats, fetch=pack.fetch_stats())
         return replace(stats, cache=self._cache_stats())
 

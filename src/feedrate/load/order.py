@@ -15,9 +15,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.draws import F64, I64, Purpose, draw_uniforms, make_key, mix_array, permute
+from feedrate.draws import F64, GROUP, I64, Purpose, draw_uniforms, make_key, mix_array, order_shards, permute
 from feedrate.errors import UsageError
-from feedrate.store.flow import GROUP, order_shards
 
 # 256 samples of 110 KB are one sequential read of 28 MB; 16 of them mix 4096 samples.
 BLOCK = 256

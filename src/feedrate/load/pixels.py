@@ -15,8 +15,8 @@ from feedrate.filters import BILINEAR
 from feedrate.kernel import U8
 from feedrate.load.samples import open_pack
 from feedrate.pillow import Box
+from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.results.bench import PixelCheck
-from feedrate.store.through import open_pack as open_anywhere
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -19,14 +19,14 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import PackError, StorageError
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import printable
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I64, U8, DecodeReport, Ranges
 from feedrate.load.geometry import Artist, Geometry, Places, decode_pixels
 from feedrate.load.image import RandomResizedCrop
+from feedrate.remote.fetch import FetchedBytes
+from feedrate.remote.ranges import Piece
 from feedrate.results.progress import Rejection
-from feedrate.store.parcels import Parcel
-from feedrate.store.ranges import Piece
+from feedrate.units import printable
 
 IMAGE = Field("image", Kind.IMAGE)
 _ROW = np.dtype([("number", "<i8"), ("image.width", "<u4"), ("image.height", "<u4")])
@@ -160,7 +160,7 @@ def _beside(held: Sequence[bytes], entries: Sequence[bytes]) -> Iterator[str]:
         data = b"".join([*held, *entries])
         piece = Piece(b"", 0, len(data))
         try:
-            parcel = Parcel([piece])
+            parcel = FetchedBytes([piece])
             parcel.lay(piece, piece, data)
         except OSError as error:
             raise StorageError(f"no memory for {len(data)} bytes of images: {error.strerror}") from error

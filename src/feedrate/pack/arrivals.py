@@ -12,12 +12,13 @@ import numpy as np
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import key_of_stem, make_stem, printable
+from feedrate.format.keys import key_of_stem, make_stem
 from feedrate.format.pack import Pack
 from feedrate.pack.members import path_column
 from feedrate.results.progress import Rejection
 from feedrate.source.names import hash_name
 from feedrate.source.record import Held, Reader, Record, Stored, Value
+from feedrate.units import printable
 
 
 class Arrivals(Reader):

@@ -25,7 +25,7 @@ from feedrate.pack.exif import find_orientation
 from feedrate.pack.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
 from feedrate.pack.plan import BLOCK, ShardTask
 from feedrate.pack.quality import QualityTally
-from feedrate.store.place import is_url
+from feedrate.remote.addresses import is_url
 
 # What is in flight at a time; two of them are. A shard of tiny files is four batches: between two of them the
 # kernel waits for Python.

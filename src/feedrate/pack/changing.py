@@ -20,7 +20,7 @@ from feedrate.format.added import Values, dump_columns, make_part
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, ColumnPart, Manifest, dump_manifest, read_manifest
 from feedrate.format.pack import Pack
-from feedrate.pack.files import appear, only_one, remove_temporaries
+from feedrate.pack.files import atomic_write, only_one, remove_temporaries
 from feedrate.pack.unfinished import PROGRESS_NAME
 
 
@@ -55,7 +55,7 @@ def write_column(folder: Path, field: Field, values: Values, *, first: int, samp
     # Not the CRC-32C, which rows that end in their own can make the same for different values.
     name = f"column-{field.name}-{hashlib.sha256(data).hexdigest()[:16]}.arrow"
     if not (folder / name).exists() or (folder / name).read_bytes() != data:
-        with appear(folder / name, expected_bytes=len(data)) as file:
+        with atomic_write(folder / name, expected_bytes=len(data)) as file:
             file.write(data)
     return make_part(name, (field,), data, first=first, samples=samples)
 
@@ -80,7 +80,7 @@ def store_column(pack: Pack, field: Field, values: Values, made: Mapping[str, An
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     data = dump_manifest(manifest)
-    with appear(folder / FILE_NAME, expected_bytes=len(data)) as file:
+    with atomic_write(folder / FILE_NAME, expected_bytes=len(data)) as file:
         file.write(data)
 
 

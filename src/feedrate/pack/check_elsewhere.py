@@ -13,10 +13,10 @@ from feedrate.format.index import Part
 from feedrate.format.manifest import Shard
 from feedrate.pack.check_values import check_in_place
 from feedrate.pack.workers import advance
+from feedrate.remote.addresses import Place, split_source
+from feedrate.remote.fetch import fetch, find_patiently
+from feedrate.remote.index_files import origin
 from feedrate.results.verify import Problem
-from feedrate.store.bringing import fetch, find_patiently
-from feedrate.store.index_folder import origin
-from feedrate.store.place import Place, split_source
 
 
 def check_elsewhere(shard: Shard, fields: Sequence[Field], part: Part | None) -> Iterator[Problem]:

@@ -10,13 +10,12 @@ import numpy as np
 
 from feedrate.errors import PackError, UsageError
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.kernel import Status
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.warming import measure_pack_residency
 from feedrate.results.description import FieldSummary, PackDescription, SampleLine
-from feedrate.units import typed
+from feedrate.units import printable, typed
 
 
 def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescription:

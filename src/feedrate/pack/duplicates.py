@@ -15,13 +15,13 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError
-from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.format.texts import Texts
 from feedrate.kernel import I64, Ranges
 from feedrate.pack.files import explain_write_error
 from feedrate.pack.quality import EXAMPLES, KEPT
 from feedrate.results.quality import Duplicates, OddSample
+from feedrate.units import printable
 
 _ENTRY = np.dtype([("crc32c", "<u4"), ("length", "<i8"), ("position", "<i8")])
 _BUCKET_SAMPLES, _MOST_BUCKETS = 1 << 16, 200

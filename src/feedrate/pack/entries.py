@@ -32,12 +32,12 @@ from feedrate.format.manifest import FILE_NAME, PROGRESS_NAME, IndexPart, Manife
 from feedrate.format.pack import Pack
 from feedrate.kernel import I32, I64, U8, Pool
 from feedrate.pack.changing import changing, write_manifest
-from feedrate.pack.files import appear, explained, free_bytes, is_temporary, sync_folder
+from feedrate.pack.files import atomic_write, explained, free_bytes, is_temporary, sync_folder
 from feedrate.pack.indexing import INDEX_SUFFIX
 from feedrate.pack.workers import advance, count_threads, run_tasks
+from feedrate.remote.addresses import Place, is_url
 from feedrate.results.change import EntriesResult
 from feedrate.results.progress import Tick
-from feedrate.store.place import Place, is_url
 from feedrate.units import format_bytes, typed
 
 # Hidden: it may lie in a folder that was indexed in place, and is no part of what is there.
@@ -300,7 +300,7 @@ def write_part(task: PartTask) -> None:
     metadata = {name: value for name, value in part.metadata.items() if name != "entries"}
     metadata |= dump_entries(task.bytes_per_entry)
     written = dump_part(manifest.fields, Part(rows, variable, metadata))
-    with appear(task.path, expected_bytes=len(written)) as out:
+    with atomic_write(task.path, expected_bytes=len(written)) as out:
         out.write(written)
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from feedrate.errors import AlreadyExists, FeedrateError, StorageError
-from feedrate.store.files import appear, explain_write_error, free_bytes, sync_folder, temporary_name
+from feedrate.files.atomic import atomic_write, explain_write_error, free_bytes, sync_folder, temporary_name
 
 __all__ = [
     "LOCK_NAME",
-    "appear",
+    "atomic_write",
     "explain_write_error",
     "explained",
     "free_bytes",

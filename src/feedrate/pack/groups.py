@@ -13,11 +13,10 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.pack.members import as_path, read_names, refuse_missing, some
-from feedrate.units import format_count, typed
+from feedrate.units import format_count, printable, typed
 
 
 def group_by_field(pack: Pack, name: str) -> list[bytes]:

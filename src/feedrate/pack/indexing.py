@@ -23,7 +23,7 @@ from feedrate.format.entries import dump_entries, parse_entries
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest
 from feedrate.pack import listing
-from feedrate.pack.files import appear, remove_temporaries
+from feedrate.pack.files import atomic_write, remove_temporaries
 from feedrate.pack.indexing_task import (
     IndexTask,
     Stretch,
@@ -45,13 +45,13 @@ from feedrate.pack.unfinished import (
     write_file,
 )
 from feedrate.pack.workers import run_tasks
+from feedrate.remote.addresses import is_url
 from feedrate.results.index import IndexResult
 from feedrate.results.progress import Rejection, Tick
 from feedrate.source.in_place import InPlace
 from feedrate.source.opening import open_reader
 from feedrate.source.options import SourceOptions
 from feedrate.source.patterns import is_pattern
-from feedrate.store.place import is_url
 from feedrate.units import typed
 
 REJECTED_NAME = "rejected.jsonl"
@@ -154,7 +154,7 @@ def _list(records: InPlace, folder: Path, settings: Mapping[str, object], watch:
     path = folder / listing.NAME
     rejected: list[Rejection] = []
     stretches = Stretches()
-    with appear(path, is_durable=False) as out:
+    with atomic_write(path, is_durable=False) as out:
         writer = ListingWriter(out)
         for number, record in enumerate(records):
             if isinstance(record, Rejection):

@@ -25,7 +25,7 @@ from feedrate.format.index import Part, dump_part, fill_derived, locate_columns,
 from feedrate.format.manifest import IndexPart, index_name, read_manifest
 from feedrate.format.raw import bare_table
 from feedrate.kernel import I64
-from feedrate.pack.files import appear
+from feedrate.pack.files import atomic_write
 from feedrate.pack.shard import INDEX_SUFFIX, ShardDone, read_done
 
 _BLOCK_BYTES = 2**24
@@ -45,7 +45,7 @@ def join_parts(
     samples = sum(one.shard.samples for one in done)
     columns = make_columns(fields, samples, notes)
     expected = sum(column.size_bytes for column in columns)
-    with appear(folder / FILE_NAME, expected_bytes=expected) as out:
+    with atomic_write(folder / FILE_NAME, expected_bytes=expected) as out:
         places = make_layout(out.name, columns)
         size_bytes = os.fstat(out.fileno()).st_size
         join = _Join(out.fileno(), {c.name: (places[c.name], c.dtype) for c in columns}, bare)
@@ -156,7 +156,7 @@ def _move_part(
     # The checksum of the whole file is not known yet: pack.json has it.
     metadata = {k: v for k, v in part.metadata.items() if k != "crc32c"}
     data = dump_part(fields, Part(rows, variable, {**metadata, "shard": FILE_NAME, "bytes": size_bytes}))
-    with appear(folder / name, expected_bytes=len(data)) as out:
+    with atomic_write(folder / name, expected_bytes=len(data)) as out:
         out.write(data)
     entries = one.shard.index.entries
     return IndexPart(name, len(data), kernel.crc32c(data), locate_columns(data), entries=entries)

@@ -10,7 +10,6 @@ from typing import Any
 from feedrate import pillow
 from feedrate.format.entries import AUTO
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.format.keys import printable
 from feedrate.format.raw import dump_table
 from feedrate.pack.listing import Sample
 from feedrate.pack.mapped import LeftOut, Made, Mapper
@@ -27,6 +26,7 @@ from feedrate.pack.values import (
 from feedrate.source.bytes import Bytes
 from feedrate.source.record import Held, Stored, Value
 from feedrate.source.values import UnusableValue
+from feedrate.units import printable
 
 Size = tuple[int, int]  # width, height
 

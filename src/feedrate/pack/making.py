@@ -14,14 +14,14 @@ from feedrate.errors import StorageError
 from feedrate.format.entries import AUTO, ROW_BYTES, estimate_share
 from feedrate.pack.begun import Listed, table_name
 from feedrate.pack.engine import run_shards
-from feedrate.pack.files import appear, free_bytes
+from feedrate.pack.files import atomic_write, free_bytes
 from feedrate.pack.listing import Listing
 from feedrate.pack.meanwhile import load_meanwhile
 from feedrate.pack.options import PackOptions
 from feedrate.pack.plan import ShardTask, split_into_shards
 from feedrate.pack.shard import MapCost, ShardDone, find_done
+from feedrate.remote.addresses import is_url
 from feedrate.results.progress import Tick
-from feedrate.store.place import is_url
 from feedrate.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def make_shards(
         missing = [task for task in tasks if joined is None and find_done(task) is None]
         _check_room(folder, missing)
         if source.reader.table is not None:
-            with appear(folder / table_name(source.settings)) as out:
+            with atomic_write(folder / table_name(source.settings)) as out:
                 out.writelines(source.reader.table.pieces())
         load_meanwhile(_NEEDED_LAST)
         map_cost = _run(listed, tasks, missing, options, watch)

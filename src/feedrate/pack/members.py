@@ -8,8 +8,8 @@ import posixpath
 from collections.abc import Iterator
 
 from feedrate.errors import SourceError, UsageError
-from feedrate.format.keys import printable
 from feedrate.format.pack import Pack
+from feedrate.units import printable
 
 _FEW = 3
 

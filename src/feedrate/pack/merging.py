@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, UsageError
-from feedrate.format.keys import printable
 from feedrate.format.manifest import (
     FILE_NAME,
     Manifest,
@@ -42,9 +41,9 @@ from feedrate.pack.uniting import (
     refuse_missing_values,
     unite_fields,
 )
+from feedrate.remote.sources import check_addresses
 from feedrate.results.change import MergedPack, MergeResult
-from feedrate.store.reach import check_addresses
-from feedrate.units import format_count
+from feedrate.units import format_count, printable
 
 
 @dataclass(frozen=True, slots=True)

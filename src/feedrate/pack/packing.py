@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from feedrate.errors import FeedrateError
 from feedrate.pack import listing
 from feedrate.pack.begun import Listed, all_rejected
-from feedrate.pack.files import appear, remove_temporaries
+from feedrate.pack.files import atomic_write, remove_temporaries
 from feedrate.pack.listing import ListingWriter
 from feedrate.pack.mapping import Function, find_map
 from feedrate.pack.meanwhile import load_meanwhile
@@ -106,7 +106,7 @@ def pack_reader(
 def _list(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]) -> Listed:
     path = folder / listing.NAME
     rejected: list[Rejection] = []
-    with appear(path, is_durable=False) as out:
+    with atomic_write(path, is_durable=False) as out:
         writer = ListingWriter(out)
         number = told = 0
         for block in reader.blocks():

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from feedrate.draws import F64
-from feedrate.format.keys import printable
 from feedrate.format.texts import Texts, join_texts
 from feedrate.kernel import I64, U32, ImageKind
 from feedrate.pack.values import ImageFacts
+from feedrate.units import printable
 
 KEPT, REJECTED, NORMALISED, MAPPED, FILLED = "kept", "rejected", "normalised", "mapped", "filled up"
 # A shard remembers so many of a kind by name, and so many of the most expensive ones.

@@ -23,7 +23,7 @@ from feedrate.format.index import read_metadata
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
 from feedrate.pack.duplicates import find_duplicates
-from feedrate.pack.files import appear
+from feedrate.pack.files import atomic_write
 from feedrate.pack.quality import BINS_PER_OCTAVE, EXAMPLES, KEPT, SIDES, QualityTally, merge
 from feedrate.results.quality import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
 
@@ -54,7 +54,7 @@ def write_quality(folder: Path) -> Quality:
     with contextlib.closing(Pack(folder)) as pack:
         quality = examine(pack)
     data = _dump(quality)
-    with appear(folder / FILE_NAME, expected_bytes=len(data)) as file:
+    with atomic_write(folder / FILE_NAME, expected_bytes=len(data)) as file:
         file.write(data)
     return quality
 

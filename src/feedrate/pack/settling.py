@@ -14,7 +14,7 @@ from feedrate.errors import SourceError, StorageError
 from feedrate.format.containers import RANGES
 from feedrate.format.fields import Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, parse_part
-from feedrate.pack.files import appear
+from feedrate.pack.files import atomic_write
 from feedrate.pack.indexing_task import index_name
 from feedrate.pack.shard import ShardDone, read_part_done
 from feedrate.pack.surveying import Survey, SurveyTask
@@ -85,7 +85,7 @@ def settle(task: SettleTask) -> None:
     variable = {name: part.variable[name] for name in ["key", *_variable_columns(task.fields)]}
     fill_derived(rows, variable)
     written = dump_part(task.fields, Part(rows, variable, {**part.metadata, "plan": task.plan}))
-    with appear(Path(task.survey.target) / index_name(task.number), expected_bytes=len(written)) as out:
+    with atomic_write(Path(task.survey.target) / index_name(task.number), expected_bytes=len(written)) as out:
         out.write(written)
 
 

@@ -20,11 +20,10 @@ from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, f
 from feedrate.format.entries import dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
-from feedrate.format.keys import printable
 from feedrate.format.manifest import IndexPart, Shard
 from feedrate.format.texts import TextsBuilder
 from feedrate.pack.bulk import NOT_JPEG, Bulk, Written, is_plain
-from feedrate.pack.files import appear
+from feedrate.pack.files import atomic_write
 from feedrate.pack.listing import Listing, Rows, Sample
 from feedrate.pack.loading import Loaded, Rejected, SampleLoader
 from feedrate.pack.mapped import Mapper
@@ -33,6 +32,7 @@ from feedrate.pack.recode import Tally
 from feedrate.pack.workers import advance, count_threads
 from feedrate.results.progress import Rejection
 from feedrate.source.bytes import Bytes
+from feedrate.units import printable
 
 INDEX_SUFFIX = ".arrow"
 MapCost = tuple[int, float]  # samples and seconds
@@ -81,7 +81,7 @@ def begin_shard(task: ShardTask, listing: Listing) -> Callable[[], MapCost]:
         bytes_per_entry=task.bytes_per_entry,
     )
     with ExitStack() as stack:
-        output = Output(stack.enter_context(appear(shard_path, expected_bytes=task.expected_bytes)))
+        output = Output(stack.enter_context(atomic_write(shard_path, expected_bytes=task.expected_bytes)))
         writer = SampleWriter(loader, container.write(output))
         for one in _samples(task, listing, fields, output, loader):
             if isinstance(one, Written):
@@ -243,7 +243,7 @@ class SampleWriter:
         rows, variable = self.rows(), {name: texts.finish() for name, texts in self.variable.items()}
         fill_derived(rows, variable)
         data = dump_part(self.fields, Part(rows, variable, found))
-        with appear(path, expected_bytes=len(data)) as out:
+        with atomic_write(path, expected_bytes=len(data)) as out:
             out.write(data)
 
     def _count(self, field: Field, part: Loaded) -> None:

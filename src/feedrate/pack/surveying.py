@@ -19,22 +19,22 @@ from typing import Any
 
 from feedrate import kernel
 from feedrate.errors import NotFound, PackError, StorageError
+from feedrate.files.atomic import temporary_name
 from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.fields import Field
 from feedrate.format.manifest import dump_field, load_field
 from feedrate.pack import listing
-from feedrate.pack.files import appear
+from feedrate.pack.files import atomic_write
 from feedrate.pack.indexing_task import Stretch, Stretches, look_at_samples
 from feedrate.pack.listing import ListingWriter
 from feedrate.pack.unfinished import SURVEYS_NAME
 from feedrate.pack.workers import advance
+from feedrate.remote.addresses import Place, PlacedFile
+from feedrate.remote.fetch import FetchedPlace, fetch, find_patiently
 from feedrate.results.progress import Rejection
 from feedrate.source.in_place import InPlace
 from feedrate.source.shards import Shards
 from feedrate.source.spool import Spool
-from feedrate.store.bringing import FetchedPlace, fetch, find_patiently
-from feedrate.store.files import temporary_name
-from feedrate.store.place import Place, PlacedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def survey(task: SurveyTask) -> None:
         "rejected": [(r.path, r.field, r.reason) for r in found.rejected],
         "left_out": records.left_out, "ignored": dict(records.reader.ignored), "checksums": checksums,
     }  # fmt: skip
-    with appear(task.path) as out:
+    with atomic_write(task.path) as out:
         out.write(json.dumps(document).encode())
     advance(1, 0)
 
@@ -154,7 +154,7 @@ class _Listed:
 def _list(records: InPlace, folder: Path) -> _Listed:
     rejected: list[Rejection] = []
     stretches, number = Stretches(), -1
-    with appear(folder / listing.NAME, is_durable=False) as out:
+    with atomic_write(folder / listing.NAME, is_durable=False) as out:
         writer = ListingWriter(out)
         for number, record in enumerate(records):
             if isinstance(record, Rejection):

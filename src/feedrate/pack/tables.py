@@ -11,7 +11,7 @@ from typing import Any
 
 from feedrate.format.manifest import Manifest, plain_name
 from feedrate.format.pack import Pack
-from feedrate.pack.files import appear
+from feedrate.pack.files import atomic_write
 
 Table = dict[str, Any]  # name in the pack, original path, bytes, crc32c
 
@@ -33,7 +33,10 @@ def bring_tables(folder: Path, pack: Pack, there: Sequence[Table], *, prefix: st
             continue
         name = _free(str(table["name"]), [other["name"] for other in others])
         source = pack.path / plain_name(table["name"])
-        with open(source, "rb") as data, appear(folder / name, expected_bytes=int(table["bytes"])) as out:
+        with (
+            open(source, "rb") as data,
+            atomic_write(folder / name, expected_bytes=int(table["bytes"])) as out,
+        ):
             shutil.copyfileobj(data, out)
         brought.append({**table, "name": name, "path": _free(wish, [other["path"] for other in others])})
     return brought

@@ -15,8 +15,8 @@ import stat
 from pathlib import Path
 
 from feedrate.errors import AlreadyExists, FeedrateError, PackError
-from feedrate.format.keys import printable
 from feedrate.pack.files import explain_write_error
+from feedrate.units import printable
 
 _MOST_FOLDERS = 200
 _LONGEST_PATH = 4096  # as Linux has it; no real file has a longer one

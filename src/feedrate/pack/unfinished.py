@@ -20,7 +20,7 @@ from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME
 from feedrate.pack import listing
 from feedrate.pack.files import (
     LOCK_NAME,
-    appear,
+    atomic_write,
     explain_write_error,
     is_temporary,
     only_one,
@@ -196,7 +196,7 @@ def _source_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str
 
 
 def write_file(path: Path, data: bytes) -> None:
-    with appear(path, expected_bytes=len(data)) as file:
+    with atomic_write(path, expected_bytes=len(data)) as file:
         file.write(data)
 
 

@@ -18,7 +18,7 @@ from feedrate.errors import AlreadyExists, FeedrateError, PackError, UsageError
 from feedrate.format.containers import FILES
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part
-from feedrate.format.keys import printable, restored_path
+from feedrate.format.keys import restored_path
 from feedrate.format.manifest import Shard, file_path, plain_name, read_manifest
 from feedrate.format.raw import dump_raw, npy_header, parse_stored
 from feedrate.pack.recode import say_pixels
@@ -27,7 +27,7 @@ from feedrate.pack.tree import Tree, check_path
 from feedrate.pack.workers import advance, run_tasks
 from feedrate.results.progress import Tick
 from feedrate.results.unpack import UnpackResult
-from feedrate.units import typed
+from feedrate.units import printable, typed
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ from feedrate.pack.quality_report import REJECTED_NAME
 from feedrate.pack.recode import say_pixels
 from feedrate.pack.tables import find_tables
 from feedrate.pack.workers import advance, run_tasks
+from feedrate.remote.sources import check_addresses
 from feedrate.results.progress import Tick
 from feedrate.results.verify import Problem, VerifyResult
-from feedrate.store.reach import check_addresses
 
 _CHUNK_BYTES = 2**20
 # A shard that is rotten through and through need not be listed sample by sample.

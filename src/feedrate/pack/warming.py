@@ -19,9 +19,9 @@ from feedrate.format.pack import Pack
 from feedrate.probe.cgroup import PROC, ROOT
 from feedrate.probe.memory import MemoryGauge
 from feedrate.probe.residency import measure_residency, open_quietly
+from feedrate.remote.addresses import is_url
 from feedrate.results.cache import WarmResult
 from feedrate.results.progress import Tick
-from feedrate.store.place import is_url
 from feedrate.units import format_bytes, typed
 
 # Several reads at once: one alone waits for every answer of a file server, and a flash disk likes a queue.

@@ -15,7 +15,8 @@ from typing import BinaryIO, cast
 
 from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import file_suffix, has_image_suffix, printable
+from feedrate.format.keys import file_suffix, has_image_suffix
+from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.results.progress import Rejection
 from feedrate.source import tar
 from feedrate.source import zip as zips
@@ -23,8 +24,7 @@ from feedrate.source.form import Form, form_by_name
 from feedrate.source.names import SPLIT_NAMES, Repeats, is_hidden
 from feedrate.source.record import Held, Record, Stored, describe_others
 from feedrate.source.spool import Spool, SpooledReader
-from feedrate.store.place import Place, PlacedFile
-from feedrate.units import format_bytes, format_count
+from feedrate.units import format_bytes, format_count, printable
 
 _SUFFIXES = (b".tar.gz", b".tgz", b".tar.bz2", b".tbz2", b".tar.xz", b".txz", b".tar", b".zip")
 # What a decompressor may have read ahead.

@@ -8,11 +8,11 @@ import os
 
 from feedrate import kernel
 from feedrate.errors import NotFound, StorageError
-from feedrate.format.keys import printable
+from feedrate.remote.addresses import Place
 from feedrate.source.held import Containers
 from feedrate.source.record import Held, Stored
 from feedrate.source.values import UnusableValue
-from feedrate.store.place import Place
+from feedrate.units import printable
 
 # One bad file is rejected and packing goes on. These say that the whole source is out of reach, or we are.
 _SOURCE_IS_GONE = frozenset(

@@ -18,7 +18,7 @@ import numpy as np
 from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.containers.wire import BadMessage
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import printable
+from feedrate.remote.addresses import Place, PlacedFile, explained
 from feedrate.results.progress import Rejection
 from feedrate.source.example import BytesFeature, Feature, parse_example
 from feedrate.source.labels import NumberColumn
@@ -27,7 +27,7 @@ from feedrate.source.record import Record, Stored, Value
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.tfrecord import read_records
 from feedrate.source.values import UnusableValue, dump_array
-from feedrate.store.place import Place, PlacedFile, explained
+from feedrate.units import printable
 
 _PEEK_SAMPLES = 100
 # Feature -> the field that it makes, the field's kind, the type of its values.

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import has_image_suffix, printable
+from feedrate.format.keys import has_image_suffix
+from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.results.progress import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import Repeats
 from feedrate.source.record import Reader, Record, Stored, Value
 from feedrate.source.values import UnusableValue
-from feedrate.store.place import Place, PlacedFile
+from feedrate.units import printable
 
 _LONGEST_LINE = 10_000
 

@@ -9,11 +9,11 @@ import stat
 from collections.abc import Iterator
 
 from feedrate.format.keys import has_image_suffix
+from feedrate.remote.addresses import is_url
 from feedrate.source.names import Digests
 from feedrate.source.record import Stored
 from feedrate.source.remote import walk
 from feedrate.source.values import UnusableValue
-from feedrate.store.place import is_url
 
 
 class Finder:

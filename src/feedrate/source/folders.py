@@ -12,14 +12,14 @@ import numpy as np
 
 from feedrate.errors import SourceError, StorageError
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import file_suffix, has_image_suffix, printable
+from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.kernel import I64, Entry
 from feedrate.results.progress import Rejection
 from feedrate.source.names import SPLIT_NAMES
 from feedrate.source.record import ImageFiles, Reader, Record, Stored, Value, describe_others
 from feedrate.source.remote import walk
 from feedrate.source.walk import Inside
-from feedrate.units import format_count, typed
+from feedrate.units import format_count, printable, typed
 
 STRETCH_FILES = 1 << 14  # whole chunks of a listing
 _OF_THE_DISK = b"lost+found"  # at the top of a file system, for root alone

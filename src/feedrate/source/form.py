@@ -13,7 +13,7 @@ import zlib
 from typing import Any, BinaryIO
 
 from feedrate.format.containers.records import HEAD, masked_crc32c
-from feedrate.store.place import Place, PlacedFile
+from feedrate.remote.addresses import Place, PlacedFile
 
 
 class Form(str, enum.Enum):

@@ -13,7 +13,7 @@ import numpy as np
 
 from feedrate.errors import MissingExtra, SourceError
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import printable
+from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.results.progress import Rejection
 from feedrate.source.hdf5_columns import Column, dump_cell, find_columns, suffix_of
 from feedrate.source.labels import NumberColumn
@@ -21,7 +21,7 @@ from feedrate.source.names import name_fields, record_name
 from feedrate.source.record import Held, Record, Value
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import UnusableValue
-from feedrate.store.place import Place, PlacedFile
+from feedrate.units import printable
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 2**25

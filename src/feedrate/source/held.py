@@ -9,10 +9,10 @@ from typing import Any, BinaryIO
 
 from feedrate import kernel
 from feedrate.errors import StorageError
+from feedrate.remote.addresses import Place
 from feedrate.source.record import Held
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.source.values import UnusableValue
-from feedrate.store.place import Place
 
 _MOST_OPEN = 8
 

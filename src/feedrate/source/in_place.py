@@ -16,11 +16,11 @@ import numpy as np
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.format.keys import printable
+from feedrate.remote.addresses import Place
 from feedrate.results.progress import Rejection
 from feedrate.source.hdf5 import open_hdf5
 from feedrate.source.record import Held, Reader, Record, Stored, Value
-from feedrate.store.place import Place
+from feedrate.units import printable
 
 
 class InPlace:

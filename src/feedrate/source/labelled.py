@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import file_suffix, has_image_suffix, printable
+from feedrate.format.keys import file_suffix, has_image_suffix
+from feedrate.remote.addresses import explained
 from feedrate.results.progress import Rejection
 from feedrate.source.finder import Finder
 from feedrate.source.label_columns import FlagColumns, LabelColumn
@@ -19,7 +20,7 @@ from feedrate.source.options import FieldSpec, SourceOptions
 from feedrate.source.record import Reader, Record, Value
 from feedrate.source.table import Row, Table, is_missing, read_table
 from feedrate.source.values import UnusableValue, dump_value
-from feedrate.store.place import explained
+from feedrate.units import printable
 
 FILE_KINDS = frozenset((Kind.IMAGE, Kind.MASK, Kind.ARRAY, Kind.BYTES))
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path")

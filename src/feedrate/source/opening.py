@@ -14,6 +14,7 @@ from pathlib import Path
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.format.manifest import FILE_NAME, read_manifest
+from feedrate.remote.addresses import Place, PlacedFile, explained, is_url, split_source
 from feedrate.source.folders import open_folders
 from feedrate.source.form import CONTAINERS, Form, form_by_name, look_at
 from feedrate.source.names import SPLIT_NAMES
@@ -21,7 +22,6 @@ from feedrate.source.options import SourceOptions
 from feedrate.source.patterns import find_files, is_pattern
 from feedrate.source.record import Reader
 from feedrate.source.spool import Spool
-from feedrate.store.place import Place, PlacedFile, explained, is_url, split_source
 from feedrate.units import typed
 
 _ARCHIVES = frozenset((Form.ZIP, Form.TAR, Form.COMPRESSED_TAR))

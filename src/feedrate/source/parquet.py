@@ -13,14 +13,14 @@ import numpy as np
 
 from feedrate.errors import FeedrateError, SourceError, need
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import printable
+from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.results.progress import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
 from feedrate.source.record import Record, Value
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import UnusableValue, dump_array
-from feedrate.store.place import Place, PlacedFile
+from feedrate.units import printable
 
 _BATCH_ROWS = 64
 _PEEK_ROWS = 20

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from feedrate.errors import NotFound, UsageError
-from feedrate.store.place import Place, PlacedFile
+from feedrate.remote.addresses import Place, PlacedFile
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")

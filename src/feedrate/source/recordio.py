@@ -14,7 +14,7 @@ import numpy as np
 from feedrate.errors import SourceError
 from feedrate.format.containers.records import read_in_pieces
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import printable
+from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.results.progress import Rejection
 from feedrate.source.form import RECORDIO_MAGIC
 from feedrate.source.labels import NumberColumn
@@ -22,7 +22,7 @@ from feedrate.source.names import image_suffix, record_name
 from feedrate.source.record import Record, Stored, Value
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import dump_array
-from feedrate.store.place import Place, PlacedFile
+from feedrate.units import printable
 
 _HEAD = struct.Struct("<II")
 _IMAGE_HEAD = struct.Struct("<IfQQ")

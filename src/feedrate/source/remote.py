@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from feedrate.remote.addresses import Place, is_url
 from feedrate.source.walk import Found, Inside, Walk, make_inside
-from feedrate.store.place import Place, is_url
 
 
 class RemoteWalk(Walk):

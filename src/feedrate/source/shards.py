@@ -12,6 +12,8 @@ from typing import Any
 
 from feedrate.errors import FeedrateError, SourceError, StorageError, UsageError
 from feedrate.format.addresses import find_address_problem
+from feedrate.remote.addresses import Place, PlacedFile
+from feedrate.remote.retry import OPENING, Outage, Retry
 from feedrate.source.archives import Archive, strip_suffix
 from feedrate.source.example_reader import ExampleReader
 from feedrate.source.form import Form
@@ -20,8 +22,6 @@ from feedrate.source.options import SourceOptions
 from feedrate.source.record import Reader
 from feedrate.source.spool import Spool
 from feedrate.source.webdataset import ShardReader
-from feedrate.store.patience import OPENING, Attempts, Trouble
-from feedrate.store.place import Place, PlacedFile
 
 _PACK_IT = "it can be packed: feedrate pack SOURCE PACK"
 
@@ -74,7 +74,7 @@ def find_shards(source: str, options: SourceOptions) -> Shards:
     refuse_secrets(source)
     if options != SourceOptions():
         raise UsageError("--labels goes with a folder of images on this machine", hint=_PACK_IT)
-    attempts = Attempts(Trouble(source, OPENING), source)
+    attempts = Retry(Outage(source, OPENING), source)
     while True:
         try:
             return _look(source)

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from feedrate.errors import StorageError, UsageError
+from feedrate.remote.addresses import explained
 from feedrate.results.progress import Rejection
 from feedrate.source.record import Held, Reader, Record
-from feedrate.store.place import explained
 
 SPOOL_NAME = "packing.spool"
 _SMALL_BYTES = 256

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from feedrate.errors import SourceError
-from feedrate.format.keys import printable
 from feedrate.source.names import clean_name
+from feedrate.units import printable
 
 BLOCK_BYTES = 512
 _LARGEST_EXTENSION = 1_000_000  # long names and pax records

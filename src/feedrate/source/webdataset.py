@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import printable
+from feedrate.remote.addresses import Place, PlacedFile, explained
 from feedrate.results.progress import Rejection
 from feedrate.source.archives import Archive, Member
 from feedrate.source.bytes import Bytes
@@ -20,7 +20,7 @@ from feedrate.source.names import Repeats, is_hidden, is_mask_name, kind_of_suff
 from feedrate.source.record import Record, Value
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import UnusableValue
-from feedrate.store.place import Place, PlacedFile, explained
+from feedrate.units import printable
 
 _PEEK_SAMPLES = 100
 _MOST_MEMBERS = 1000  # of one sample

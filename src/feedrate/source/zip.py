@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from feedrate.errors import SourceError
-from feedrate.format.keys import printable
 from feedrate.source.names import clean_name
 from feedrate.source.values import UnusableValue
-from feedrate.units import format_bytes
+from feedrate.units import format_bytes, printable
 
 STORED, DEFLATED = 0, 8
 # Of a single member, and of the whole: photographs hardly shrink, texts and masks rarely more than this.

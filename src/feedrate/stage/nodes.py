@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from feedrate.errors import FeedrateError, UsageError
+from feedrate.remote.addresses import is_url
 from feedrate.results.scratch import NodesResult, StageFailure, StageResult
-from feedrate.store.place import is_url
 
 _LABELLED = re.compile(r"\s*(\d+): ?(.*)")
 

@@ -8,18 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from feedrate.cache.sharing import sweep
 from feedrate.errors import FeedrateError, NotFound, UsageError
+from feedrate.files.atomic import free_bytes
 from feedrate.probe.paths import suggest_path
 from feedrate.results.scratch import ClearResult, CopyInfo, Everywhere, ScratchFolder, ScratchListing
-from feedrate.store.cache_listing import list_caches
-from feedrate.store.clearing import Clearing, find_limit, is_mine, list_leftovers
-from feedrate.store.files import free_bytes
-from feedrate.store.homes import list_user_folders
-from feedrate.store.inventory import list_copies
-from feedrate.store.marker import find_node
-from feedrate.store.registry import forget, recall
-from feedrate.store.scratch import Scratch, find_scratch
-from feedrate.store.sharing import sweep
+from feedrate.scratch.clearing import Clearing, find_limit, is_mine, list_leftovers
+from feedrate.scratch.folder import Scratch, find_scratch
+from feedrate.scratch.listing import forget, list_caches, list_copies, recall
+from feedrate.scratch.marker import find_node
+from feedrate.scratch.user_dir import list_user_folders
 from feedrate.units import format_bytes, format_count
 
 

@@ -8,16 +8,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from feedrate.files.trust import find_replaceable
 from feedrate.probe.storage import describe_storage
+from feedrate.remote.addresses import is_url
+from feedrate.remote.sources import read_addresses
 from feedrate.results.progress import Tick
 from feedrate.results.scratch import StageResult
-from feedrate.store.homes import find_replaceable
-from feedrate.store.leases import Lease
-from feedrate.store.marker import find_node
-from feedrate.store.place import is_url
-from feedrate.store.preparing import open_staging
-from feedrate.store.reach import read_addresses
-from feedrate.store.staging import Staging, StagingOptions
+from feedrate.scratch.lease import Lease
+from feedrate.scratch.marker import find_node
+from feedrate.scratch.staging import Staging, StagingOptions, open_staging
 from feedrate.units import format_count, parse_keep, parse_rate
 
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that appear whole or not at all, and sentences for what disks raise."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from feedrate.errors import FeedrateError, StorageError
+from feedrate.units import format_bytes
+
+# One sync of the file system also waits for what others wrote to it, which may take minutes; a few files' own
+# take some milliseconds each.
+_FEW_FILES = 16
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path, *, expected_bytes: int = 0, is_durable: bool = True) -> Iterator[BinaryIO]:
+    """Yield a file to write; it appears as `path`, whole and fsynced, if the block ends well, and never else.
+
+    What is made again after a crash anyway need not be durable: it is then not fsynced.
+
+    Raises:
+        StorageError: the disk is full, read-only or gone; no temporary file is left.
+    """
+    temporary = path.parent / temporary_name(path.name)
+    try:
+        try:
+            with open(temporary, "x+b", buffering=2**17) as file:
+                yield file
+                file.flush()
+                if is_durable:
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+            if is_durable:
+                sync_folder(path.parent)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+    except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
+        raise explain_write_error(error, path, expected_bytes) from error
+
+
+def temporary_name(name: str) -> str:
+    return f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable, not only the contents behind them."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network file systems cannot fsync a folder; there the rename is as durable as it gets.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)
+
+
+def sync_files(paths: Sequence[Path]) -> None:
+    """Make files of one file system durable: a few one by one, many at the price of one."""
+    if len(paths) > _FEW_FILES:
+        sync_file_system(paths[0].parent)
+        return
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Make durable all that was written to a folder's file system, by whomever."""
+    try:
+        sync = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError, TypeError):
+        os.sync()
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if sync(fd):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    finally:
+        os.close(fd)
+
+
+def shown(path: Path) -> Path:
+    """Return what a user calls a path that leads through a descriptor."""
+    return Path(os.path.realpath(path)) if str(path).startswith("/proc/self/fd/") else path
+
+
+def explain_write_error(error: OSError, path: Path, expected_bytes: int = 0) -> StorageError:
+    path = shown(path.parent) / path.name
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
+        needed = f"{path.name} needs about {format_bytes(expected_bytes)}, " if expected_bytes else ""
+        return StorageError(
+            f"{what} at {path.parent}: {needed}{format_bytes(free_bytes(path.parent))} free",
+            hint="make room, then run the same command again: it goes on where it stopped",
+        )
+    return StorageError(f"cannot write {path}: {error.strerror or error}")
+
+
+def free_bytes(folder: Path) -> int:
+    try:
+        stats = os.statvfs(folder)
+    except OSError:
+        return 0
+    return stats.f_bavail * stats.f_frsize

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stretch of a file that lies elsewhere, brought into a file of this machine: at the same positions.
+
+Fetched bytes as a file that the kernel reads, and their way there.
+
+A delivery asks for the pieces that some batches need, joined into requests; what arrives is laid into the
+parcel; a batch waits for its own pieces alone. Nobody closes a parcel: it ends with the last who knows it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Protocol
+
+from feedrate import kernel
+from feedrate.errors import FeedrateError, NotFound, PackError, StorageError
+from feedrate.files.atomic import explain_write_error
+from feedrate.format.manifest import FILE_NAME, Manifest, parse_manifest
+from feedrate.remote.addresses import FileVersion, Place, PlacedFile
+from feedrate.remote.ranges import Piece, RangeReader
+from feedrate.remote.retry import EndsEarly, Outage, Retry, RetryPolicy
+
+# 32 MB on their way.
+CHUNK_BYTES, STREAMS = 4 << 20, 8
+
+
+def fetch(
+    place: Place, file: bytes, span: range, target: Path, told: Callable[[int], None] = lambda _: None
+) -> None:
+    """Bring the bytes of `span`, of one version of the file; what lies before them is a hole.
+
+    Errors of the source are tried again.
+
+    Args:
+        told: called in this thread with the number of bytes that have come; what it raises ends the fetch.
+
+    Raises:
+        StorageError: the source fails for too long, ends early, is changed meanwhile, or the disk is full.
+    """
+    reader = RangeReader(place, in_flight=STREAMS)
+    version, crc32c = FileVersion(place.address(file)), 0
+    waiting: deque[tuple[int, Future[bytes]]] = deque()
+    try:
+        with open(target, "wb", buffering=0) as out:
+
+            def put() -> None:
+                nonlocal crc32c
+                offset, future = waiting.popleft()
+                view = memoryview(data := future.result())
+                crc32c = kernel.crc32c(data, crc32c)
+                while view:
+                    view = view[os.pwrite(out.fileno(), view, offset + len(data) - len(view)) :]
+                told(len(data))
+
+            for offset in range(span.start, span.stop, CHUNK_BYTES):
+                piece = Piece(file, offset, min(CHUNK_BYTES, span.stop - offset))
+                waiting.append((offset, reader.read(piece, version)))
+                while len(waiting) >= STREAMS:
+                    put()
+            while waiting:
+                put()
+            version.confirm(span, crc32c, lambda *at: reader.read(Piece(file, *at), version).result())
+    except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
+        raise explain_write_error(error, target, len(span)) from error
+    finally:
+        reader.close()
+
+
+def find_patiently(
+    place: Place, file: bytes, patience: RetryPolicy | None = None, trouble: Outage | None = None
+) -> PlacedFile | None:
+    """Return a file's facts, None: it is a folder; a source that errs is asked again.
+
+    Args:
+        trouble: of the source, if others ask it too: they share the time until it is given up.
+
+    Raises:
+        NotFound: there is nothing of that name.
+        StorageError: the source fails for too long.
+    """
+    trouble = trouble or Outage(place.root, patience or RetryPolicy())
+    attempts = Retry(trouble, place.address(file), patience)
+    while True:
+        try:
+            place.forget_listings()  # storages of fsspec remember what they have listed
+            found = place.find(file, suggest=False)
+        except NotFound as error:
+            wait_s = attempts.failed(_find_cause(error))
+        except StorageError as error:
+            wait_s = attempts.failed(error)
+        else:
+            trouble.is_over()
+            return found
+        time.sleep(wait_s)
+        # fsspec keeps connections, also those that were cut.
+        place = Place(place.root, {"skip_instance_cache": True})
+
+
+def _find_cause(error: NotFound) -> BaseException:
+    """Return what is wrong: of a web server that does not answer, fsspec says that it has no such file."""
+    cause = None if error.__cause__ is None else error.__cause__.__cause__
+    if cause is None or isinstance(cause, FileNotFoundError) or getattr(cause, "status", 0) in (404, 410):
+        return error
+    return cause
+
+
+def fetch_manifest(place: Place) -> tuple[bytes, Manifest]:
+    """Read a pack's pack.json, once; behind an address, once more what the way there may have damaged.
+
+    Raises:
+        NotFound, StorageError: it is not there, or nobody answers.
+        PackError: it is damaged.
+    """
+    name = FILE_NAME.encode()
+    text = place.read_whole(name)
+    try:
+        try:
+            return text, parse_manifest(text)
+        except PackError:
+            if not place.is_remote:
+                raise
+            text = place.read_whole(name)
+            return text, parse_manifest(text)
+    except PackError as error:
+        raise PackError(f"{place.address(name)}: {error}", hint=error.hint) from None
+
+
+class FetchedPlace(Place):
+    """A folder with files that were brought from elsewhere; messages call them by their address there."""
+
+    def __init__(self, root: str, source: Place) -> None:
+        super().__init__(root)
+        self._source = source
+
+    def address(self, file: bytes) -> str:
+        return self._source.address(file)
+
+
+class Supply(Protocol):
+    """Where bytes come from."""
+
+    def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Return what to ask for; together these cover the (sorted) pieces."""
+        ...
+
+    def read(self, request: Piece) -> Future[bytes]: ...
+
+
+class FetchedBytes:
+    """Pieces one behind the other in memory that has a path. Not where the system lacks it: then on disk."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.places: dict[Piece, int] = {}
+        self.size_bytes = 0
+        for piece in pieces:
+            if piece not in self.places:
+                self.places[piece] = self.size_bytes
+                self.size_bytes += piece.length
+        if hasattr(os, "memfd_create"):
+            self._fd = os.memfd_create("feedrate")
+            self.path = f"/proc/self/fd/{self._fd}"
+            weakref.finalize(self, os.close, self._fd)
+        else:
+            self._fd, self.path = tempfile.mkstemp(prefix="feedrate-bytes-")
+            weakref.finalize(self, _remove, self._fd, self.path)
+        os.ftruncate(self._fd, self.size_bytes)
+
+    def lay(self, piece: Piece, request: Piece, data: bytes) -> None:
+        """Write what a request brought of a piece."""
+        start, stop = max(piece.offset, request.offset), min(piece.stop, request.stop)
+        view = memoryview(data)[start - request.offset : stop - request.offset]
+        at = self.places[piece] + start - piece.offset
+        while view:
+            written = os.pwrite(self._fd, view, at)
+            view, at = view[written:], at + written
+
+
+def _remove(fd: int, path: str) -> None:
+    os.close(fd)
+    os.unlink(path)
+
+
+def or_nothing(future: Future[bytes]) -> Future[bytes]:
+    """Return the same, but nothing where the file is gone or short: its place in the parcel stays zeros.
+
+    For files of one sample each: the checksum then tells that the sample is damaged.
+    """
+    outcome: Future[bytes] = Future()
+
+    def settle(done: Future[bytes]) -> None:
+        error = CancelledError() if done.cancelled() else done.exception()
+        if error is None:
+            outcome.set_result(done.result())
+        elif any(isinstance(one, (FileNotFoundError, EndsEarly)) for one in (error, error.__cause__)):
+            outcome.set_result(b"")
+        else:
+            outcome.set_exception(error)
+
+    future.add_done_callback(settle)
+    return outcome
+
+
+class PendingFetch:
+    """The pieces that several batches need (one list each), on their way."""
+
+    def __init__(self, supply: Supply, wants: Sequence[Sequence[Piece]]) -> None:
+        first: dict[Piece, int] = {}
+        for batch, pieces in enumerate(wants):
+            for piece in pieces:
+                first.setdefault(piece, batch)
+        self._pieces = sorted(first)
+        self._longest = max((piece.length for piece in self._pieces), default=0)
+        self.parcel = FetchedBytes(self._pieces)
+        self._changed = threading.Condition()
+        self._errors: dict[int, BaseException] = {}
+        self._stopped = False
+        requests = supply.requests([piece for piece in self._pieces if piece.length])
+        users: dict[Piece, set[int]] = {}
+        for batch, pieces in enumerate(wants):
+            for piece in pieces:
+                users.setdefault(piece, set()).add(batch)
+        inside = [self._pieces_in(request) for request in requests]
+        batches = [set().union(*(users[p] for p in pieces)) for pieces in inside]
+        self._left = [0] * len(wants)  # requests that each batch still waits for
+        for one in batches:
+            for batch in one:
+                self._left[batch] += 1
+        # What the first batch needs is asked for first.
+        for i in sorted(range(len(requests)), key=lambda i: min(batches[i], default=0)):
+            self._ask(supply, requests[i], inside[i], batches[i])
+
+    def _pieces_in(self, request: Piece) -> list[Piece]:
+        found = []
+        at = bisect.bisect_left(self._pieces, Piece(request.file, request.stop, 0)) - 1
+        while at >= 0:
+            piece = self._pieces[at]
+            # Pieces may overlap: an earlier one may reach further.
+            if piece.file != request.file or piece.offset + self._longest <= request.offset:
+                break
+            if piece.stop > request.offset:
+                found.append(piece)
+            at -= 1
+        return found
+
+    def _ask(self, supply: Supply, request: Piece, inside: list[Piece], batches: set[int]) -> None:
+        def arrived(future: Future[bytes]) -> None:
+            error: BaseException | None = None
+            try:
+                data = future.result()
+                for piece in inside:
+                    self.parcel.lay(piece, request, data)
+            except CancelledError:
+                error = StorageError("reading was stopped")
+            except BaseException as failure:
+                error = failure
+            with self._changed:
+                for batch in batches:
+                    self._left[batch] -= 1
+                    if error is not None:
+                        self._errors.setdefault(batch, error)
+                self._changed.notify_all()
+
+        supply.read(request).add_done_callback(arrived)
+
+    def wait(self, batch: int = 0) -> None:
+        """Wait for the pieces of a batch; raises why one of them does not come."""
+        with self._changed:
+            while self._left[batch] and batch not in self._errors and not self._stopped:
+                self._changed.wait()
+            error = self._errors.get(batch)
+            if error is None and self._left[batch]:
+                error = StorageError("reading was stopped")
+        if error is not None:
+            raise error
+
+    def stop(self) -> None:
+        """Let those who wait go."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()

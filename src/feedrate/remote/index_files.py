@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small files of a pack that lies elsewhere, in a temporary folder: brought when they are first needed.
+
+A folder is locked by its process; one whose process was killed is removed by the next that looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from feedrate import kernel
+from feedrate.errors import PackError, StorageError
+from feedrate.format.manifest import ColumnPart, IndexPart, Shard
+from feedrate.remote.ranges import Piece, RangeReader
+
+PREFIX = "feedrate-index-"
+LOCK = "lock"
+
+SmallFile = IndexPart | ColumnPart
+
+
+class IndexFolder:
+    """Parts of an index, each a file of this machine once `bring` was asked for it. Safe for any thread."""
+
+    def __init__(self, source: str, reader: RangeReader) -> None:
+        self._source, self._reader = source, reader
+        sweep(tempfile.gettempdir())
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self._lock_fd = _lock(self.path)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make a temporary folder for the index: {error.strerror}", hint="set TMPDIR"
+            ) from error
+        self.close = weakref.finalize(self, _remove, self.path, self._lock_fd, os.getpid())
+        self._busy = threading.Lock()
+        self._there: set[Path] = set()
+        # Where a part may lie already, on scratch.
+        self.find_copy: Callable[[SmallFile], Path | None] = lambda _: None
+
+    def locate(self, file: SmallFile) -> Path:
+        """Return where a part will lie."""
+        # Folders lead to other packs, whose parts may have the same names.
+        prefix = hashlib.blake2b(file.folder.encode(), digest_size=6).hexdigest() + "-" if file.folder else ""
+        return self.path / f"{prefix}{file.name}"
+
+    def bring(self, files: Iterable[SmallFile], *, again: bool = False) -> None:
+        """See to it that parts are there. `again`: what is there is damaged.
+
+        Raises:
+            StorageError: the source cannot be read.
+            PackError: what lies there is not what pack.json describes.
+        """
+        files = list(files)
+        if not again and all(self.locate(file) in self._there for file in files):
+            return
+        with self._busy:
+            missing = [file for file in files if again or self.locate(file) not in self._there]
+            missing = [file for file in missing if again or not self._link(file)]
+            damaged = self._fetch(missing)
+            # Once more: a proxy or a memory on the way may have damaged it.
+            for file in self._fetch(damaged):
+                raise PackError(
+                    f"{self._source}: {file.name} is not what pack.json describes (checksum)",
+                    hint="the pack at the source is damaged, or being changed",
+                )
+            self._there.update(self.locate(file) for file in missing)
+
+    def _fetch(self, files: Sequence[SmallFile]) -> list[SmallFile]:
+        """Bring files, and return those of which something else came."""
+        damaged = []
+        futures = [self._reader.read(Piece(origin(file), 0, file.size_bytes)) for file in files]
+        for file, future in zip(files, futures, strict=True):
+            data = future.result()
+            if kernel.crc32c(data) == file.crc32c:
+                self._write(file, data)
+            else:
+                damaged.append(file)
+        return damaged
+
+    def _link(self, file: SmallFile) -> bool:
+        """Use what lies on scratch; it is checked row by row when it is read."""
+        there = self.find_copy(file)
+        if there is None:
+            return False
+        os.symlink(there, self.locate(file))
+        self._there.add(self.locate(file))
+        return True
+
+    def _write(self, file: SmallFile, data: bytes) -> None:
+        path = self.locate(file)
+        try:
+            aside = path.with_name(f".{path.name}")
+            aside.write_bytes(data)
+            os.replace(aside, path)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {path}: {error.strerror}", hint="set TMPDIR to a folder with more room"
+            ) from error
+
+
+def origin(file: SmallFile | Shard) -> bytes:
+    """Return where a file of a pack lies, relative to the pack."""
+    return os.fsencode(f"{file.folder}/{file.name}" if file.folder else file.name)
+
+
+def sweep(folder: str) -> None:
+    """Remove what processes left that were killed."""
+    import fcntl
+
+    try:
+        with os.scandir(folder) as entries:
+            found = [Path(e.path) for e in entries if e.name.startswith(PREFIX)]
+    except OSError:
+        return
+    for path in found:
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid != os.getuid() or path.is_symlink():
+                continue
+            fd = os.open(path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
+def _lock(folder: Path) -> int:
+    import fcntl
+
+    # It gets its name when it is locked: a folder with an unlocked lock is nobody's.
+    aside = folder / ".lock"
+    fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.rename(aside, folder / LOCK)
+    return fd
+
+
+def _remove(folder: Path, lock_fd: int, process: int) -> None:
+    """In a forked child the folder is the parent's."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock_fd)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks that die with their process, and leases: a copy is in use as long as somebody holds one.
+
+A lease is a file that its process holds locked: it lives while the lock is held, whatever the clock says, and
+ends however the process ends. A lease is added, and a copy is deleted, only under the copy's gate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from feedrate.files.lock import LOOK, is_locked
+from feedrate.results.scratch import LeaseInfo
+from feedrate.scratch.marker import describe_maker
+
+_LARGEST_BYTES = 64 * 1024
+_numbers = itertools.count()
+
+
+class Lease:
+    """This process uses a copy, until `release` or its end. Children made by fork share it.
+
+    `holder`: what its paths need to lead anywhere, kept as long as the lease.
+    """
+
+    def __init__(self, path: Path, fd: int, used: Path, holder: object = None) -> None:
+        self.path = path
+        self._holder = holder
+        self._fd: int | None = fd
+        self._used = used
+        self._process = os.getpid()
+
+    def release(self) -> None:
+        """End it. May be called twice."""
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        if self._process == os.getpid():
+            touch(self._used)
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        os.close(fd)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def add_lease(folder: Path, used: Path, *, is_public: bool, holder: object = None) -> Lease:
+    """Add a lease to those in `folder`. Only for who holds the copy's gate."""
+    remove_stale(folder)
+    while True:
+        path = folder / f"{os.getpid()}-{next(_numbers)}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:  # of a process that had our number, here or in another container
+            continue
+        break
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.fchmod(fd, 0o644 if is_public else 0o600)
+        about = {**describe_maker(), "command": " ".join(sys.argv)[:500], "since": time.time()}
+        os.write(fd, json.dumps(about).encode())
+    except BaseException:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+        raise
+    touch(used)
+    return Lease(path, fd, used, holder)
+
+
+def live_leases(folder: Path) -> tuple[LeaseInfo, ...]:
+    """Return who uses a copy now; one whose lease cannot be looked at counts as a user."""
+    return tuple(_describe(path) for path in _files(folder) if is_locked(path))
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove the leases of processes that have ended. Only for who holds the copy's gate."""
+    for path in _files(folder):
+        if not is_locked(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    yield from (folder / name for name in names)
+
+
+def _describe(path: Path) -> LeaseInfo:
+    try:
+        fd = os.open(path, LOOK)
+        with open(fd, "rb") as file:
+            about = json.loads(file.read(_LARGEST_BYTES))
+        return LeaseInfo(
+            pid=int(about["pid"]),
+            user=str(about["user"]),
+            node=str(about["node"]),
+            job=str(about["job"]),
+            command=str(about["command"]),
+            since=float(about["since"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pid = path.name.split("-")[0]
+        return LeaseInfo(int(pid) if pid.isdigit() else 0, "", "", "", "", 0.0)
+
+
+def touch(path: Path) -> None:
+    with contextlib.suppress(OSError):  # of a copy of root's that takes no notice of others
+        os.utime(path)

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies on scratch: which copies, whose, how much of each is there, and who uses it.
+
+What one has staged on which node: one small file per copy in the home folder, which all nodes see.
+
+A memory aid and nothing more: no copy is deleted because of what stands here, and a home folder that is full
+or read-only stops nobody. One file per copy, written whole: nodes that write at the same time need no lock,
+which home folders on NFS often do not have.
+
+The caches that `cached(..., key=...)` keeps on a scratch folder, for who looks at it and clears it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from feedrate.cache.persistent import NAMES, is_doomed, last_used, list_places, measure
+from feedrate.cache.table import ROW
+from feedrate.errors import StorageError
+from feedrate.files.atomic import atomic_write
+from feedrate.files.lock import CopyGone, is_locked
+from feedrate.files.permissions import user_name
+from feedrate.files.trust import ROOT, open_trusted
+from feedrate.probe.process import find_openers
+from feedrate.results.scratch import CacheInfo, CopyInfo, Leftover, StagedCopy
+from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
+from feedrate.scratch.lease import live_leases
+from feedrate.scratch.marker import find_node
+from feedrate.scratch.user_dir import OLD_STORE, list_folders, list_user_folders
+
+
+def list_copies(scratch: Path) -> list[CopyInfo]:
+    """Return what lies on scratch, of all users; of what cannot be read, its owner and why."""
+    found = []
+    for home in list_user_folders(scratch):
+        for folder in list_folders(home):
+            if folder.name.startswith("."):
+                continue  # being made, or being deleted
+            with contextlib.suppress(CopyGone, FileNotFoundError):
+                found.append(_describe(folder))
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Survey:
+    """What is there of a copy's files: those that have landed, and bytes of those on their way."""
+
+    landed: set[str]
+    partial: dict[str, int]
+
+
+def survey(copy: Copy) -> Survey:
+    """See what is there of all files: one walk, where there may be a million of them."""
+    sizes: dict[str, int] = {}
+    _measure_below(str(copy.data), "", sizes)
+    landed = {file.name for file in copy.marker.files if sizes.get(file.name) == file.size_bytes}
+    partial = {
+        file.name: min(size_bytes, file.size_bytes)
+        for file in copy.marker.files
+        if file.name not in landed and (size_bytes := sizes.get(part_name(file.name))) is not None
+    }
+    return Survey(landed, partial)
+
+
+def describe_copy(copy: Copy) -> CopyInfo:
+    """Look at all of it."""
+    marker, there = copy.marker, survey(copy)
+    owner = copy.folder.lstat().st_uid
+    return CopyInfo(
+        path=str(copy.path),
+        folder=str(copy.folder),
+        source=marker.address,
+        kind=marker.kind,
+        owner=user_name(owner),
+        uid=owner,
+        files=len(marker.files),
+        size_bytes=marker.size_bytes,
+        landed_files=len(there.landed),
+        landed_bytes=sum(file.size_bytes for file in marker.files if file.name in there.landed),
+        partial_bytes=sum(there.partial.values()),
+        created=marker.created,
+        used=_time(copy.at / USED) or marker.created,
+        keep_s=marker.keep_s,
+        leases=live_leases(copy.at / LEASES),
+        is_being_written=is_locked(copy.at / WRITER),
+        is_trusted=owner in (os.getuid(), ROOT),
+        is_in_old_place=copy.folder.parent.parent.name == OLD_STORE,
+    )
+
+
+def _describe(folder: Path) -> CopyInfo:
+    info = folder.lstat()
+    is_trusted = folder.parent.parent.name != OLD_STORE
+    try:
+        for one in (folder.parent, folder):
+            os.close(open_trusted(one))
+    except StorageError:
+        is_trusted = False
+    try:
+        copy = Copy(folder, read_marker(folder))
+        return dataclasses.replace(describe_copy(copy), is_trusted=is_trusted)
+    except StorageError as error:
+        sizes: dict[str, int] = {}
+        _measure_below(str(folder / DATA), "", sizes)
+        return CopyInfo(
+            path=str(folder / DATA), folder=str(folder), source="", kind="", owner=user_name(info.st_uid),
+            uid=info.st_uid, files=0, size_bytes=0, landed_files=len(sizes), landed_bytes=sum(sizes.values()),
+            partial_bytes=0, created=0.0, used=_time(folder / USED), keep_s=None,
+            leases=live_leases(folder / LEASES), is_trusted=is_trusted,
+            is_being_written=info.st_uid == os.getuid() and is_locked(folder / WRITER), problem=str(error),
+        )  # fmt: skip
+
+
+def _measure_below(folder: str, prefix: str, sizes: dict[str, int]) -> None:
+    """Note the sizes of all files below a folder, by their path in it."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _measure_below(entry.path, f"{prefix}{entry.name}/", sizes)
+            else:
+                with contextlib.suppress(OSError):
+                    sizes[prefix + entry.name] = entry.stat().st_size
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+_LARGEST_BYTES = 64 * 1024
+_TRIES = 10
+
+
+def find_registry(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the registry's folder, which need not be there."""
+    state = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(state) / "feedrate" / "scratch"
+
+
+def remember(copy: StagedCopy, registry: Path | None = None) -> bool:
+    """Note a copy, or what has changed about it. False: the home folder did not take it."""
+    path = _entry(copy.node, copy.folder, registry)
+    text = json.dumps(dataclasses.asdict(copy), indent=1) + "\n"
+    for _ in range(_TRIES):  # whoever strikes the node's last copy off takes its folder away under us
+        with contextlib.suppress(OSError, StorageError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path, is_durable=False) as file:
+                file.write(text.encode("ascii"))
+            return True
+    return False
+
+
+def forget(node: str, folder: str, registry: Path | None = None) -> None:
+    """Strike a copy off; nothing happens where it is not known."""
+    entry = _entry(node, folder, registry)
+    with contextlib.suppress(OSError):
+        entry.unlink()
+        entry.parent.rmdir()  # its node's last one; fails while there are others
+
+
+def recall(registry: Path | None = None) -> list[StagedCopy]:
+    """Return all that is known, by node and folder; entries that cannot be read are left out."""
+    top = find_registry() if registry is None else registry
+    # Not Path.glob, which raises where a folder goes away while it looks.
+    found = [_read_entry(top / name) for name in glob.glob("*/*.json", root_dir=top)]
+    return sorted((one for one in found if one is not None), key=lambda one: (one.node, one.folder))
+
+
+def _entry(node: str, folder: str, registry: Path | None) -> Path:
+    top = find_registry() if registry is None else registry
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
+    # '.' and '..' are names of nodes only in a bad joke; quote() leaves them as they are.
+    return top / f"node-{quote(node, safe='')}" / f"{digest}.json"
+
+
+def _read_entry(path: Path) -> StagedCopy | None:
+    try:
+        with open(path, "rb") as file:
+            document: Any = json.loads(file.read(_LARGEST_BYTES))
+        keep_s = document["keep_s"]
+        return StagedCopy(
+            node=str(document["node"]),
+            scratch=str(document["scratch"]),
+            folder=str(document["folder"]),
+            path=str(document["path"]),
+            source=str(document["source"]),
+            size_bytes=int(document["size_bytes"]),
+            created=float(document["created"]),
+            keep_s=None if keep_s is None else float(keep_s),
+        )
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def remember_copy(copy: Copy, scratch: Path, registry: Path | None = None) -> bool:
+    """Note a copy that was just made or taken into use."""
+    marker = copy.marker
+    return remember(
+        StagedCopy(
+            node=find_node(),
+            scratch=str(scratch),
+            folder=str(copy.folder),
+            path=str(copy.path),
+            source=marker.address,
+            size_bytes=marker.size_bytes,
+            created=marker.created,
+            keep_s=marker.keep_s,
+        ),
+        registry,
+    )
+
+
+_LOCK, _ROWS = NAMES[2], NAMES[1]
+
+
+def list_caches(scratch: Path) -> list[CacheInfo]:
+    """Return this user's caches on a scratch folder: others' cannot be looked at."""
+    return [_describe_cache(place) for place in list_places(str(scratch)) if not place.name.startswith(".")]
+
+
+def list_doomed(scratch: Path) -> list[Leftover]:
+    """Return caches that were being deleted when who did so ended."""
+    doomed = [place for place in list_places(str(scratch)) if is_doomed(place.name)]
+    return [Leftover(str(place), "a cache that was being deleted", measure(place)) for place in doomed]
+
+
+def _describe_cache(place: Path) -> CacheInfo:
+    try:
+        samples = os.stat(place / _ROWS).st_size // ROW.itemsize
+    except OSError:
+        samples = 0
+    return CacheInfo(
+        path=str(place),
+        size_bytes=measure(place),
+        samples=samples,
+        used=last_used(place),
+        users=tuple(find_openers(os.path.realpath(place))),
+        is_being_filled=is_locked(place / _LOCK),
+    )

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""copy.json: what says that a folder on scratch is a copy of ours, of what, and which files it will hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from feedrate.errors import StorageError
+from feedrate.files.permissions import user_name
+from feedrate.remote.addresses import Place
+from feedrate.units import typed
+
+FORMAT = "feedrate-copy"
+VERSION = 1
+
+Kind = Literal["pack", "files"]
+# The last entry: of all bytes before it. Markers of earlier versions have none.
+_CHECK = re.compile(rb',"check":"([0-9a-f]{8})"}\n')
+
+
+class BadMarker(StorageError):
+    """A copy.json that says nothing of use. `is_damaged`: False: it is whole, and of another version."""
+
+    is_damaged = True
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedFile:
+    """A file of a copy.
+
+    Attributes:
+        name: where it lies under data/.
+        size_bytes, crc32c: of the copy's file; the checksum: None: not known before it was read.
+        mtime_ns: the source file's time of change; 0: the source does not tell.
+        origin: where it lies under the source, if not under the same name ("../other/shard-00000.tar"); "":
+            nowhere: it was made for the copy.
+    """
+
+    name: str
+    size_bytes: int
+    crc32c: int | None = None
+    mtime_ns: int = 0
+    origin: str | None = None
+
+    @property
+    def source_name(self) -> str:
+        """Return where it lies under the source; "": nowhere."""
+        return self.name if self.origin is None else self.origin
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What copy.json says.
+
+    Attributes:
+        source: the folder or URL that `source_name` of files is relative to; a path is without links.
+        digest: of the address and what it holds: 64 hexadecimal digits.
+        entry: "": all of the source; else the name of the one file of it that was asked for.
+        is_public: everybody may read the source, so everybody may read the copy.
+        keep_s: how long it stays when nobody uses it; None: until it is deleted.
+        made_by: user, uid, node, job, command; for people.
+    """
+
+    kind: Kind
+    source: str
+    digest: str
+    files: tuple[CopiedFile, ...]
+    entry: str = ""
+    is_public: bool = False
+    keep_s: float | None = None
+    created: float = 0.0
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def address(self) -> str:
+        """Return what was asked for, as the user would call it."""
+        return Place(self.source).address(os.fsencode(self.entry))
+
+    @property
+    def folder_name(self) -> str:
+        """Return NAME-DIGEST12: the source's last part, made harmless, so that people know it again."""
+        last = self.entry or self.source.split("::")[0].rstrip("/").rpartition("/")[2]
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "_", last).lstrip(".-")[:80]
+        return f"{plain or 'data'}-{self.digest[:12]}"
+
+
+def dump_marker(marker: Marker) -> bytes:
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": marker.kind,
+        "source": marker.source,
+        "digest": marker.digest,
+        "entry": marker.entry,
+        "is_public": marker.is_public,
+        "keep_s": marker.keep_s,
+        "created": marker.created,
+        "made_by": dict(marker.made_by),
+        "bytes": marker.size_bytes,
+        "files": [_dump_file(file) for file in marker.files],
+    }
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=True).encode()[:-1]
+    return text + b',"check":"%08x"}\n' % zlib.crc32(text)
+
+
+def load_marker(text: bytes) -> Marker:
+    """Parse copy.json.
+
+    Raises:
+        BadMarker: it is damaged, or of another version.
+    """
+    check = _CHECK.search(text, max(len(text) - 32, 0))
+    if check is not None and (
+        check.end() != len(text) or int(check[1], 16) != zlib.crc32(text[: check.start()])
+    ):
+        raise BadMarker("is damaged: its checksum is not that of its bytes")
+    try:
+        document = json.loads(text)
+        version, is_ours = document["version"], document["format"] == FORMAT
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadMarker(f"is damaged: {type(error).__name__} {error}") from None
+    if not is_ours or version != VERSION:
+        other = BadMarker(f"is of version {version!r}; this feedrate knows version {VERSION}")
+        other.is_damaged = not is_ours
+        raise other
+    try:
+        keep_s = document["keep_s"]
+        return Marker(
+            kind=_kind(document["kind"]),
+            source=str(document["source"]),
+            digest=_digest(document["digest"]),
+            files=tuple(_load_file(file) for file in document["files"]),
+            entry=check_name(document["entry"]) if document["entry"] else "",
+            is_public=bool(document["is_public"]),
+            keep_s=None if keep_s is None else float(keep_s),
+            created=float(document["created"]),
+            made_by=dict(document["made_by"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise BadMarker(f"is damaged: {type(error).__name__} {error}") from None
+
+
+def check_marker(found: Marker, told: Marker, folder: Path) -> None:
+    """Refuse the marker in a copy's folder that says something else than its source tells now.
+
+    Raises:
+        BadMarker: it does.
+    """
+    if found.digest != told.digest:
+        bad = BadMarker(
+            f"{folder} is a copy of something else: {found.address}",
+            hint=f"delete it: feedrate scratch rm {typed(folder)}",
+        )
+        bad.is_damaged = False
+        raise bad
+    # The digest does not cover all of it: a pack's times may change, and tables may come to lie beside it.
+    files, is_pack = {file.name: file for file in found.files}, told.kind == "pack"
+    same = [
+        _is_same(files.get(file.name), file) for file in told.files if file.crc32c is not None or not is_pack
+    ]
+    if (found.kind, found.source, found.entry) != (told.kind, told.source, told.entry) or not all(same):
+        raise BadMarker(f"{folder}/copy.json is damaged: it does not say what its source holds")
+
+
+def _is_same(found: CopiedFile | None, told: CopiedFile) -> bool:
+    if found is None or (found.size_bytes, found.source_name) != (told.size_bytes, told.source_name):
+        return False
+    return found.mtime_ns == told.mtime_ns if told.crc32c is None else found.crc32c == told.crc32c
+
+
+def check_name(name: object) -> str:
+    """Refuse a name that could reach out of the copy's folder, or be taken for a file on its way."""
+    parts = name.split("/") if isinstance(name, str) else []
+    if not parts or any(not part or part.startswith(".") or "\0" in part for part in parts):
+        raise ValueError(f"{name!r} is not the name of a file")
+    return str(name)
+
+
+def _kind(text: object) -> Kind:
+    if text == "pack":
+        return "pack"
+    if text == "files":
+        return "files"
+    raise ValueError(f"{text!r} is not a kind of copy")
+
+
+def _digest(text: object) -> str:
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError(f"{text!r} is not a digest")
+    return text
+
+
+def _dump_file(file: CopiedFile) -> list[Any]:
+    """Return a list, not a mapping: a folder may have a million files."""
+    crc32c = None if file.crc32c is None else f"{file.crc32c:08x}"
+    whole = [file.name, file.size_bytes, crc32c, file.mtime_ns]
+    return whole if file.origin is None else [*whole, file.origin]
+
+
+def _load_file(document: Sequence[Any]) -> CopiedFile:
+    name, size_bytes, crc32c, mtime_ns, *origin = document
+    for number in (size_bytes, mtime_ns):
+        if not isinstance(number, int) or isinstance(number, bool) or not -(2**63) <= number < 2**63:
+            raise ValueError(f"{number!r} is not a whole number")
+    if size_bytes < 0 or (origin and not isinstance(origin[0], str)):
+        raise ValueError(f"{document!r} is not a file")
+    return CopiedFile(
+        name=check_name(name),
+        size_bytes=size_bytes,
+        crc32c=None if crc32c is None else int(crc32c, 16),
+        mtime_ns=mtime_ns,
+        origin=origin[0] if origin else None,
+    )
+
+
+def describe_maker() -> dict[str, Any]:
+    """Return who this process is, for people who find what it left."""
+    return {
+        "user": user_name(os.getuid()),
+        "uid": os.getuid(),
+        "node": find_node(),
+        "job": os.environ.get("SLURM_JOB_ID", ""),
+        "pid": os.getpid(),
+    }
+
+
+def find_node() -> str:
+    """Return this node's name: on clusters of virtual nodes several have the same host name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename

@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring a source to scratch: once per node, whoever else wants it too, and however often it is interrupted.
+
+    open       source and scratch were looked at, there is room, the copy is there, a lease is held
+    writing    this process holds the writer's lock, and brings what is missing
+    joining    another process does; when the lock is free, it has finished or died, and this one looks again
+    complete   every file has landed
+    closed     the lease was given back; the copy stays
+
+`run` goes from open to complete in the calling thread, `start` in one of its own; `close` ends both, and what
+is on its way stays, to be gone on with. Any other order of calls is harmless.
+
+Before anything is staged: source and scratch are looked at, room is made, and a lease is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from feedrate.errors import FeedrateError, StorageError, UsageError
+from feedrate.files.atomic import explain_write_error, sync_folder
+from feedrate.remote.addresses import FileVersion, is_url
+from feedrate.remote.copier import SMALL_BYTES, Incoming, RateLimit, Stopped, Told, Transfer, choose_streams
+from feedrate.remote.retry import Retry
+from feedrate.results.progress import Tick
+from feedrate.scratch.clearing import find_limit, make_room
+from feedrate.scratch.contents import Contents, read_contents
+from feedrate.scratch.copy import DATA, Copy, CopyGone, Lease
+from feedrate.scratch.folder import Scratch, check_room, find_scratch
+from feedrate.scratch.listing import remember_copy, survey
+from feedrate.scratch.source_check import checksum_file
+from feedrate.scratch.user_dir import owner_of
+from feedrate.units import format_bytes
+
+DEFAULT_KEEP_S = 7 * 86400.0
+_POLL_S = 0.1
+# Up to so many files, who waits for another process looks whether all have landed; else only at its lock.
+_FEW_FILES = 1024
+# Small files land so many at a time: each time, all that was written to the disk is waited for.
+_TOGETHER, _TOGETHER_BYTES = 2048, 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StagingOptions:
+    """How to bring it.
+
+    Attributes:
+        streams: reads in flight; None: 8, and 16 behind an address.
+        rate_limit: bytes per second; None: as fast as it goes.
+        keep_s: how long the copy stays when nobody uses it; None: until it is deleted.
+        allow_network: let scratch be a file system that other machines serve.
+        check: read what has landed before, and bring anew what is not as it was copied.
+        allow_addresses: where files may lie that a pack names which somebody else may have made.
+    """
+
+    streams: int | None = None
+    rate_limit: float | None = None
+    keep_s: float | None = DEFAULT_KEEP_S
+    allow_network: bool = False
+    check: bool = False
+    allow_addresses: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.streams is not None and self.streams < 1:
+            raise UsageError(f"streams must be at least 1, got {self.streams}")
+        if self.rate_limit is not None and self.rate_limit <= 0:
+            raise UsageError(f"rate_limit must be above 0 bytes per second, got {self.rate_limit:g}")
+        if self.keep_s is not None and self.keep_s < 0:
+            raise UsageError(f"keep_s must not be negative, got {self.keep_s:g}")
+
+
+class Staging:
+    """A source on its way to scratch. Make it with `preparing.open_staging`."""
+
+    def __init__(
+        self,
+        contents: Contents,
+        scratch: Scratch,
+        copy: Copy,
+        lease: Lease,
+        options: StagingOptions,
+        watch: Callable[[Tick], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.contents, self.scratch, self.copy, self.options = contents, scratch, copy, options
+        self.copied_files = self.copied_bytes = self.resumed_bytes = 0
+        self.is_joined = False  # another process copied while this one waited
+        self.error: BaseException | None = None  # of the thread that `start` made
+        self._lease: Lease | None = lease
+        self._watch, self._say = watch, say
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._transfer: Transfer | None = None
+        self._lock = threading.Lock()  # of the counts below, and of those above
+        self._landed_files = self._done_bytes = 0
+        self._total_bytes = copy.marker.size_bytes
+        self._listed = {file.name: file for file in contents.marker.files}  # as they are now
+        self._crcs: dict[str, int] = {}
+        self._together: list[str] = []  # small files that are whole, and wait for others to land with
+        self._together_bytes = 0
+
+    @property
+    def path(self) -> Path:
+        return self.copy.path
+
+    def has_landed(self, name: str) -> bool:
+        return self.copy.has_landed(name)
+
+    def run(self, order: Sequence[str] = ()) -> None:
+        """Bring everything; the files in `order` first, in that order.
+
+        Raises:
+            NotFound, StorageError: the source errs, or the disk is full.
+            Stopped: `stop` was called.
+        """
+        self.bring(dict.fromkeys([*self.contents.small, *order, *self.copy.files]))
+
+    def bring(self, names: Iterable[str]) -> None:
+        """Bring some files, or wait until another process has brought them."""
+        wanted = list(names)
+        while not self._stop.is_set():
+            if not self.copy.is_ours:  # a finished one of root's
+                return
+            is_done = len(wanted) <= _FEW_FILES and all(map(self.copy.has_landed, wanted))
+            if is_done and not self.options.check:
+                self._look()
+                return
+            try:
+                writer = self.copy.take_writer()
+            except CopyGone:
+                raise self._gone() from None
+            if writer is not None:
+                with writer:
+                    self._write(wanted)
+                return
+            self.is_joined = True
+            self._look()
+            self._stop.wait(_POLL_S)
+        raise Stopped
+
+    def start(self, order: Sequence[str] = ()) -> None:
+        """Run in a thread of its own; `error` says how that ended, if not well."""
+        if self._thread is not None:
+            return
+
+        def run() -> None:
+            try:
+                self.run(order)
+            except Stopped:
+                pass
+            except BaseException as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=run, name="feedrate-stage", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for what `start` began; False: it is not finished yet."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True
+
+    def close(self) -> None:
+        """Stop, and give the lease back; the copy stays. May be called twice."""
+        self._stop.set()
+        if self._transfer is not None:
+            self._transfer.stop.set()
+        self.wait()
+        self._transfer = None  # it knows this object: nothing should keep the copy's folder open by that
+        if self._lease is not None:
+            self._lease.release()
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def detach(self) -> Lease:
+        """Give the lease to who uses the copy from now on; `close` then leaves it alone."""
+        lease, self._lease = self._lease, None
+        assert lease is not None
+        return lease
+
+    def _write(self, wanted: Sequence[str]) -> None:
+        limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
+        roots = {self.contents.locate(self.copy.files[name])[0].root for name in wanted}
+        far = [root for root in roots if is_url(root)] or [self.contents.marker.source]
+        streams = min(choose_streams(root, self.options.streams) for root in far)
+        # Its own: a transfer that fails stops its threads by it, and this may be tried again.
+        self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
+        missing = []
+        there = survey(self.copy)
+        with self._lock:
+            self._landed_files = len(there.landed)
+            self._done_bytes = sum(self.copy.files[name].size_bytes for name in there.landed)
+        for name in wanted:
+            if name in there.landed:
+                if self.options.check and self._is_damaged(name):
+                    missing.append(name)
+                    self._done_bytes -= self.copy.files[name].size_bytes
+            else:
+                missing.append(name)
+                size_bytes, there_bytes = self.copy.files[name].size_bytes, there.partial.get(name, 0)
+                is_kept = there_bytes == size_bytes or not transfer.is_small(size_bytes)
+                if is_kept and self._can_go_on(name):
+                    self.resumed_bytes += there_bytes
+                    self._done_bytes += there_bytes
+        self._tell()
+        if not missing:
+            return
+        if self._stop.is_set():
+            raise Stopped
+        name = missing[0]
+        self._together, self._together_bytes = [], 0
+        try:
+            transfer.carry(map(self._incoming, missing), self._open_part, self._land)
+            self._land_together(self._take_together())
+            sync_folder(self.copy.data)
+            self._note_checksums()
+        except CopyGone:
+            raise self._gone() from None
+        except OSError as error:
+            if isinstance(error, FeedrateError):
+                raise
+            if not self.copy.data.is_dir():
+                raise self._gone() from error
+            missing_bytes = sum(self.copy.files[one].size_bytes for one in missing)
+            raise explain_write_error(error, self.copy.data / name, missing_bytes) from error
+
+    def _is_damaged(self, name: str) -> bool:
+        """Read a file that has landed, once; of one without a checksum nothing is known."""
+        expected = self.copy.files[name].crc32c
+        if expected is None:
+            return True
+        if name not in self._crcs:
+            crc32c = checksum_file(self.copy.data / name)
+            if crc32c != expected:
+                self._say(f"{self.copy.folder / DATA / name} is not as it was copied: it is brought anew")
+                return True
+            self._crcs[name] = crc32c
+        return False
+
+    def _incoming(self, name: str) -> Incoming:
+        file = self.copy.files[name]
+        place, source = self.contents.locate(file)
+        known = self.contents.known.get(name)
+        version = self.watch_version(name) if place.is_remote and known is None else None
+        return Incoming(name, place, source, file.size_bytes, file.crc32c, known, file.mtime_ns, version)
+
+    def watch_version(self, name: str) -> FileVersion | None:
+        """Return what all requests for a file have to meet; None: it has a checksum."""
+        file = self.copy.files[name]
+        if file.crc32c is not None:
+            return None
+        place, source = self.contents.locate(file)
+        mtime_ns = self._listed.get(name, file).mtime_ns
+        return FileVersion(place.address(source), self.contents.versions.get(name), mtime_ns)
+
+    def _can_go_on(self, name: str) -> bool:
+        """Return whether what is there of a file is a beginning of what the source has now."""
+        before = self.copy.files[name]
+        now = self._listed.get(name, before)
+        is_same = now.mtime_ns == before.mtime_ns and (now.mtime_ns or name in self.contents.versions)
+        return before.crc32c is not None or bool(is_same)
+
+    def open_part(self, name: str) -> int:
+        """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
+        fd = self.copy.open_part(name)
+        if not self._can_go_on(name):
+            os.ftruncate(fd, 0)
+        return fd
+
+    def _open_part(self, file: Incoming) -> int:
+        return self.open_part(file.name)
+
+    def _land(self, file: Incoming, fd: int, crc32c: int) -> None:
+        is_small = file.size_bytes <= SMALL_BYTES
+        try:
+            (self.copy.dress if is_small else self.copy.land)(file.name, fd)
+        finally:
+            os.close(fd)
+        with self._lock:
+            self._crcs[file.name] = crc32c
+            if is_small:
+                self._together.append(file.name)
+                self._together_bytes += file.size_bytes
+            is_enough = len(self._together) >= _TOGETHER or self._together_bytes >= _TOGETHER_BYTES
+            # Under the same lock: else another thread's next file would be synced alone.
+            names = self._take_together() if is_enough else []
+        if not is_small:
+            self._note_landed(1)
+        self._land_together(names)
+
+    def _take_together(self) -> list[str]:
+        names, self._together, self._together_bytes = self._together, [], 0
+        return names
+
+    def _land_together(self, names: Sequence[str]) -> None:
+        """Small files land many at a time: one sync for all is far cheaper than one for each."""
+        if names:
+            self.copy.land_together(names)
+            self._note_landed(len(names))
+
+    def _note_landed(self, count: int) -> None:
+        with self._lock:
+            self._landed_files += count
+            self.copied_files += count
+        self._tell()
+
+    def _note_checksums(self) -> None:
+        """Write down the checksums that nobody knew before the files were read."""
+        unknown = {file.name for file in self.copy.marker.files if file.crc32c is None}
+        if unknown & self._crcs.keys():
+            files = tuple(
+                dataclasses.replace(file, crc32c=self._crcs.get(file.name, file.crc32c))
+                for file in self.copy.marker.files
+            )
+            self.copy.update(dataclasses.replace(self.copy.marker, files=files))
+
+    def find_unknown(self) -> list[str]:
+        """Return files that have landed, whose source tells no times, and whose checksum is not known."""
+        files = [file for file in self.copy.marker.files if file.crc32c is None and not file.mtime_ns]
+        return [file.name for file in files if self.copy.has_landed(file.name)]
+
+    def note_unknown(self, closing: threading.Event) -> None:
+        """Read those files and write down their checksums. Only for who holds the writer's lock."""
+        for name in self.find_unknown():
+            if closing.is_set():
+                break
+            self._crcs[name] = checksum_file(self.copy.data / name)
+        self._note_checksums()
+
+    def _count(self, size_bytes: int) -> None:
+        with self._lock:
+            self._done_bytes += size_bytes
+            self.copied_bytes += max(size_bytes, 0)
+        self._tell()
+
+    def _look(self) -> None:
+        """See how far another process is."""
+        if len(self.copy.files) <= _FEW_FILES:
+            there = [self.copy.find_available(name)[1] for name in self.copy.files]
+            with self._lock:
+                self._done_bytes = sum(there)
+                self._landed_files = sum(map(self.copy.has_landed, self.copy.files))
+            self._tell()
+
+    def _tell(self) -> None:
+        files = len(self.copy.files)
+        self._watch(Tick("staging", self._landed_files, files, self._done_bytes, self._total_bytes))
+
+    def _gone(self) -> StorageError:
+        return StorageError(
+            f"the copy {self.copy.folder} was deleted while it was made", hint="run the same command again"
+        )
+
+
+_OWN_FILES = 5  # copy.json, gate, writer, used, a lease
+
+
+def open_staging(
+    source: str | os.PathLike[str],
+    scratch: str | os.PathLike[str] | Scratch | None = None,
+    *,
+    options: StagingOptions | None = None,
+    watch: Callable[[Tick], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+    attempts: Retry | None = None,
+) -> Staging:
+    """Look at a source and at scratch, and take a lease on the copy; nothing is brought yet.
+
+    Args:
+        scratch: a folder; None or "auto": the best of this node.
+        watch: told how far it is. say: told what the user should know, a sentence at a time.
+        attempts: how often the source is asked what it holds, and who is told that it errs.
+
+    Raises:
+        NotFound: there is no such source, or no scratch.
+        SourceError, PackError: the source cannot be copied as it is.
+        StorageError: there is no room, or scratch is no place for a copy.
+    """
+    options = options or StagingOptions()
+    attempts = attempts or Retry(Told(say), os.fspath(source))
+    contents = read_contents(source, attempts, options.allow_addresses)
+    if not isinstance(scratch, Scratch):
+        scratch = find_scratch(scratch, allow_network=options.allow_network)
+    _refuse_nesting(contents, scratch)
+    marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
+    is_mended = False
+    while True:
+        found = Copy.find(scratch.path, marker)
+        is_mended |= found is not None and found.is_mended
+        size_bytes, count = _missing(found, contents)
+        if count:
+            _make_room(scratch, found, size_bytes, say)
+            check_room(scratch, size_bytes, count + _OWN_FILES)
+        copy = Copy.create(scratch.path, marker)
+        try:
+            lease = copy.lease()
+        except CopyGone:
+            continue  # deleted in between
+        if copy.is_ours and _is_longer(options.keep_s, copy.marker.keep_s):
+            copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))
+        if copy.is_ours:
+            remember_copy(copy, scratch.path)
+        if is_mended or copy.is_mended:
+            options = dataclasses.replace(options, check=True)
+        return Staging(contents, scratch, copy, lease, options, watch, say)
+
+
+def _missing(copy: Copy | None, contents: Contents) -> tuple[int, int]:
+    """Return how many bytes and files are not there yet."""
+    files = contents.marker.files
+    size_bytes, count = contents.marker.size_bytes, len(files)
+    if copy is not None:
+        there = survey(copy)
+        size_bytes -= sum(file.size_bytes for file in files if file.name in there.landed)
+        size_bytes -= sum(there.partial.values())
+        count -= len(there.landed)
+    return size_bytes, count
+
+
+def _make_room(scratch: Scratch, copy: Copy | None, size_bytes: int, say: Callable[[str], None]) -> None:
+    """Delete what need not stay where there is no room, or no more is allowed."""
+    spare = "" if copy is None else str(copy.folder)
+    limit_bytes = find_limit()
+    cleared = make_room(scratch.path, size_bytes, limit_bytes=limit_bytes, spare=spare, say=say)
+    for gone in cleared.removed:
+        say(f"deleted {gone.path}, {format_bytes(gone.size_bytes)}: {gone.why}")
+    for kept in cleared.kept:
+        if kept.is_only_copy:
+            say(f"kept {kept.path}, {format_bytes(kept.size_bytes)}: {kept.why}")
+    if limit_bytes is not None and cleared.used_bytes + size_bytes > limit_bytes:
+        raise StorageError(
+            f"the copy needs {format_bytes(size_bytes)} on {scratch.path}, where your copies take"
+            f" {format_bytes(cleared.used_bytes)} and may take {format_bytes(limit_bytes)}",
+            hint="raise FEEDRATE_SCRATCH_LIMIT, or see what is in use: feedrate scratch ls",
+        )
+
+
+def _is_longer(keep_s: float | None, than_s: float | None) -> bool:
+    return than_s is not None and (keep_s is None or keep_s > than_s)
+
+
+def _refuse_nesting(contents: Contents, scratch: Scratch) -> None:
+    source = contents.marker.source
+    if is_url(source):
+        return
+    inner, outer = os.path.realpath(scratch.path), os.path.realpath(source)
+    if not contents.marker.entry and (inner == outer or inner.startswith(outer.rstrip("/") + "/")):
+        raise UsageError(
+            f"the scratch folder {scratch.path} lies in the source {source}",
+            hint="name a folder outside of it: --to FOLDER",
+        )
+    between = [one for one in Path(outer).parents if one != Path(inner) and one.is_relative_to(inner)]
+    if any(owner_of(one) is not None for one in between):
+        raise UsageError(f"{source} is a copy on scratch already", hint="use it as it is")
