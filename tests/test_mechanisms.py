@@ -64,7 +64,6 @@ STANDS_IN = {
             "src/feedrate/scratch/source_check.py",
             "src/feedrate/remote/sources.py",
             "src/feedrate/files/tree.py",
-            "src/feedrate/scratch/source_check.py",
             "src/feedrate/remote/copier.py",
         },
     ),

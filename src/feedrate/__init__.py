@@ -88,6 +88,7 @@ _HOMES = {
     "feedrate.load.device.mixing": ("CutMix", "MixUp", "RandomErasing"),
     "feedrate.load.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),
     "feedrate.load.loader": ("Loader",),
+    "feedrate.stage.staging": ("stage",),
 }
 
 
@@ -96,8 +97,6 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("feedrate")
-    if name == "stage":
-        return importlib.import_module("feedrate.stage")  # a package that can be called
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)
