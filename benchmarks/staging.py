@@ -32,7 +32,7 @@ from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
 from feedrate.pack import PackOptions, pack
 from feedrate.probe.machine import describe_machine
-from feedrate.stage.staging import stage
+from feedrate.scratch.commands import stage
 
 SURROUNDINGS = Path(__file__).parent.parent / "tests" / "doctor_corpus" / "surroundings.py"
 BATCH, SIDE = 64, 224

@@ -38,7 +38,7 @@ from feedrate.pack import (
     verify,
 )
 from feedrate.results.progress import Tick
-from feedrate.stage.staging import stage
+from feedrate.scratch.commands import stage
 from images import read_tree, save_image
 from sources import jpeg, write_tar
 

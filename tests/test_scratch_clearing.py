@@ -17,9 +17,9 @@ import pytest
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.scratch import eviction
 from feedrate.scratch.clearing import Clearing, find_limit, make_room
+from feedrate.scratch.commands import collect_garbage, list_scratch, remove_copies
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.staging import open_staging
-from feedrate.stage.scratch import collect_garbage, list_scratch, remove_copies
 from images import read_tree
 from scratch_copies import held_elsewhere, make_files, make_pack, names_in, stage, stage_half
 from scratches import as_stranger

@@ -16,7 +16,7 @@ import pytest
 
 import feedrate
 from feedrate.cli import main
-from feedrate.stage.staging import release_all
+from feedrate.scratch.commands import release_all
 from images import read_tree
 from scratch_copies import make_files, make_pack, names_in, stage
 

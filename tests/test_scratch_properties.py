@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate.errors import FeedrateError
-from feedrate.stage.scratch import collect_garbage, remove_copies
+from feedrate.scratch.commands import collect_garbage, remove_copies
 from scratch_copies import make_files, make_pack, stage
 
 DEEDS = (

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from feedrate.results.scratch import StagedCopy
+from feedrate.scratch.commands import list_everywhere
 from feedrate.scratch.listing import find_registry, forget, recall, remember
 from feedrate.scratch.marker import find_node
-from feedrate.stage.scratch import list_everywhere
 from scratch_copies import evict_copy, make_pack, stage
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

@@ -15,8 +15,7 @@ import pytest
 
 import feedrate
 from feedrate.cli import main
-from feedrate.stage.scratch import collect_garbage, list_scratch
-from feedrate.stage.staging import release_all
+from feedrate.scratch.commands import collect_garbage, list_scratch, release_all
 from packs import write_images
 from scratches import NOT_ROOT, OTHER_STRANGER, STRANGER, as_stranger, begin_as_stranger
 

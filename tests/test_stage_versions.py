@@ -14,8 +14,8 @@ from feedrate import Loader
 from feedrate.errors import StorageError
 from feedrate.pack import index
 from feedrate.remote.copier import Transfer
+from feedrate.scratch.commands import stage
 from feedrate.scratch.staging import StagingOptions, open_staging
-from feedrate.stage.staging import stage
 from range_server import RangeServer, serve
 from scratches import wait_for
 from sources import jpeg, write_tar

@@ -24,9 +24,9 @@ from feedrate.probe.room import Room
 from feedrate.remote.copier import Fetcher, Incoming, Stopped
 from feedrate.results.progress import Tick
 from feedrate.scratch import folder as scratch_module
+from feedrate.scratch.commands import release_all, stage
 from feedrate.scratch.listing import list_copies
 from feedrate.scratch.staging import Staging, StagingOptions, open_staging
-from feedrate.stage.staging import release_all, stage
 from images import read_tree
 from packs import write_images
 from scratches import part_bytes, process, wait_for, write_tree
@@ -245,7 +245,7 @@ def test_who_comes_while_it_is_copied_joins(
 
 STAGE_SLOWLY = """
 import sys
-from feedrate.stage.staging import stage
+from feedrate.scratch.commands import stage
 stage(sys.argv[1], sys.argv[2], rate_limit=int(sys.argv[3]), streams=1)
 """
 
@@ -538,7 +538,7 @@ def test_small_files_that_were_whole_when_it_was_killed_only_need_their_names(
 
 STAGE_AND_DIE_AT_A_SYNC = """
 import os, signal, sys
-from feedrate.stage.staging import stage
+from feedrate.scratch.commands import stage
 from feedrate.scratch import copy as copies, staging
 real, syncs = copies.sync_files, 0
 def die_at_the_last(paths):

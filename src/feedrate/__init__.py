@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from feedrate.load.device.mixing import CutMix, MixUp, RandomErasing
     from feedrate.load.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
     from feedrate.load.loader import Loader
-    from feedrate.stage.staging import stage
+    from feedrate.scratch.commands import stage
 
     __version__: str
 
@@ -88,7 +88,7 @@ _HOMES = {
     "feedrate.load.device.mixing": ("CutMix", "MixUp", "RandomErasing"),
     "feedrate.load.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),
     "feedrate.load.loader": ("Loader",),
-    "feedrate.stage.staging": ("stage",),
+    "feedrate.scratch.commands": ("stage",),
 }
 
 

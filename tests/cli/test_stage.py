@@ -15,7 +15,7 @@ from feedrate.report.progress import TransferBar
 from feedrate.report.stage import draw_stage
 from feedrate.results.progress import Tick
 from feedrate.results.scratch import StageResult
-from feedrate.stage.nodes import stage_on_nodes
+from feedrate.scratch.nodes import stage_on_nodes
 from images import read_tree
 from packs import write_images
 from range_server import serve

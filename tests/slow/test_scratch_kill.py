@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 SERVER = """
 import json, os, shutil, signal, sys, threading
 from pathlib import Path
-from feedrate.stage.scratch import collect_garbage, remove_copies
+from feedrate.scratch.commands import collect_garbage, remove_copies
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.staging import open_staging
 from feedrate.scratch.staging import StagingOptions
@@ -236,7 +236,7 @@ RACER = """
 import os, sys
 from pathlib import Path
 from feedrate.errors import FeedrateError
-from feedrate.stage.scratch import remove_copies
+from feedrate.scratch.commands import remove_copies
 from feedrate.scratch.staging import open_staging
 role, source, scratch, notes = sys.argv[1], Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 whole = {str(p.relative_to(source)): p.read_bytes() for p in source.rglob("*") if p.is_file()}

@@ -13,8 +13,8 @@ import pytest
 
 from feedrate.errors import NotFound
 from feedrate.format.fields import Field, Kind
+from feedrate.scratch.commands import stage
 from feedrate.scratch.staging import StagingOptions, open_staging
-from feedrate.stage.staging import stage
 from images import read_tree
 from packs import LABEL, write_pack
 from scratches import wait_for, write_tree

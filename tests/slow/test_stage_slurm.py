@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from feedrate.stage.staging import stage
+from feedrate.scratch.commands import stage
 from images import read_tree
 from packs import write_images
 from scratches import part_bytes, wait_for, write_tree

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _ls(arguments: argparse.Namespace) -> int:
     from feedrate.report.document import dump_document
     from feedrate.report.scratch import draw_everywhere, draw_scratch
-    from feedrate.stage.scratch import list_everywhere, list_scratch
+    from feedrate.scratch.commands import list_everywhere, list_scratch
 
     if arguments.everywhere:
         everywhere = list_everywhere()
@@ -100,7 +100,7 @@ def _rm(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_FAILED, EXIT_OK
     from feedrate.report.document import dump_document
     from feedrate.report.scratch import draw_cleared
-    from feedrate.stage.scratch import remove_copies
+    from feedrate.scratch.commands import remove_copies
 
     result = remove_copies(
         arguments.copies,
@@ -122,7 +122,7 @@ def _rm(arguments: argparse.Namespace) -> int:
 def _gc(arguments: argparse.Namespace) -> int:
     from feedrate.report.document import dump_document
     from feedrate.report.scratch import draw_cleared
-    from feedrate.stage.scratch import collect_garbage
+    from feedrate.scratch.commands import collect_garbage
 
     result = collect_garbage(
         arguments.scratch, limit_bytes=arguments.limit, is_trial=arguments.dry_run, say=say
