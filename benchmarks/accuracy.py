@@ -21,7 +21,7 @@ from pathlib import Path
 from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.process import run_in_process
 from feedrate.demo.dataset import write_photographs
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
 

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from feedrate import Loader, RandomResizedCrop
-from feedrate.pack import PackOptions, index, pack
+from feedrate.packing import PackOptions, index, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
 from feedrate.stats import median, median_ratio, spread

@@ -34,7 +34,7 @@ from threads import BATCH, CROP, copy_images, say
 from torchvision import models, transforms
 
 import feedrate
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
 

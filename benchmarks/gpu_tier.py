@@ -24,7 +24,7 @@ import torch
 from threads import copy_images, say
 
 import feedrate
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from feedrate.probe.machine import describe_machine
 
 CROP = feedrate.RandomResizedCrop(224)

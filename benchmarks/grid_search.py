@@ -36,7 +36,7 @@ from staging import BATCH, SIDE, SURROUNDINGS, say
 
 from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from feedrate.probe.machine import describe_machine
 from feedrate.scratch.listing import list_copies
 

@@ -29,7 +29,7 @@ import numpy as np
 import feedrate
 from feedrate.demo.dataset import write_photographs
 from feedrate.format.pack import Pack
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
 

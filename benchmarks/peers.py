@@ -28,7 +28,7 @@ from peer_feeds.task import Task, list_jpegs
 from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.harness import Contestant, compare, run_rounds, sum_up
 from feedrate.bench.process import RunFailed, run_in_process
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
 from feedrate.results.bench import BenchRun

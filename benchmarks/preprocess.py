@@ -21,7 +21,7 @@ from typing import Any
 
 from feedrate.bench.feeds import PACK, FeedOptions
 from feedrate.bench.harness import Contestant, run_rounds, sum_up
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
 from feedrate.results.pack import PackResult

@@ -24,7 +24,7 @@ from typing import Any
 
 from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from feedrate.probe.machine import describe_machine
 from feedrate.remote.pack import RemotePack
 from feedrate.units import parse_bytes

@@ -30,7 +30,7 @@ from PIL import Image
 
 from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from feedrate.probe.machine import describe_machine
 from feedrate.scratch.commands import stage
 

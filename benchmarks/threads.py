@@ -27,7 +27,7 @@ from feedrate import kernel
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.load.geometry import Artist, Places, decode_pixels
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from feedrate.probe.cpu import count_usable_cores
 from feedrate.probe.machine import describe_machine
 

@@ -49,7 +49,7 @@ if importlib.util.find_spec("torch") is None:
 def worker_forks() -> None:
     """Start the process that `quick_workers` are forks of, before anybody counts open files."""
     multiprocessing.set_forkserver_preload(
-        ["feedrate.pack.shard", "feedrate.pack.bulk", "pyarrow", "PIL.Image"]
+        ["feedrate.packing.build.shard", "feedrate.packing.build.bulk", "pyarrow", "PIL.Image"]
     )
     multiprocessing.forkserver.ensure_running()
 
@@ -63,7 +63,7 @@ def quick_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("slow") is None:
-            patch.setattr("feedrate.pack.workers._START", "forkserver")
+            patch.setattr("feedrate.packing.workers._START", "forkserver")
         yield
 
 

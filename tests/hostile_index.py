@@ -26,8 +26,8 @@ from feedrate import CenterCrop, Dataset, Loader, RandomResizedCrop, Resize, ker
 from feedrate.errors import BadSample, FeedrateError, PackError
 from feedrate.format.fields import row_dtype, text_check
 from feedrate.format.manifest import Manifest, read_manifest
-from feedrate.pack.unpacking import unpack
-from feedrate.pack.verifying import verify
+from feedrate.packing.check.unpack import unpack
+from feedrate.packing.check.verify import verify
 
 # What a lie may make the process take, on top of what it has. The images of these packs take kilobytes.
 MOST_BYTES = 256 << 20

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, BadSample, NotFound, SourceError, UsageError
+from feedrate.files.folder import folder_lock
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import ColumnOptions, PackOptions, add_column, describe, pack, unpack, verify
-from feedrate.pack.files import only_one
+from feedrate.packing import ColumnOptions, PackOptions, add_column, describe, pack, unpack, verify
 from images import read_tree
 from packs import write_numbers
 
@@ -194,7 +194,7 @@ def test_unpack_gives_the_same_files_as_before(packed: Path, jpeg_folder: Path, 
 
 def test_one_process_changes_a_pack_at_a_time(packed: Path) -> None:
     table = write_table(packed.parent / "t.jsonl", dict.fromkeys(paths_of(packed), 1))
-    with only_one(packed), pytest.raises(AlreadyExists, match=r"is writing .* right now"):
+    with folder_lock(packed), pytest.raises(AlreadyExists, match=r"is writing .* right now"):
         add_column(packed, table)
     add_column(packed, table)
 

@@ -16,7 +16,7 @@ from feedrate import Dataset, Loader
 from feedrate.cli import main
 from feedrate.errors import PackError, UsageError
 from feedrate.format.manifest import FILE_NAME, dump_manifest, read_manifest
-from feedrate.pack import MergeOptions, index, merge, verify
+from feedrate.packing import MergeOptions, index, merge, verify
 from feedrate.scratch.commands import stage
 from range_server import RangeServer, serve
 from sources import jpeg, write_tar

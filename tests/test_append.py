@@ -14,7 +14,7 @@ import pytest
 from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, NotFound, SourceError, StorageError, UsageError
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import (
+from feedrate.packing import (
     AppendOptions,
     ColumnOptions,
     PackOptions,
@@ -22,7 +22,6 @@ from feedrate.pack import (
     SplitOptions,
     add_column,
     append,
-    appending,
     describe,
     find_map,
     pack,
@@ -31,6 +30,7 @@ from feedrate.pack import (
     unpack,
     verify,
 )
+from feedrate.packing.change import append as appending
 from feedrate.source.options import FieldSpec
 from images import read_tree, save_image
 
@@ -343,7 +343,7 @@ def test_a_full_disk_leaves_the_pack_as_it_was(
 ) -> None:
     before = read_tree(packed)
     with monkeypatch.context() as patch:
-        patch.setattr("feedrate.pack.making.free_bytes", lambda _: 10)
+        patch.setattr("feedrate.packing.build.pack.free_bytes", lambda _: 10)
         with pytest.raises(StorageError, match="needs about"):
             append(tmp_path / "new", packed, ONE)
     assert {name: data for name, data in read_tree(packed).items() if "appending" not in name} == before

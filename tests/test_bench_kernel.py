@@ -23,7 +23,7 @@ from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.kernel import U8
 from feedrate.load.pixels import compare_pixels
 from feedrate.load.samples import Samples, open_files
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from images import save_image
 
 SMALL = KernelOptions(side=16, rounds=2)

@@ -17,7 +17,7 @@ from feedrate.bench.loader import BenchOptions, bench_loader
 from feedrate.demo.dataset import write_photographs
 from feedrate.errors import PackError, SourceError, UsageError
 from feedrate.load.pixels import check_pixels
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.load import cached_pixels
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 from packs import IMAGE, LABEL, encode_image, make_image, write_everything, write_images, write_pack
 
 EVERYTHING = ("image", "small", "mask", "boxes", "label", "number", View("image", size=5))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import StorageError
-from feedrate.pack import (
+from feedrate.packing import (
     AppendOptions,
     PackOptions,
     add_column,

@@ -24,7 +24,9 @@ from feedrate.format.containers import NAMES, Content, Output, find_container
 from feedrate.format.containers.contract import TooLarge
 from feedrate.format.fields import Field, Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import FieldSpec, PackOptions, Recode, describe, joining, making, pack, unpack, verify
+from feedrate.packing import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
+from feedrate.packing.build import hdf5_join
+from feedrate.packing.build import pack as making
 from images import read_tree, save_image
 
 IMAGE = Field("image", Kind.IMAGE)
@@ -294,7 +296,7 @@ def test_pack_whose_parts_were_not_yet_removed_ends_well(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(joining, "remove_parts", die)
+        patch.setattr(hdf5_join, "remove_parts", die)
         with pytest.raises(KeyboardInterrupt):
             pack(jpeg_folder, tmp_path / "p", options)
     result = pack(jpeg_folder, tmp_path / "p", options)

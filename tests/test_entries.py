@@ -20,7 +20,7 @@ from feedrate.format.entries import find_entries, parse_entries
 from feedrate.format.index import parse_part
 from feedrate.format.manifest import parse_manifest, read_manifest
 from feedrate.format.pack import Pack
-from feedrate.pack import (
+from feedrate.packing import (
     AppendOptions,
     MergeOptions,
     PackOptions,
@@ -28,7 +28,6 @@ from feedrate.pack import (
     add_column,
     append,
     describe,
-    entries,
     index,
     merge,
     pack,
@@ -37,6 +36,7 @@ from feedrate.pack import (
     unpack,
     verify,
 )
+from feedrate.packing.change import entries
 from feedrate.results.progress import Tick
 from feedrate.scratch.commands import stage
 from images import read_tree, save_image
@@ -187,7 +187,7 @@ def test_an_unfinished_pack_does_not_go_on_at_another_distance(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("feedrate.pack.making.run_shards", stop)
+        patch.setattr("feedrate.packing.build.pack.run_shards", stop)
         with pytest.raises(KeyboardInterrupt):
             pack(photos, tmp_path / "p", SMALL)
     with pytest.raises(AlreadyExists, match="distance of entry points is 150 bytes here, 1000 bytes there"):

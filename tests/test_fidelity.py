@@ -18,7 +18,7 @@ from feedrate.fidelity.measuring import FidelityOptions, measure_fidelity
 from feedrate.fidelity.pictures import Pair, choose_gain, draw_pictures
 from feedrate.kernel import U8
 from feedrate.load.samples import Samples
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 from feedrate.results.fidelity import Fidelity, ImageDifference
 from images import save_image
 

@@ -19,7 +19,7 @@ import feedrate
 from feedrate import Cache, CenterCrop, Dataset, Loader, RandomCrop, RandomResizedCrop, Resize, View, pillow
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 from images import save_image
 from packs import IMAGE, LABEL, encode_image, make_image, write_images, write_pack
 

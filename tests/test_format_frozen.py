@@ -13,7 +13,7 @@ import pytest
 
 from feedrate import Dataset, Loader, RandomResizedCrop, kernel
 from feedrate.format.pack import Pack
-from feedrate.pack import unpack, verify
+from feedrate.packing import unpack, verify
 from images import read_tree
 
 DATA = Path(__file__).parent / "data"

@@ -17,7 +17,7 @@ from PIL import Image
 import feedrate
 from feedrate import CenterCrop, Dataset, Loader, RandomResizedCrop, Resize, kernel
 from feedrate.errors import FeedrateError, UsageError
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 from images import save_image
 from packs import encode_image, make_image, write_images
 

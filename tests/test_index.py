@@ -30,8 +30,10 @@ from feedrate.errors import (
     StorageError,
     UsageError,
 )
+from feedrate.files import folder
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import PackOptions, describe, files, index, indexing_task, pack, unpack, verify
+from feedrate.packing import PackOptions, describe, index, pack, unpack, verify
+from feedrate.packing.indexing import local
 from feedrate.results.progress import Tick
 from images import read_tree, save_image
 
@@ -142,7 +144,7 @@ def test_index_is_good_and_described(source: Path, tmp_path: Path) -> None:
 def test_number_of_workers_changes_no_byte(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing_task, "_MOST_SAMPLES", 5)
+    monkeypatch.setattr(local, "_MOST_SAMPLES", 5)
     index(source, tmp_path / "one", workers=1)
     index(source, tmp_path / "two", workers=2)
     assert read_tree(tmp_path / "one") == read_tree(tmp_path / "two")
@@ -152,7 +154,7 @@ def test_number_of_workers_changes_no_byte(
 def test_interrupted_index_goes_on_to_the_same_bytes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing_task, "_MOST_SAMPLES", 4)
+    monkeypatch.setattr(local, "_MOST_SAMPLES", 4)
     index(source, tmp_path / "undisturbed", workers=1)
 
     class Stop(Exception):
@@ -174,7 +176,7 @@ def test_interrupted_index_goes_on_to_the_same_bytes(
 def test_full_disk_is_a_sentence_and_the_index_goes_on_later(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing_task, "_MOST_SAMPLES", 4)
+    monkeypatch.setattr(local, "_MOST_SAMPLES", 4)
     real, calls = os.fsync, iter(range(100))
 
     def fail_once(fd: int) -> None:
@@ -183,7 +185,7 @@ def test_full_disk_is_a_sentence_and_the_index_goes_on_later(
         real(fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", fail_once)
+        patch.setattr(folder.os, "fsync", fail_once)
         with pytest.raises(StorageError, match="the disk is full at"):
             index(source, tmp_path / "index", workers=1)
     assert not list((tmp_path / "index").glob(".*"))

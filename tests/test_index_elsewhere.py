@@ -27,8 +27,9 @@ from feedrate.errors import (
     UsageError,
 )
 from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
-from feedrate.pack import add_column, describe, index, merge, set_entries, surveying, unpack, verify
-from feedrate.pack.warming import warm
+from feedrate.packing import add_column, describe, index, merge, set_entries, unpack, verify
+from feedrate.packing.check.warm import warm
+from feedrate.packing.indexing import remote
 from feedrate.results.index import IndexResult
 from feedrate.results.progress import Tick
 from feedrate.scratch.eviction import SourceUnseen
@@ -108,7 +109,7 @@ def test_batches_are_those_of_an_index_of_a_folder(server: RangeServer, shards: 
 def test_rows_of_the_index_are_those_of_an_index_of_a_folder(
     server: RangeServer, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.pack.indexing_task._MOST_SAMPLES", 5)  # several parts per shard
+    monkeypatch.setattr("feedrate.packing.indexing.local._MOST_SAMPLES", 5)  # several parts per shard
     make(server, tmp_path)
     mine, theirs = read_manifest(tmp_path / "index"), read_manifest(here(shards, tmp_path))
     assert mine.fields == theirs.fields
@@ -187,8 +188,8 @@ def test_no_more_shards_are_near_than_there_are_workers(
         fetch(*arguments)
         seen.append(len(list((tmp_path / "index").glob(".near-*"))))
 
-    fetch = surveying.fetch
-    monkeypatch.setattr(surveying, "fetch", look)
+    fetch = remote.fetch
+    monkeypatch.setattr(remote, "fetch", look)
     make(server, tmp_path)
     assert seen == [1] * SHARDS
     assert sorted(os.listdir(tmp_path / "index")) == [
@@ -224,7 +225,7 @@ def test_a_killed_run_leaves_nothing_that_stays(server: RangeServer, tmp_path: P
     def is_begun() -> bool:
         return len(list((tmp_path / "index").glob("packing.surveys/*.json"))) == 2
 
-    code = "import sys; from feedrate.pack import index; index(sys.argv[1], sys.argv[2], workers=1)"
+    code = "import sys; from feedrate.packing import index; index(sys.argv[1], sys.argv[2], workers=1)"
     with process(code, address(server), tmp_path / "index") as child:
         wait_for(lambda: is_begun() and server.in_flight > 0, "the last shard is asked for")
         child.kill()
@@ -482,8 +483,8 @@ def test_a_shard_that_changes_meanwhile_is_noticed(
         with open(shards / "000.tar", "ab") as file:
             file.write(bytes(512))
 
-    fetch = surveying.fetch
-    monkeypatch.setattr(surveying, "fetch", change)
+    fetch = remote.fetch
+    monkeypatch.setattr(remote, "fetch", change)
     with pytest.raises(StorageError, match=r"train/000\.tar changed while it was indexed"):
         make(server, tmp_path)
 
@@ -500,8 +501,8 @@ def test_a_server_that_goes_away_when_a_shard_has_come_is_waited_for(
             timers.append(threading.Timer(0.2, server.start))
             timers[0].start()
 
-    fetch = surveying.fetch
-    monkeypatch.setattr(surveying, "fetch", go_away)
+    fetch = remote.fetch
+    monkeypatch.setattr(remote, "fetch", go_away)
     assert make(server, tmp_path).samples == SHARDS * EACH
     timers[0].join()
 

@@ -17,7 +17,7 @@ from feedrate.cli import main
 from feedrate.errors import BadSample, FeedrateError, PackError
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
-from feedrate.pack import MergeOptions, PackOptions, SplitOptions, index, merge, pack, split, verify
+from feedrate.packing import MergeOptions, PackOptions, SplitOptions, index, merge, pack, split, verify
 from packs import write_images
 
 FROZEN = Path(__file__).parent / "data" / "pack-v1"

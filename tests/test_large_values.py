@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feedrate import Dataset
-from feedrate.pack import PackOptions, index, pack, unpack, verify
+from feedrate.packing import PackOptions, index, pack, unpack, verify
 from images import read_tree, save_image
 from sources import jpeg, write_tar
 

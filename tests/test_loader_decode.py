@@ -21,7 +21,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.load.cache import Cache
 from feedrate.load.device import gpu_decode
 from feedrate.load.device.transfer import Transfer
-from feedrate.pack import index
+from feedrate.packing import index
 from feedrate.remote.pack import RemotePack
 from packs import (
     IMAGE,

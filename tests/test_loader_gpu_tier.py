@@ -20,7 +20,7 @@ from feedrate.errors import BadSample, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.load.cache import GpuBudget
 from feedrate.load.device import gpu_decode, gpu_tier, stored_pixels
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 from packs import (
     IMAGE,
     LABEL,

@@ -16,7 +16,7 @@ from feedrate import Dataset, Loader, RandomResizedCrop
 from feedrate.errors import BadSample
 from feedrate.format.pack import Pack
 from feedrate.load.geometry import Artist
-from feedrate.pack import PackOptions, Recode, describe, pack, verify
+from feedrate.packing import PackOptions, Recode, describe, pack, verify
 from images import save_image
 
 RAW = PackOptions(shard_bytes=300_000, workers=1, recode=Recode(raw=True))

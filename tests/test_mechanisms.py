@@ -31,7 +31,7 @@ STANDS_IN = {
     "flock": (
         is_call_of("flock", "lockf"),
         {
-            "src/feedrate/pack/files.py",
+            "src/feedrate/files/folder.py",
             "src/feedrate/remote/index_files.py",
             "src/feedrate/cache/persistent.py",
             "src/feedrate/scratch/lease.py",
@@ -45,8 +45,8 @@ STANDS_IN = {
             "src/feedrate/doctor/shared.py",
             "src/feedrate/format/folder.py",
             "src/feedrate/format/storage_check.py",
-            "src/feedrate/pack/engine.py",
-            "src/feedrate/pack/unfinished.py",
+            "src/feedrate/packing/build/engine.py",
+            "src/feedrate/packing/build/unfinished.py",
             "src/feedrate/files/permissions.py",
             "src/feedrate/remote/index_files.py",
             "src/feedrate/scratch/listing.py",
@@ -59,7 +59,7 @@ STANDS_IN = {
             "src/feedrate/demo/dataset.py",
             "src/feedrate/doctor/data_files.py",
             "src/feedrate/kernel/door.py",
-            "src/feedrate/pack/warming.py",
+            "src/feedrate/packing/check/warm.py",
             "src/feedrate/source/patterns.py",
             "src/feedrate/scratch/source_check.py",
             "src/feedrate/remote/sources.py",

@@ -19,7 +19,7 @@ from damage import without_digest
 from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
-from feedrate.pack import (
+from feedrate.packing import (
     ColumnOptions,
     MergeOptions,
     PackOptions,

@@ -20,8 +20,8 @@ from elsewhere import read_keys
 from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, NotFound, SourceError, UsageError
 from feedrate.format.pack import Pack
-from feedrate.pack import PackOptions, describe, pack, unpack, verify
-from feedrate.pack.listing import order_samples
+from feedrate.packing import PackOptions, describe, pack, unpack, verify
+from feedrate.packing.build.listing import order_samples
 from feedrate.results.progress import Tick
 from images import read_tree, save_image
 
@@ -93,7 +93,7 @@ def test_flat_folder_is_packed_without_labels(tmp_path: Path) -> None:
 def test_number_of_workers_does_not_change_a_byte(
     jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.pack.workers._START", "spawn")  # as users have them
+    monkeypatch.setattr("feedrate.packing.workers._START", "spawn")  # as users have them
     (jpeg_folder / "cat" / "bad.jpg").write_text("no image")
     pack(jpeg_folder, tmp_path / "one", PackOptions(shard_bytes=10_000, workers=1))
     pack(jpeg_folder, tmp_path / "two", PackOptions(shard_bytes=10_000, workers=2))
@@ -426,8 +426,8 @@ def run_python(code: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-ENDING = ("feedrate.pack.concluding", "feedrate.results.pack", "feedrate.results.quality")
-MAKING = ("feedrate.pack.making", "feedrate.pack.shard", "pyarrow")
+ENDING = ("feedrate.packing.build.pack", "feedrate.results.pack", "feedrate.results.quality")
+MAKING = ("feedrate.packing.build.pack", "feedrate.packing.build.shard", "pyarrow")
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ MAKING = ("feedrate.pack.making", "feedrate.pack.shard", "pyarrow")
 def test_listing_begins_before_what_makes_shards_is_loaded_and_these_before_what_ends_a_pack(
     module: str, later: set[str]
 ) -> None:
-    code = f"import sys, feedrate.pack.{module}; print(sorted({later} & set(sys.modules)))"
+    code = f"import sys, feedrate.packing.{module}; print(sorted({later} & set(sys.modules)))"
     assert run_python(code) == "[]\n"
 
 
@@ -445,7 +445,7 @@ def test_packing_class_folders_loads_nothing_that_other_sources_formats_and_comm
 ) -> None:
     others = {
         "concurrent.futures", "csv", "h5py", "multiprocessing", "PIL", "rich", "zipfile",
-        "feedrate.format.containers.hdf5", "feedrate.format.containers.tfrecord", "feedrate.pack.joining",
+        "feedrate.format.containers.hdf5", "feedrate.format.containers.tfrecord", "feedrate.packing.build.hdf5_join",
         "feedrate.results.description", "feedrate.results.index", "feedrate.results.unpack",
         "feedrate.results.verify", "feedrate.source.table",
     }  # fmt: skip
@@ -460,7 +460,7 @@ def test_packing_class_folders_loads_nothing_that_other_sources_formats_and_comm
 def test_few_dataclasses_are_made_before_the_first_shard() -> None:
     """Python takes as long for one as packing a hundred small files does: records inside are named tuples."""
     code = (
-        "import dataclasses, sys, feedrate.pack.making;"
+        "import dataclasses, sys, feedrate.packing.build.pack;"
         "loaded = [vars(m).values() for n, m in sys.modules.items() if n.startswith('feedrate.')];"
         "print(*sorted({c.__name__ for v in loaded for c in v"
         " if isinstance(c, type) and dataclasses.is_dataclass(c)}))"

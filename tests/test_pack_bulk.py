@@ -19,10 +19,11 @@ from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
 from feedrate.format.texts import Texts
-from feedrate.pack import PackOptions, bulk, engine, listing, pack, plan, quality, shard, verify, workers
-from feedrate.pack.exif import find_orientation
-from feedrate.pack.plan import ShardTask
-from feedrate.pack.values import inspect_image
+from feedrate.packing import PackOptions, pack, verify, workers
+from feedrate.packing.build import bulk, engine, listing, plan, shard
+from feedrate.packing.build.plan import ShardTask
+from feedrate.packing.check import quality
+from feedrate.packing.values import find_orientation, inspect_image
 from feedrate.results.pack import PackResult
 from images import read_tree, save_image
 
@@ -242,7 +243,7 @@ def test_png_that_nobody_could_decode_although_its_chunks_are_good_is_left(tmp_p
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA", "P", "1"])
 def test_kind_of_a_png_is_what_pillow_says(tmp_path: Path, mode: str) -> None:
-    from feedrate.pack.quality import _PLAIN
+    from feedrate.packing.check.quality import _PLAIN
 
     data = png(mode)
     (tmp_path / "a.png").write_bytes(data)

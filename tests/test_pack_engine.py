@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import FeedrateError, MissingExtra, StorageError, UsageError
-from feedrate.pack import Engine, PackOptions, engine, pack, workers
-from feedrate.pack.engine import Job, write_shards
-from feedrate.pack.plan import ShardTask
+from feedrate.packing import Engine, PackOptions, pack, workers
+from feedrate.packing.build import engine
+from feedrate.packing.build.engine import Job, write_shards
+from feedrate.packing.build.plan import ShardTask
 from feedrate.results.progress import Tick
 from images import read_tree
 
@@ -86,7 +87,7 @@ def test_progress_is_seen_by_what_lies_in_the_folder(
 
 
 def test_job_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
-    from feedrate.pack.recode import Recode
+    from feedrate.packing.recode import Recode
 
     gone = str(tmp_path / "gone")
     task = ShardTask(gone, gone, f"{gone}/packing.listing", 0, 0, 1, "", 0, Recode(), 1, 1)

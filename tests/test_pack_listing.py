@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from feedrate.errors import StorageError
 from feedrate.format.fields import Field, Kind
-from feedrate.pack import listing
-from feedrate.pack.listing import Listing, ListingWriter, Sample, order_samples
-from feedrate.pack.options import PackOptions
-from feedrate.pack.plan import Stretch, split_into_shards
+from feedrate.packing.build import listing
+from feedrate.packing.build.listing import Listing, ListingWriter, Sample, order_samples
+from feedrate.packing.build.plan import Stretch, split_into_shards
+from feedrate.packing.options import PackOptions
 from feedrate.source.record import Held, Record, Stored, Value
 
 PATHS = st.binary(min_size=1, max_size=40).map(lambda b: b.replace(b"\0", b"y"))
@@ -158,7 +158,7 @@ def plan(path: Path, sizes: Sequence[int], shard_bytes: int) -> list[Stretch]:
 def test_shards_hold_all_samples_once_and_are_as_full_as_they_may_be(
     sizes: list[int], shard_bytes: int, block: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from feedrate.pack import plan as planning
+    from feedrate.packing.build import plan as planning
 
     path = tmp_path_factory.mktemp("listing") / "l"
     with pytest.MonkeyPatch.context() as patch:
@@ -180,7 +180,7 @@ def test_shards_hold_all_samples_once_and_are_as_full_as_they_may_be(
 def test_shard_of_tiny_samples_has_a_bounded_number_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feedrate.pack import plan as planning
+    from feedrate.packing.build import plan as planning
 
     monkeypatch.setattr(planning, "MOST_SAMPLES", 7)
     monkeypatch.setattr(planning, "BLOCK", 5)

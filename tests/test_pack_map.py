@@ -21,7 +21,7 @@ from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, SourceError, UsageError
 from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import (
+from feedrate.packing import (
     AppendOptions,
     FieldSpec,
     PackOptions,
@@ -32,7 +32,7 @@ from feedrate.pack import (
     unpack,
     verify,
 )
-from feedrate.pack.mapping import Map
+from feedrate.packing.mapping import Map
 from feedrate.results.progress import Tick
 from images import read_tree, save_image
 

@@ -17,10 +17,9 @@ from feedrate import kernel
 from feedrate.errors import AlreadyExists
 from feedrate.format.fields import Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
-from feedrate.pack.exif import find_orientation, set_upright
-from feedrate.pack.recode import recode_image
-from feedrate.pack.values import inspect_image
+from feedrate.packing import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
+from feedrate.packing.recode import recode_image
+from feedrate.packing.values import find_orientation, inspect_image, set_upright
 from images import read_tree, save_image
 
 NORMAL = PackOptions(workers=1, recode=Recode(normalise=True))

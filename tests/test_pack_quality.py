@@ -19,9 +19,10 @@ from PIL import Image
 
 from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.pack import Pack
-from feedrate.pack import FieldSpec, PackOptions, Recode, duplicates, index, pack, read_quality, verify
-from feedrate.pack.quality import QualityTally, classify, merge
-from feedrate.pack.values import ImageFacts
+from feedrate.packing import FieldSpec, PackOptions, Recode, index, pack, read_quality, verify
+from feedrate.packing.check import quality_report
+from feedrate.packing.check.quality import QualityTally, classify, merge
+from feedrate.packing.values import ImageFacts
 from feedrate.results.quality import Duplicates, Quality
 from images import read_tree, save_image
 
@@ -159,9 +160,9 @@ def test_duplicates_are_found_with_any_number_of_buckets(
 ) -> None:
     pack(odd_folder, tmp_path / "p", PackOptions(workers=1, shard_bytes=20_000))
     opened = Pack(tmp_path / "p")
-    whole = duplicates.find_duplicates(opened, "image", tmp_path)
-    monkeypatch.setattr(duplicates, "_BUCKET_SAMPLES", 3)
-    found, examples = duplicates.find_duplicates(opened, "image", tmp_path)
+    whole = quality_report.find_duplicates(opened, "image", tmp_path)
+    monkeypatch.setattr(quality_report, "_BUCKET_SAMPLES", 3)
+    found, examples = quality_report.find_duplicates(opened, "image", tmp_path)
     assert found == whole[0]
     assert set(examples) == set(whole[1])
     opened.close()
@@ -179,7 +180,7 @@ def test_equal_checksums_of_other_bytes_are_no_duplicates(
     monkeypatch.setattr(
         opened, "columns", lambda name: (c * 0 if name.endswith("crc32c") else c for c in columns(name))
     )
-    assert duplicates.find_duplicates(opened, "image", tmp_path)[0] == Duplicates()
+    assert quality_report.find_duplicates(opened, "image", tmp_path)[0] == Duplicates()
     opened.close()
 
 
@@ -279,7 +280,7 @@ def test_the_report_is_the_same_in_every_container(odd_folder: Path, tmp_path: P
 def test_memory_for_duplicates_does_not_grow_with_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicates, "_BUCKET_SAMPLES", 10_000)
+    monkeypatch.setattr(quality_report, "_BUCKET_SAMPLES", 10_000)
 
     class Columns:
         """As much of a pack as is asked when no two samples are equal."""
@@ -302,7 +303,7 @@ def test_memory_for_duplicates_does_not_grow_with_the_samples(
     peaks = []
     for shards in (10, 400):
         tracemalloc.start()
-        found, _ = duplicates.find_duplicates(Columns(shards), "image", tmp_path)  # type: ignore[arg-type]
+        found, _ = quality_report.find_duplicates(Columns(shards), "image", tmp_path)  # type: ignore[arg-type]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert found == Duplicates()
@@ -317,7 +318,7 @@ def test_a_pack_that_lacks_only_its_report_is_unfinished_and_goes_on(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(duplicates, "_BUCKET_SAMPLES", 3)
+    monkeypatch.setattr(quality_report, "_BUCKET_SAMPLES", 3)
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(StorageError, match="the disk is full"):
         pack(odd_folder, tmp_path / "p", ONE)

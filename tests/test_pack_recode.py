@@ -22,7 +22,7 @@ from feedrate.errors import AlreadyExists, PackError, UsageError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
-from feedrate.pack import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
+from feedrate.packing import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
 from feedrate.results.progress import Tick
 from images import read_tree, save_image
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import UsageError
-from feedrate.pack import PackOptions, describe, pack, workers
-from feedrate.pack.workers import run_tasks
+from feedrate.packing import PackOptions, describe, pack, workers
+from feedrate.packing.workers import run_tasks
 from feedrate.report.document import dump_document
 from feedrate.report.progress import ProgressBar
 from feedrate.report.terminal import draw_description, draw_pack, draw_verify

@@ -16,8 +16,11 @@ import pytest
 
 from elsewhere import die_on_one, divide_one_by, list_semaphores, make_lock
 from feedrate.errors import AlreadyExists, FeedrateError, NotFound, StorageError
-from feedrate.pack import PackOptions, files, making, pack, packing, verify
-from feedrate.pack.workers import run_tasks
+from feedrate.files import folder
+from feedrate.packing import PackOptions, pack, verify
+from feedrate.packing.build import pack as making
+from feedrate.packing.build import pack as packing
+from feedrate.packing.workers import run_tasks
 from feedrate.results.progress import Tick
 from images import read_tree, save_image
 
@@ -162,7 +165,7 @@ def test_full_disk_leaves_no_half_file_and_the_pack_goes_on_later(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(fd)
 
-    monkeypatch.setattr(files.os, "fsync", fail_once)
+    monkeypatch.setattr(folder.os, "fsync", fail_once)
     with pytest.raises(StorageError, match=r"the disk is full at .*p: shard-0000\d.* needs about .* free"):
         pack(jpeg_folder, tmp_path / "p", SMALL)
     assert not list((tmp_path / "p").glob(".*"))

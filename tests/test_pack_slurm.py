@@ -13,10 +13,10 @@ import pytest
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.pack import Engine, PackOptions, Recode, pack
-from feedrate.pack.mapping import Map
-from feedrate.pack.plan import ShardTask
-from feedrate.pack.slurm import dump_tasks, load_tasks
+from feedrate.packing import Engine, PackOptions, Recode, pack
+from feedrate.packing.build.plan import ShardTask
+from feedrate.packing.build.slurm import dump_tasks, load_tasks
+from feedrate.packing.mapping import Map
 from images import read_tree
 
 SLURM = PackOptions(shard_bytes=10_000, engine=Engine("slurm", array_size=2, minutes=5))
@@ -41,7 +41,7 @@ print("7;here")
 @pytest.fixture
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
-    monkeypatch.setattr("feedrate.pack.slurm._POLL_S", 0.0)
+    monkeypatch.setattr("feedrate.packing.build.slurm._POLL_S", 0.0)
     return tmp_path / "seen"
 
 

@@ -12,7 +12,7 @@ import pytest
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.pack import FieldSpec, PackOptions, pack, unpack, verify
+from feedrate.packing import FieldSpec, PackOptions, pack, unpack, verify
 from feedrate.results.pack import PackResult
 from images import read_tree, save_image
 

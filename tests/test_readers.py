@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 from frameworks import run_with
 from images import save_image
 

@@ -21,7 +21,7 @@ import pytest
 from feedrate import Dataset, Loader, RandomResizedCrop
 from feedrate.errors import BadSample, NotFound, PackError, StorageError
 from feedrate.format.pack import Pack
-from feedrate.pack import PackOptions, append, index, merge, pack
+from feedrate.packing import PackOptions, append, index, merge, pack
 from feedrate.remote.index_files import PREFIX, sweep
 from feedrate.remote.pack import RemotePack, open_pack
 from feedrate.remote.prefetch import Ahead

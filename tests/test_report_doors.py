@@ -24,7 +24,7 @@ from feedrate.cli import main, say_error
 from feedrate.cli.output import clean_values, show
 from feedrate.errors import FeedrateError
 from feedrate.format.index import Part
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from hostile import NAME, make_hostile
 
 ROOT = Path(__file__).parent.parent / "src" / "feedrate"

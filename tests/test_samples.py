@@ -13,7 +13,7 @@ from feedrate.errors import NotFound, PackError, SourceError
 from feedrate.format.folder import find_images
 from feedrate.format.pack import Pack
 from feedrate.load.samples import open_files, open_pack, pick
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from images import save_image
 from packs import write_numbers
 

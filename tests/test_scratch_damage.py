@@ -9,7 +9,7 @@ import pytest
 
 from damage import flip_byte
 from feedrate.errors import PackError
-from feedrate.pack import PackOptions, pack, verify
+from feedrate.packing import PackOptions, pack, verify
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.staging import StagingOptions, open_staging
 from images import read_tree

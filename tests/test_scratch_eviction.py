@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from feedrate.files.tree import opened_folder, remove_known
-from feedrate.pack import MergeOptions, PackOptions, merge, pack, split
+from feedrate.packing import MergeOptions, PackOptions, merge, pack, split
 from feedrate.scratch import eviction, source_check
 from feedrate.scratch.clearing import opened_home
 from feedrate.scratch.copy import Copy, CopyGone

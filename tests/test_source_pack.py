@@ -17,7 +17,7 @@ import pytest
 from feedrate import Dataset
 from feedrate.errors import NotFound, SourceError, StorageError, UsageError
 from feedrate.kernel import list_folder
-from feedrate.pack import FieldSpec, PackOptions, pack, unpack, verify
+from feedrate.packing import FieldSpec, PackOptions, pack, unpack, verify
 from feedrate.results.pack import PackResult
 from images import read_tree, save_image
 from sources import (

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from feedrate.errors import MissingExtra, NotFound, SourceError, StorageError
-from feedrate.pack import PackOptions, pack, unpack, verify
+from feedrate.packing import PackOptions, pack, unpack, verify
 from feedrate.scratch.contents import read_contents
 from images import read_tree
 from range_server import RangeServer, serve

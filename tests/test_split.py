@@ -17,7 +17,7 @@ from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, UsageError
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
-from feedrate.pack import (
+from feedrate.packing import (
     ColumnOptions,
     MergeOptions,
     SplitOptions,
@@ -28,7 +28,7 @@ from feedrate.pack import (
     parse_shares,
     split,
 )
-from feedrate.pack.shares import (
+from feedrate.packing.change.shares import (
     count_missing,
     count_shares,
     hash_names,

@@ -12,7 +12,7 @@ import pytest
 
 from feedrate import Loader
 from feedrate.errors import StorageError
-from feedrate.pack import index
+from feedrate.packing import index
 from feedrate.remote.copier import Transfer
 from feedrate.scratch.commands import stage
 from feedrate.scratch.staging import StagingOptions, open_staging

@@ -19,7 +19,7 @@ import pytest
 
 import feedrate
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
-from feedrate.pack import MergeOptions, PackOptions, index, merge, pack, verify
+from feedrate.packing import MergeOptions, PackOptions, index, merge, pack, verify
 from feedrate.probe.room import Room
 from feedrate.remote.copier import Fetcher, Incoming, Stopped
 from feedrate.results.progress import Tick

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from damage import edit_manifest, flip_byte, rewrite_index
 from feedrate.errors import AlreadyExists, NotFound, PackError, StorageError, UsageError
 from feedrate.format.index import Part
-from feedrate.pack import PackOptions, pack, unpack
-from feedrate.pack.tree import Tree, check_path
+from feedrate.packing import PackOptions, pack, unpack
+from feedrate.packing.check.unpack import Tree, check_path
 from images import read_tree
 
 

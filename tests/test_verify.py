@@ -13,7 +13,7 @@ from damage import edit_manifest, flip_byte, read_part, replace_index, rewrite_i
 from feedrate.errors import NotFound, PackError
 from feedrate.format.index import Part, fill_derived
 from feedrate.format.manifest import read_manifest
-from feedrate.pack import PackOptions, pack, verify
+from feedrate.packing import PackOptions, pack, verify
 
 
 @pytest.fixture

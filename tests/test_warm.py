@@ -13,8 +13,8 @@ import pytest
 from feedrate.cli import main
 from feedrate.errors import PackError, UsageError
 from feedrate.format.pack import Pack
-from feedrate.pack import index
-from feedrate.pack.warming import find_room, list_paths, measure_pack_residency, warm
+from feedrate.packing import index
+from feedrate.packing.check.warm import find_room, list_paths, measure_pack_residency, warm
 from feedrate.probe.residency import measure_residency
 from feedrate.probe.storage import describe_storage
 from feedrate.report.cache import draw_warm

@@ -14,7 +14,7 @@ import pytest
 from damage import without_digest
 from feedrate import Dataset
 from feedrate.cli import main
-from feedrate.pack import PackOptions, describe, mapping, pack
+from feedrate.packing import PackOptions, describe, mapping, pack
 from images import save_image
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import main
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from images import save_image
 
 EXPECTED = """\

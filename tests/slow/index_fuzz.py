@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from damage import edit_manifest
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
-from feedrate.pack import PackOptions, Recode, pack
+from feedrate.packing import PackOptions, Recode, pack
 from hostile_index import LyingPack, limit_memory, try_all
 from images import save_image
 from packs import write_everything, write_images, write_pack

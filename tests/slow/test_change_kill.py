@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.pack import PackOptions, describe, index, pack, verify
+from feedrate.packing import PackOptions, describe, index, pack, verify
 from images import read_tree, save_image
 
 pytestmark = pytest.mark.slow
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 # AGAIN, there and to the end.
 RUN = """
 import os, pathlib, shutil, signal, sys
-import feedrate.pack
-import feedrate.pack.appending, feedrate.pack.entries
+import feedrate.packing
+import feedrate.packing.change.append, feedrate.packing.change.entries
 import feedrate.report.change, feedrate.report.progress, pyarrow
 from feedrate.cli import main
 folder, moments = pathlib.Path(os.environ["FOLDER"]), os.environ["MOMENTS"].split()

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from feedrate import Loader, RandomResizedCrop
-from feedrate.pack import PackOptions, pack, set_entries, verify
+from feedrate.packing import PackOptions, pack, set_entries, verify
 
 pytestmark = pytest.mark.slow
 WIDTH, HEIGHT = 8704, 5800  # 50 megapixels

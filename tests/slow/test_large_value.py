@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from feedrate import Loader, Resize
-from feedrate.pack import PackOptions, index, pack, unpack, verify
+from feedrate.packing import PackOptions, index, pack, unpack, verify
 from sources import jpeg
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedrate.pack import Engine, PackOptions, pack, verify
+from feedrate.packing import Engine, PackOptions, pack, verify
 from feedrate.results.progress import Tick
 from images import read_tree
 from slurm_cluster import cluster_or_skip
@@ -81,7 +81,7 @@ def test_slurm_makes_the_same_pack_although_a_job_is_killed(
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", slurm["SLURM_CONF"])
     monkeypatch.setattr(
-        "feedrate.pack.slurm._POLL_S", 0.05
+        "feedrate.packing.build.slurm._POLL_S", 0.05
     )  # these shards take less than the usual two seconds
     killed: list[str] = []
 

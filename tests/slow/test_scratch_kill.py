@@ -31,7 +31,7 @@ from feedrate.scratch.commands import collect_garbage, remove_copies
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.staging import open_staging
 from feedrate.scratch.staging import StagingOptions
-import feedrate.pack
+import feedrate.packing
 
 WATCHED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.utime", "os.truncate",
            "os.listdir", "os.scandir", "fcntl.flock"}

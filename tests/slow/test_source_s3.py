@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import NotFound, StorageError
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from feedrate.remote.addresses import Place
 from range_server import serve
 from sources import dump_example, jpeg, read_pack, write_tar, write_tfrecord, write_zip

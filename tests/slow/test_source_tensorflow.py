@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.pack import PackOptions, pack
+from feedrate.packing import PackOptions, pack
 from sources import jpeg, read_pack
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.pack import PackOptions, pack, verify
+from feedrate.packing import PackOptions, pack, verify
 from packs import encode_image, make_image
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from feedrate.cli.arguments import positive, reader
 from feedrate.units import parse_bytes
 
 if TYPE_CHECKING:
-    from feedrate.pack import Engine
+    from feedrate.packing import Engine
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def read_engine(arguments: argparse.Namespace) -> Engine:
-    from feedrate.pack import Engine
+    from feedrate.packing import Engine
 
     return Engine(
         arguments.executor, arguments.partition, arguments.time, arguments.memory, arguments.array_size

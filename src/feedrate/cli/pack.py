@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.pack import FieldSpec, PackOptions, Recode, find_map, pack
+    from feedrate.packing import FieldSpec, PackOptions, Recode, find_map, pack
     from feedrate.report.progress import ProgressBar
 
     options = PackOptions(

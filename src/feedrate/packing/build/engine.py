@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who runs shard tasks: processes of this machine, Slurm, or Dask.
+
+What counts is what lies in the target folder: a task has ended when its shard and its index part are there,
+so neither a lost job nor a lost message can lose or repeat more than the shard that was being written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from feedrate.errors import FeedrateError, StorageError
+from feedrate.files.folder import is_temporary
+from feedrate.format.containers import find_container
+from feedrate.packing.build.bulk import goes_in_bulk
+from feedrate.packing.build.listing import Listing
+from feedrate.packing.build.plan import ShardTask
+from feedrate.packing.build.shard import MapCost, begin_shard, find_done, write_shard
+from feedrate.packing.options import Engine
+from feedrate.packing.workers import Watch, run_tasks
+from feedrate.units import format_count
+
+# A job that ends so often without a shard will not do better the next time.
+_MOST_LOSSES = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """Some tasks that were handed over together; `handle` is what the cluster knows them by."""
+
+    tasks: tuple[ShardTask, ...]
+    handle: object
+
+
+class Cluster(Protocol):
+    """Runs jobs elsewhere. Jobs that are still there when the block ends are cancelled."""
+
+    jobs_at_once: int | None  # None: as many as there are tasks
+
+    def submit(self, groups: Sequence[tuple[ShardTask, ...]]) -> list[Job]: ...
+
+    def wait(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs that have ended, after a moment at most."""
+        ...
+
+    def outcome(self, job: Job) -> MapCost | FeedrateError | str:
+        """Return what `write_shards` returned, or words about how the job was lost."""
+        ...
+
+
+def run_shards(
+    tasks: Sequence[ShardTask], engine: Engine, *, workers: int | None, watch: Watch, listing: Listing
+) -> MapCost:
+    """Make all shards, wherever `engine` says; return over how many samples a map ran, and for how long.
+
+    Raises:
+        FeedrateError: a shard could not be made; the others that were begun are given up.
+    """
+    if engine.name == "local" or not tasks:
+        size_bytes = sum(task.source_bytes for task in tasks)
+        done = run_tasks(
+            write_shard,
+            tasks,
+            workers=workers,
+            size_bytes=size_bytes,
+            watch=watch,
+            begin=lambda task: begin_shard(task, listing),
+            have_threads=lambda: goes_in_bulk(tasks[0]),
+        )
+        return _add_up(done)
+    with _open_cluster(engine, Path(tasks[0].target), workers or 1) as cluster:
+        return _run_remote(cluster, tasks, watch)
+
+
+def _open_cluster(engine: Engine, target: Path, workers: int) -> AbstractContextManager[Cluster]:
+    if engine.name == "slurm":
+        from feedrate.packing.build.slurm import open_slurm
+
+        return open_slurm(engine, target, workers)
+    from feedrate.packing.build.dask import open_dask
+
+    return open_dask(engine.name, workers)
+
+
+def _add_up(costs: Iterable[MapCost]) -> MapCost:
+    samples, seconds = 0, 0.0
+    for cost in costs:
+        samples, seconds = samples + cost[0], seconds + cost[1]
+    return samples, seconds
+
+
+def _run_remote(cluster: Cluster, tasks: Sequence[ShardTask], watch: Watch) -> MapCost:
+    count = min(cluster.jobs_at_once or len(tasks), len(tasks))
+    running = cluster.submit([tuple(tasks[start::count]) for start in range(count)])
+    losses: Counter[int] = Counter()
+    costs: list[MapCost] = []
+    while running:
+        for job in cluster.wait(running):
+            running.remove(job)
+            left = tuple(task for task in job.tasks if not _is_done(task))
+            outcome = cluster.outcome(job)
+            if isinstance(outcome, FeedrateError):
+                raise outcome
+            if isinstance(outcome, tuple):
+                costs.append(outcome)
+            if not left:
+                continue
+            losses[left[0].number] += 1
+            if losses[left[0].number] >= _MOST_LOSSES:
+                raise FeedrateError(
+                    f"{_shard_name(left[0])} was begun {format_count(_MOST_LOSSES, 'time')} and never "
+                    f"finished{f': {outcome}' if isinstance(outcome, str) else ''}",
+                    hint="run the same command again to go on",
+                )
+            running += cluster.submit([left])
+        watch(*_measure(tasks))
+    return _add_up(costs)
+
+
+def write_shards(tasks: Sequence[ShardTask], workers: int) -> MapCost | FeedrateError:
+    """Make shards, in a job, that are not there yet; returns what went wrong, since not all engines carry
+    exceptions as they are."""
+    if not os.path.exists(tasks[0].listing):
+        return StorageError(
+            f"{os.uname().nodename} does not see {tasks[0].target}",
+            hint="source and pack must lie where every node finds them under the same path",
+        )
+    left = [task for task in tasks if not _is_done(task)]
+    try:
+        return _add_up(run_tasks(write_shard, left, workers=workers, size_bytes=0, watch=lambda *_: None))
+    except FeedrateError as error:
+        return error
+
+
+def _is_done(task: ShardTask) -> bool:
+    return find_done(task) is not None
+
+
+def _shard_name(task: ShardTask) -> str:
+    return find_container(task.container).shard_name(task.number)
+
+
+def _measure(tasks: Sequence[ShardTask]) -> tuple[int, int]:
+    """Return samples and bytes of what has been made so far, by the sizes of the files in the target."""
+    made = dict(_find_shards(Path(tasks[0].target)))
+    samples = size_bytes = 0.0
+    for task in tasks:
+        share = min(1.0, made.get(_shard_name(task), 0) / task.expected_bytes)
+        samples += share * task.samples
+        size_bytes += share * task.source_bytes
+    return int(samples), int(size_bytes)
+
+
+def _find_shards(folder: Path) -> Iterator[tuple[str, int]]:
+    found: list[tuple[str, int, bool]] = []
+    with os.scandir(folder) as scan:
+        for entry in scan:
+            try:
+                # `.shard-00003.tar.4711-0123abcd.tmp` grows to be `shard-00003.tar`.
+                name = entry.name[1:].rpartition(".tmp")[0].rpartition(".")[0]
+                is_whole = not is_temporary(entry.name)
+                found.append((entry.name if is_whole else name, entry.stat().st_size, is_whole))
+            except OSError:
+                continue
+    # The whole one counts where a lost job's half lies beside it.
+    for name, size_bytes, _ in sorted(found, key=lambda one: one[2]):
+        yield name, size_bytes

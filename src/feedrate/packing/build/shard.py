@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write one shard and its index part. A task by itself: it needs its source, its target, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import PackError
+from feedrate.files.folder import atomic_write
+from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
+from feedrate.format.entries import dump_entries, find_entries
+from feedrate.format.fields import Coding, Field, Kind, row_dtype
+from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
+from feedrate.format.manifest import IndexPart, Shard
+from feedrate.format.texts import TextsBuilder
+from feedrate.packing.build.bulk import NOT_JPEG, Bulk, Written, is_plain
+from feedrate.packing.build.listing import Listing, Rows, Sample
+from feedrate.packing.build.loading import Loaded, Rejected, SampleLoader
+from feedrate.packing.build.mapped import Mapper
+from feedrate.packing.build.plan import BLOCK, ShardTask
+from feedrate.packing.recode import Tally
+from feedrate.packing.workers import advance, count_threads
+from feedrate.results.progress import Rejection
+from feedrate.source.bytes import Bytes
+from feedrate.units import printable
+
+INDEX_SUFFIX = ".arrow"
+MapCost = tuple[int, float]  # samples and seconds
+
+
+class ShardDone(NamedTuple):
+    """A finished shard, and what its packing found."""
+
+    shard: Shard
+    source_bytes: int
+    rejected: tuple[Rejection, ...]
+    damaged: tuple[Rejection, ...]
+    by_kernel: int
+    by_pillow: dict[str, int]
+    uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
+    recoded: dict[str, Any]  # what a Tally counted
+    notes: dict[str, Any]  # of the container
+
+
+def write_shard(task: ShardTask) -> MapCost:
+    """Write a shard and its index part; each appears under its name only when whole.
+
+    Returns what a map took: a time, so it is no part of the pack.
+
+    Raises:
+        StorageError: the target's disk or the whole source failed. Single bad inputs are noted and left out.
+    """
+    with closing(Listing(task.listing)) as listing:
+        return begin_shard(task, listing)()
+
+
+def begin_shard(task: ShardTask, listing: Listing) -> Callable[[], MapCost]:
+    """Write a shard but for its last step, and return that, to be called: it mostly waits for the disk."""
+    container = find_container(task.container)
+    shard_path = Path(task.target) / container.shard_name(task.number)
+    source = Bytes(task.source, task.target)
+    mapper = None if task.map is None else Mapper(task.map, listing.fields)
+    fields = task.stored_fields(listing.fields)
+    loader = SampleLoader(
+        source,
+        listing.fields,
+        fields,
+        task.recode,
+        mapper,
+        scan=task.scan,
+        bytes_per_entry=task.bytes_per_entry,
+    )
+    with ExitStack() as stack:
+        output = Output(stack.enter_context(atomic_write(shard_path, expected_bytes=task.expected_bytes)))
+        writer = SampleWriter(loader, container.write(output))
+        for one in _samples(task, listing, fields, output, loader):
+            if isinstance(one, Written):
+                writer.add_written(one)
+                advance(len(one.rows), one.listed_bytes)
+            else:
+                writer.add(one)
+                advance(1, one.source_bytes)
+        notes = writer.shard.end()
+        whole = stack.pop_all()
+    source.close()
+    metadata = {
+        "plan": task.plan, "shard": shard_path.name, "bytes": output.size_bytes,
+        "crc32c": f"{output.crc32c:08x}",
+        **({"recoded": writer.tally.dump()} if task.recode.settings() or mapper else {}),
+        **({"notes": notes} if notes else {}), **dump_entries(task.bytes_per_entry),
+    }  # fmt: skip
+
+    def finish() -> MapCost:
+        whole.close()
+        writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
+        return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
+
+    return finish
+
+
+def _samples(
+    task: ShardTask, listing: Listing, fields: tuple[Field, ...], output: Output, loader: SampleLoader
+) -> Iterator[Sample | Written]:
+    if is_plain(task, fields):
+        yield from Bulk(task, listing, fields, output, count_threads()).run(loader.quality)
+        return
+    for first in range(task.first, task.last, BLOCK):
+        rows = listing.rows_in_order(first, min(first + BLOCK, task.last), task.seed)
+        yield from listing.samples_of(rows)
+
+
+def find_done(task: ShardTask) -> ShardDone | None:
+    """Return what `write_shard` made of a task; None: it has to be done, or done again."""
+    shard = find_container(task.container).shard_name(task.number)
+    index = str(Path(shard).with_suffix(INDEX_SUFFIX))
+    return read_done(Path(task.target), index, shard, task.plan, task.container)
+
+
+def read_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
+    """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
+    done = read_part_done(target, index, shard, plan, container)
+    try:
+        return None if done is None or _size_of(target / shard) != done.shard.size_bytes else done
+    except OSError:
+        return None
+
+
+def read_part_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
+    """Return what an index part says of its shard, wherever that lies; None: it was made for another plan."""
+    index_path = target / index
+    if not index_path.exists():
+        return None
+    try:
+        metadata = read_metadata(index_path)
+        if metadata.get("plan") != plan:
+            return None
+        data = index_path.read_bytes()
+        columns, entries = locate_columns(data), find_entries(metadata)
+        part = IndexPart(index, len(data), kernel.crc32c(data), columns, entries=entries)
+        crc32c = int(metadata.get("crc32c", "0"), 16)
+        return ShardDone(
+            Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container),
+            metadata["source_bytes"],
+            tuple(Rejection(*r) for r in metadata["rejected"]),
+            tuple(Rejection(*r) for r in metadata["damaged"]),
+            metadata["by_kernel"],
+            metadata["by_pillow"],
+            metadata["uniform"],
+            dict(metadata.get("recoded", {})),
+            dict(metadata.get("notes", {})),
+        )
+    except (PackError, OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+class SampleWriter:
+    """Counts along while a shard is written; holds rows of the index, never images."""
+
+    def __init__(self, loader: SampleLoader, shard: ShardWriter) -> None:
+        self.loader, self.shard, self.fields, self.tally = loader, shard, loader.stored, Tally()
+        self.source_bytes = self.by_kernel = 0
+        self.samples = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._pieces: list[Rows] = []
+        self.variable = {"key": TextsBuilder()}
+        for field in self.fields:
+            self.variable |= {name: TextsBuilder() for name in field.variable_columns()}
+        self.rejected: list[tuple[str, str, str]] = []
+        self.damaged: list[tuple[str, str, str]] = []
+        self.by_pillow: Counter[str] = Counter()
+        self.uniform: dict[str, Any] = {}
+
+    def add(self, sample: Sample) -> None:
+        try:
+            loaded = self.loader.load(sample)
+        except Rejected as error:
+            self.rejected.append(error.line)
+            return
+        if loaded is None:
+            return
+        contents = [_as_content(field, part) for field, part in zip(self.fields, loaded, strict=True)]
+        try:
+            offsets = self.shard.add(sample.key, contents)
+        except TooLarge as error:
+            self.rejected.append((printable(loaded[0].path), self.fields[0].name, str(error)))
+            return
+        row: list[Any] = [sample.number]
+        self.variable["key"].append(sample.key.encode("ascii"))
+        for field, part, offset in zip(self.fields, loaded, offsets, strict=True):
+            if field.kind is not Kind.NUMBER:
+                row += [offset, len(part.data), kernel.crc32c(part.data)]
+                self.variable[f"{field.name}.path"].append(part.path)
+            row += part.columns
+            if field.kind is Kind.IMAGE:
+                self.variable[f"{field.name}.entries"].append(part.entries)
+                row.append((0, 0))  # follows from the entries of all rows
+            self._count(field, part)
+        self._rows.append((*row, 0))
+        self.samples += 1
+
+    def add_written(self, written: Written) -> None:
+        """Note samples that lie in the shard already."""
+        self._end_piece()
+        self._pieces.append(written.rows)
+        self.samples += len(written.rows)
+        self.variable["key"].extend(written.keys)
+        self.variable["image.path"].extend(written.paths)
+        self.variable["image.entries"].extend(written.entries)
+        self.source_bytes += written.source_bytes
+        self.by_kernel += written.by_kernel
+        if written.by_kernel < len(written.rows):
+            self.by_pillow[NOT_JPEG] += len(written.rows) - written.by_kernel
+        shape = None if written.shape is None else list(written.shape)
+        if self.uniform.setdefault("image.shape", shape) != shape:
+            self.uniform["image.shape"] = None
+
+    def rows(self) -> Rows:
+        self._end_piece()
+        return np.concatenate(self._pieces) if self._pieces else np.zeros(0, row_dtype(self.fields))
+
+    def _end_piece(self) -> None:
+        if self._rows:
+            self._pieces.append(np.array(self._rows, row_dtype(self.fields)))
+            self._rows = []
+
+    def write_index(self, path: Path, metadata: Mapping[str, object]) -> None:
+        """Write the shard's part of the index, with what was found and what `metadata` adds."""
+        found = {
+            "samples": self.samples, "source_bytes": self.source_bytes, "rejected": self.rejected,
+            "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
+            "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
+        }  # fmt: skip
+        rows, variable = self.rows(), {name: texts.finish() for name, texts in self.variable.items()}
+        fill_derived(rows, variable)
+        data = dump_part(self.fields, Part(rows, variable, found))
+        with atomic_write(path, expected_bytes=len(data)) as out:
+            out.write(data)
+
+    def _count(self, field: Field, part: Loaded) -> None:
+        self.source_bytes += part.source_bytes
+        for name, value in (part.uniform or {}).items():
+            if self.uniform.setdefault(f"{field.name}.{name}", value) != value:
+                self.uniform[f"{field.name}.{name}"] = None
+        is_resized = part.sizes is not None and sorted(part.sizes[0]) != sorted(part.sizes[1])
+        if field.kind is not Kind.IMAGE:
+            self.tally.masks += is_resized
+            return
+        kind = part.facts[0].kind if part.facts is not None else ""
+        self.tally.add(
+            part.source_bytes, part.image, kind, is_resized=is_resized, is_raw=field.coding is Coding.RAW
+        )
+        if part.damage is not None:
+            self.damaged.append((printable(part.path), field.name, part.damage))
+        if part.pillow_reason is None:
+            self.by_kernel += 1
+        else:
+            self.by_pillow[part.pillow_reason] += 1
+
+
+def _size_of(shard: Path) -> int:
+    """Return a shard's size; a folder of files that were there before has none."""
+    return 0 if shard.is_dir() else os.stat(shard).st_size
+
+
+def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Field, ...]:
+    """Return the fields with the shapes and types that all samples of all shards share."""
+    uniform: dict[str, Any] = {}
+    for shard in done:
+        for name, value in shard.uniform.items():
+            if uniform.setdefault(name, value) != value:
+                uniform[name] = None
+    return tuple(_with_uniform(field, uniform) for field in fields)
+
+
+def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
+    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
+    return replace(
+        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
+    )
+
+
+def _as_content(field: Field, part: Loaded) -> Content:
+    number = part.columns[0] if field.kind is Kind.NUMBER else None
+    return Content(field, part.data, part.path, number)
+
+
+def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:
+    """Return rejected.jsonl."""
+    lines = [json.dumps({"path": r.path, "field": r.field, "reason": r.reason}) for r in rejected]
+    return "".join(line + "\n" for line in lines).encode()

@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples of a source as they come to a pack that is there already: known files refused or passed over, keys
+that stay unique, classes by the pack's numbers.
+
+`feedrate append`: new samples of a source become further shards of a pack.
+
+    PACK --pack the source into PACK/appending--> --link its shards into PACK--> --pack.json--> longer PACK
+
+Until pack.json is replaced the pack is what it was. `appending` is an unfinished pack like any other, so a
+command that was interrupted goes on there; it is removed last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
+from feedrate.files.folder import explain_write_error, explained, remove_folder, sync_folder
+from feedrate.format import containers
+from feedrate.format.entries import find_entries
+from feedrate.format.fields import Field, Kind
+from feedrate.format.keys import key_of_stem, make_stem
+from feedrate.format.manifest import Manifest, read_manifest
+from feedrate.format.pack import Pack
+from feedrate.packing.build.pack import NothingToPack, pack_reader
+from feedrate.packing.build.unfinished import PROGRESS_NAME, check_nesting, write_file
+from feedrate.packing.change.manifest_union import Joined, check_default, find_splits, join, link_into
+from feedrate.packing.change.members import path_column
+from feedrate.packing.change.merge import check_equal_keys
+from feedrate.packing.change.update import changing, write_manifest
+from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
+from feedrate.packing.mapping import Function, Map, find_map
+from feedrate.packing.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
+from feedrate.packing.recode import Recode
+from feedrate.packing.tables import bring_tables, find_tables
+from feedrate.results.change import AppendResult
+from feedrate.results.pack import PackResult
+from feedrate.results.progress import Rejection, Tick
+from feedrate.source.names import hash_name
+from feedrate.source.opening import open_reader
+from feedrate.source.options import FieldSpec
+from feedrate.source.record import Held, Reader, Record, Stored, Value
+from feedrate.source.spool import SPOOL_NAME
+from feedrate.units import printable, typed
+
+
+class Arrivals(Reader):
+    """A reader of what is new. Holds 16 bytes per sample of the pack.
+
+    Attributes:
+        skipped: files that were passed over since the pack has them.
+    """
+
+    def __init__(self, reader: Reader, pack: Pack, *, skip: bool) -> None:
+        self.root, self.table = reader.root, reader.table
+        self.skipped = 0
+        self._reader, self._pack, self._skip = reader, pack, skip
+        column = path_column(pack)
+        self._path_field = column.removesuffix(".path") if column else None
+        self._paths = _Known(pack.all_texts(column) if column else ())
+        self._keys = _Known(pack.all_texts("key"))
+        self._classes: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def ignored(self) -> Mapping[str, int]:  # type: ignore[override]
+        return self._reader.ignored
+
+    @property
+    def unlisted(self) -> int:  # type: ignore[override]
+        return self._reader.unlisted
+
+    def __iter__(self) -> Iterator[Record | Rejection]:
+        self.skipped = 0
+        for record in self._reader:
+            if isinstance(record, Rejection):
+                yield record
+                continue
+            path = self._path(record)
+            if path and path in self._paths:
+                if not self._skip:
+                    raise SourceError(
+                        f"'{printable(path)}' is in {self._pack.path} already",
+                        hint="pass over files that the pack has: --skip-existing",
+                    )
+                self.skipped += 1
+                continue
+            values = {name: self._translate(name, value) for name, value in record.values.items()}
+            yield Record(self._free_name(record.name), values)
+
+    def fields(self) -> tuple[Field, ...]:
+        """Return the pack's fields, with the classes that the source brings at the end of each list.
+
+        Raises:
+            SourceError: the source's fields are others; names the field and the difference.
+        """
+        given = {field.name: field for field in self._reader.fields()}
+        stored = self._pack.manifest.fields
+        if "map" in self._pack.manifest.settings:
+            # What the map makes of the source's fields is known when it has run.
+            known = {field.name: field for field in stored if field.classes is not None}
+            return tuple(self._fit(known.get(name, field), field) for name, field in given.items())
+        missing = next((field for field in stored if field.name not in given), None)
+        if missing is not None:
+            raise SourceError(
+                f"{self._pack.path} has a field '{missing.name}' ({missing.kind}), and {self.root} has not",
+                hint="samples of a pack have the same fields; --labels and --field name columns of a table",
+            )
+        extra = next((name for name in given if name not in {field.name for field in stored}), None)
+        if extra is not None:
+            raise SourceError(
+                f"{self.root} has a field '{extra}' ({given[extra].kind}), and {self._pack.path} has not"
+            )
+        return tuple(self._fit(field, given[field.name]) for field in stored)
+
+    def _fit(self, field: Field, given: Field) -> Field:
+        there, here = f"in {self._pack.path}", f"in {self.root}"
+        if field.kind != given.kind:
+            raise SourceError(f"field '{field.name}' is {field.kind} {there}, and {given.kind} {here}")
+        if field.kind is not Kind.NUMBER:
+            return given
+        if (field.classes is None) != (given.classes is None):
+            words = ("a class", "a plain number")
+            first, second = words if field.classes is not None else words[::-1]
+            raise SourceError(f"field '{field.name}' is {first} {there}, and {second} {here}")
+        if field.dtype == "int64" and given.dtype == "float64":
+            raise SourceError(f"field '{field.name}' is made of whole numbers {there}, and not {here}")
+        if field.classes is None:
+            return dataclasses.replace(given, dtype=field.dtype)
+        known = set(field.classes)
+        new = [name for name in given.classes or () if name not in known]
+        return dataclasses.replace(given, classes=(*field.classes, *new))
+
+    def _path(self, record: Record) -> bytes:
+        value = record.values.get(self._path_field) if self._path_field else None
+        return value.path if isinstance(value, (Stored, Held)) else b""
+
+    def _translate(self, name: str, value: Value) -> Value:
+        """Give a class by its name, since its number is the source's; what was listed last knows numbers."""
+        field = self._pack.manifest.field(name)
+        if field is None or isinstance(value, (str, bytes, Stored, Held)):
+            return value
+        if field.classes is None:
+            return float(value) if field.dtype == "float64" else value
+        number = int(value)
+        if number >= len(self._classes.get(name, ())):
+            self._classes |= {f.name: f.classes for f in self._reader.fields() if f.classes is not None}
+        names = self._classes.get(name, ())
+        return names[number] if number < len(names) else value
+
+    def _free_name(self, name: bytes) -> bytes:
+        stem, suffix = os.path.splitext(name)
+        free, number = name, 1
+        while key_of_stem(make_stem(free)).encode() in self._keys:
+            number += 1
+            free = b"%b~%d%b" % (stem, number, suffix)
+        return free
+
+
+class _Known:
+    """Many names, of which only hashes are held: 8 bytes each."""
+
+    def __init__(self, names: Iterator[bytes] | tuple[()]) -> None:
+        self._hashes = np.sort(np.fromiter((hash_name(name) for name in names), np.uint64))
+
+    def __contains__(self, name: bytes) -> bool:
+        wanted = np.uint64(hash_name(name))
+        at = int(np.searchsorted(self._hashes, wanted))
+        return at < len(self._hashes) and bool(self._hashes[at] == wanted)
+
+
+FOLDER_NAME = "appending"
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOptions:
+    """Settings of `append`; what else shapes the new shards is as the pack's settings say.
+
+    Attributes:
+        fields: further columns of the table; None: those that the pack was made with.
+        map: the function that the pack was made with; nothing is imported because a pack names it.
+        skip_existing: pass over files that the pack has already, by their paths.
+        defaults: values of added columns for the new samples.
+    """
+
+    labels: Path | None = None
+    path_column: str | None = None
+    label_column: str | None = None
+    fields: tuple[FieldSpec, ...] | None = None
+    map: str | Function | None = None
+    skip_existing: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    workers: int | None = None
+    engine: Engine = field(default_factory=Engine)
+
+
+def append(
+    source: str | os.PathLike[str],
+    pack: str | os.PathLike[str],
+    options: AppendOptions | None = None,
+    *,
+    watch: Callable[[Tick], None] = lambda _: None,
+) -> AppendResult:
+    """Add the samples of a source to a pack, or go on with that where it was interrupted.
+
+    Raises:
+        NotFound: the source or the pack is not there.
+        SourceError: the source's fields are not the pack's, a file is in the pack already, or nothing is new.
+        AlreadyExists: another process is changing the pack, or another append was interrupted.
+        StorageError: the disk is full or failed; run the same again to go on.
+    """
+    options = options or AppendOptions()
+    begin = time.monotonic()
+    source = os.fspath(source)
+    check_nesting(source, Path(pack))
+    with changing(pack) as opened:
+        was_done = _clean_up(opened)
+        _check_defaults(opened, options.defaults)
+        chosen = _pack_options(source, opened, options)
+        with _own_folder(opened.path / FOLDER_NAME) as folder:
+            reader = open_reader(source, chosen.source, scratch=os.fspath(folder))
+            arrivals = Arrivals(reader, opened, skip=options.skip_existing or was_done)
+            result = _append(arrivals, opened, chosen, options.defaults, watch)
+    return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin)
+
+
+@contextlib.contextmanager
+def _own_folder(folder: Path) -> Iterator[Path]:
+    """Make the folder that new shards are packed into; nothing is left of it when nothing was begun."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise explain_write_error(error, folder) from error
+    try:
+        yield folder
+    finally:
+        if not (folder / PROGRESS_NAME).exists():
+            with contextlib.suppress(OSError):
+                (folder / SPOOL_NAME).unlink(missing_ok=True)
+                folder.rmdir()
+
+
+def _append(
+    arrivals: Arrivals,
+    pack: Pack,
+    options: PackOptions,
+    defaults: Mapping[str, str],
+    watch: Callable[[Tick], None],
+) -> AppendResult:
+    folder = pack.path / FOLDER_NAME
+    try:
+        packed = pack_reader(arrivals, folder, options, watch)
+    except NothingToPack as error:
+        if arrivals.skipped:
+            return _nothing_new(arrivals, pack, error.rejected)
+        raise
+    with explained(pack.path):
+        with contextlib.closing(Pack(folder)) as new:
+            check_equal_keys([pack, new], ["", ""])
+            joined = [Joined(pack), Joined(new, "", link_into(pack.path, or_move=True), defaults)]
+            manifest, unassigned = join(pack.path, joined, _settings(pack, new))
+            if packed.rejected:
+                _add_rejections(pack, folder)
+        sync_folder(pack.path)
+        write_manifest(pack.path, manifest)
+        write_quality(pack.path)
+        remove_folder(folder)
+    return _summarise(arrivals, pack, manifest, packed, unassigned)
+
+
+def _pack_options(source: str, pack: Pack, options: AppendOptions) -> PackOptions:
+    manifest, settings = pack.manifest, pack.manifest.settings
+    specs = options.fields
+    if specs is None:
+        specs = tuple(FieldSpec.parse(text) for text in settings.get("fields", ())) if options.labels else ()
+    container = manifest.shards[0].container if manifest.shards else "tar"
+    return PackOptions(
+        labels=options.labels,
+        path_column=options.path_column,
+        label_column=options.label_column,
+        fields=specs,
+        seed=settings.get("seed", 0),
+        shard_bytes=settings.get("shard_bytes", DEFAULT_SHARD_BYTES),
+        workers=options.workers,
+        engine=options.engine,
+        recode=Recode.from_settings(settings),
+        scan=settings.get("scan", True),
+        entries=find_entries(settings),
+        container=container if container in containers.NAMES else "tar",
+        map=_find_map(source, pack, options.map),
+    )
+
+
+def _find_map(source: str, pack: Pack, wanted: str | Function | None) -> Map | None:
+    made_with = pack.manifest.settings.get("map")
+    if not isinstance(made_with, dict):
+        if wanted is not None:
+            raise UsageError("the pack was made without a map, and new samples cannot be made with one")
+        return None
+    name = str(made_with.get("function"))
+    if wanted is None:
+        raise UsageError(
+            f"{pack.path} was made with a function, {name}, and code is not imported because a pack names it",
+            hint="if that is your code: "
+            f"feedrate append {typed(source)} {typed(pack.path)} --map {typed(name)}",
+        )
+    found = find_map(wanted)
+    # A module may have another name by now; one function of it is not another.
+    if found.name.partition(":")[2] != name.partition(":")[2]:
+        raise UsageError(f"{pack.path} was made with {name}, not with {found.name}")
+    changed = found.find_change(made_with)
+    if changed is not None:
+        raise UsageError(
+            f"the code of {found.name} is no longer what the pack was made with: {changed} is another",
+            hint="new samples must be made by the same code: undo the change, or pack all of them anew",
+        )
+    return found
+
+
+def _check_defaults(pack: Pack, defaults: Mapping[str, str]) -> None:
+    """Refuse before the work what would be refused after it."""
+    added = {f.name: f for f in pack.manifest.added}
+    # Numbers that a column stands before come from the source; its texts would, too, but lie in shards.
+    stored = {f.name for f in pack.manifest.fields if f.kind is Kind.NUMBER}
+    splits = find_splits(pack.manifest)
+    for name in defaults:
+        if name not in added:
+            raise NotFound(
+                f"{pack.path} has no added column '{name}'", hint=f"it has: {', '.join(added) or 'none'}"
+            )
+        check_default(added[name], defaults[name])
+    for name, column in added.items():
+        if name not in splits and name not in defaults and name not in stored:
+            kind = "class" if column.classes is not None else column.kind
+            raise SourceError(
+                f"new samples would have no value of the column '{name}' ({kind}) of {pack.path}",
+                hint=f"give them one: --default {name}=VALUE; 'feedrate add-column --replace' sets all",
+            )
+
+
+def _clean_up(pack: Pack) -> bool:
+    """Remove what an append left that was killed after its last step but one; say whether there was one."""
+    folder = pack.path / FOLDER_NAME
+    try:
+        left = read_manifest(folder)
+    except FeedrateError:
+        return False
+    known = [one.get("plan") for one in pack.manifest.settings.get("appended", ())]
+    if left.settings.get("plan") not in known:
+        return False
+    write_quality(pack.path)
+    remove_folder(folder)
+    return True
+
+
+def _settings(pack: Pack, new: Pack) -> dict[str, Any]:
+    settings, theirs = dict(pack.manifest.settings), new.manifest.settings
+    tables = bring_tables(pack.path, new, find_tables(pack.manifest))
+    if tables:
+        settings["tables"] = [*settings.get("tables", ()), *tables]
+    settings["rejected"] = settings.get("rejected", 0) + theirs.get("rejected", 0)
+    one = {"samples": len(new), "shards": len(new.manifest.shards), "plan": theirs.get("plan")}
+    settings["appended"] = [*settings.get("appended", ()), one]
+    return settings
+
+
+def _add_rejections(pack: Pack, folder: Path) -> None:
+    # As many lines as pack.json tells of were there before: more may be from a run that was killed here.
+    path = pack.path / REJECTED_NAME
+    before = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    kept = before[: int(pack.manifest.settings.get("rejected", 0))]
+    write_file(path, b"".join(kept) + (folder / REJECTED_NAME).read_bytes())
+
+
+def _nothing_new(arrivals: Arrivals, pack: Pack, rejected: tuple[Rejection, ...]) -> AppendResult:
+    return AppendResult(
+        source=arrivals.root, pack=str(pack.path), samples=len(pack), added=0, skipped=arrivals.skipped,
+        shards=0, size_bytes=0, seconds=0.0, new_classes=(), rejected=rejected, unassigned=(),
+    )  # fmt: skip
+
+
+def _summarise(
+    arrivals: Arrivals, pack: Pack, manifest: Manifest, packed: PackResult, unassigned: tuple[str, ...]
+) -> AppendResult:
+    before, after = pack.manifest.field("label"), manifest.field("label")
+    old = set(before.classes or ()) if before is not None else set()
+    return AppendResult(
+        source=arrivals.root,
+        pack=str(pack.path),
+        samples=manifest.samples,
+        added=packed.samples,
+        skipped=arrivals.skipped,
+        shards=packed.shards,
+        size_bytes=packed.size_bytes,
+        seconds=0.0,
+        new_classes=tuple(c for c in (after.classes or () if after is not None else ()) if c not in old),
+        rejected=packed.rejected,
+        unassigned=unassigned,
+    )

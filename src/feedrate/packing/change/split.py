@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a split goes by: groups that stay together, classes that are shared out, lists that people wrote.
+
+`feedrate split`: which part each sample belongs to, stored as a column of classes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import NotFound, SourceError, UsageError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.kernel import I64
+from feedrate.packing.change.columns import count_classes
+from feedrate.packing.change.members import as_path, check_missing, read_names, some
+from feedrate.packing.change.shares import (
+    Share,
+    count_missing,
+    count_shares,
+    hash_names,
+    split_groups,
+    split_samples,
+    split_strata_of_groups,
+)
+from feedrate.packing.change.update import changing, check_taken, store_column
+from feedrate.results.change import ClassShare, SplitResult
+from feedrate.units import format_count, printable, typed
+
+
+def group_by_field(pack: Pack, name: str) -> list[bytes]:
+    """Return each sample's group: the value of a field."""
+    column = _find_field(pack, name)
+    if column.kind is Kind.NUMBER:
+        return [repr(value).encode() for value in pack.checked_column(column.name).tolist()]
+    return _read_texts(pack, column)
+
+
+def group_by_folder(pack: Pack) -> list[bytes]:
+    """Return each sample's group: the folder that it was in."""
+    return [path.rpartition(b"/")[0] for path in read_names(pack, by_key=False)]
+
+
+def group_by_path(pack: Pack, pattern: str) -> list[bytes]:
+    """Return each sample's group: what a regular expression finds in its original path."""
+    try:
+        compiled = re.compile(os.fsencode(pattern))
+    except re.error as error:
+        raise UsageError(f"'{pattern}' is not a regular expression: {error}") from None
+    names, unmatched = [], []
+    for path in read_names(pack, by_key=False):
+        match = compiled.search(path)
+        if match is None:
+            unmatched.append(path)
+        else:
+            names.append((match[1] if compiled.groups else match[0]) or b"")
+    check_missing(
+        unmatched,
+        len(pack),
+        f"group: '{pattern}' finds nothing in their paths",
+        hint=r"the first (...) in it is the group: --by-path '(patient\d+)'",
+    )
+    return names
+
+
+def _read_texts(pack: Pack, column: Field) -> list[bytes]:
+    texts: list[bytes] = []
+    for start in range(0, len(pack), 65536):
+        positions = np.arange(start, min(start + 65536, len(pack)), dtype=np.int64)
+        rows, statuses = pack.rows(positions, [column.name])
+        buffer, starts, bad = kernel.read_ranges(pack.files, pack.ranges(column.name, rows, positions))
+        for place in np.flatnonzero(statuses | bad):
+            raise pack.describe_bad(int(positions[place]), column.name, None, "it cannot be read")
+        whole = buffer.tobytes()
+        texts += [whole[a:b] for a, b in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
+    return texts
+
+
+def find_strata(pack: Pack, name: str | None) -> I64:
+    """Return the stratum of each sample, from 0: its class; None: all are in one."""
+    if name is None:
+        return np.zeros(len(pack), np.int64)
+    column = _find_field(pack, name)
+    if column.kind is not Kind.NUMBER or column.dtype != "int64":
+        raise UsageError(
+            f"--stratify needs a field of classes or whole numbers; '{name}' is {column.dtype or column.kind}"
+        )
+    _, strata = np.unique(pack.checked_column(name), return_inverse=True)
+    return strata.astype(np.int64)
+
+
+def _find_field(pack: Pack, name: str) -> Field:
+    column = pack.manifest.field(name)
+    if column is None or column.kind not in (Kind.NUMBER, Kind.TEXT, Kind.JSON):
+        known = [f.name for f in pack.fields if f.kind in (Kind.NUMBER, Kind.TEXT, Kind.JSON)]
+        raise UsageError(
+            f"{pack.path} has no column '{name}' of numbers, classes or text",
+            hint=f"it has: {', '.join(known) or 'none'}; 'feedrate add-column' adds one from a table",
+        )
+    return column
+
+
+def read_lists(pack: Pack, files: Mapping[str, Path], *, has_rest: bool) -> I64:
+    """Return the part of each sample, counted as in `files`; the rest is in one more, if there may be one."""
+    parts = list(files)
+    part_of: dict[bytes, int] = {}
+    for number, file in enumerate(files.values()):
+        for line in _read_list(file):
+            if part_of.setdefault(line, number) != number:
+                other = parts[part_of[line]]
+                raise SourceError(
+                    f"'{printable(line)}' stands in the lists of '{other}' and of '{parts[number]}'"
+                )
+    values = np.full(len(pack), len(parts), np.int64)
+    missing: list[bytes] = []
+    used: set[bytes] = set()
+    paths = read_names(pack, by_key=False) if _has_paths(pack) else read_names(pack, by_key=True)
+    for place, (path, key) in enumerate(zip(paths, pack.all_texts("key"), strict=True)):
+        name = path if path in part_of else key
+        if name in part_of:
+            values[place] = part_of[name]
+            used.add(name)
+        elif not has_rest:
+            missing.append(path)
+    strangers = [name for name in part_of if name not in used]
+    if strangers:
+        raise SourceError(
+            f"the lists name {format_count(len(strangers), 'sample')} that {pack.path} does not have:"
+            f" {some(strangers)}",
+            hint=f"a line is an original path or a key; see some: feedrate ls {typed(pack.path)} --samples 5",
+        )
+    check_missing(missing, len(pack), "part: no list names them", hint="give them one: NAME=rest")
+    return values
+
+
+def _has_paths(pack: Pack) -> bool:
+    try:
+        return bool(len(pack)) and bool(next(read_names(pack, by_key=False)))
+    except UsageError:
+        return False
+
+
+def _read_list(path: Path) -> list[bytes]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise NotFound(f"cannot read the list {path}: {error.strerror}") from None
+    lines = [line.strip("\r") for line in text.split("\n")]
+    names = [as_path(line) for line in lines if line.strip()]
+    if not names:
+        raise SourceError(f"the list {path} is empty")
+    return names
+
+
+_PART = re.compile(r"[^\s:+=,/]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """Settings of `split`.
+
+    Attributes:
+        files: part -> a file that lists its samples, a path or key per line.
+        seed: another one gives other parts.
+        by: a field: samples with the same value stay together.
+        by_path: a regular expression: samples in whose original paths it finds the same stay together; what
+            its first group finds, where it has one.
+        by_folder: samples of one folder stay together.
+        stratify: a field of classes: each part gets its share of each class, as nearly as groups allow.
+        name: of the column.
+        replace: a column of this name may be there.
+    """
+
+    files: Mapping[str, Path] = field(default_factory=dict)
+    seed: int = 0
+    by: str | None = None
+    by_path: str | None = None
+    by_folder: bool = False
+    stratify: str | None = None
+    name: str = "split"
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        ways = [w for w in (self.by, self.by_path, self.by_folder or None) if w is not None]
+        if len(ways) > 1:
+            raise UsageError("--by, --by-path and --by-folder exclude each other: choose one")
+        if self.files and (ways or self.stratify is not None):
+            raise UsageError("with --file the lists decide: --by and --stratify have no say")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed must be at least 0 and below 2**63, got {self.seed}")
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.by is not None or self.by_path is not None or self.by_folder
+
+    def settings(self) -> dict[str, Any]:
+        told = {
+            "seed": self.seed, "by": self.by, "by_path": self.by_path, "by_folder": self.by_folder or None,
+            "stratify": self.stratify,
+        }  # fmt: skip
+        return {name: value for name, value in told.items() if value is not None}
+
+
+def split(
+    pack: str | os.PathLike[str], shares: Mapping[str, Share], options: SplitOptions | None = None
+) -> SplitResult:
+    """Divide the samples of a pack into named parts, for `Loader(pack, split=NAME)`.
+
+    Args:
+        shares: part -> fraction, number of samples, or "rest". With `options.files` only "rest" makes sense.
+
+    Raises:
+        NotFound: there is no pack, or no such list.
+        UsageError: the parts do not add up, or one of them would be empty.
+        SourceError: a list names what is not there, or samples that another list names too.
+        AlreadyExists: the pack has such a column, or another process is changing the pack.
+    """
+    options = options or SplitOptions()
+    parts = _check_parts(shares, options)
+    with changing(pack) as opened:
+        check_taken(opened, options.name, replace=options.replace)
+        replaced = opened.manifest.field(options.name) is not None
+        groups: I64 | None = None
+        if options.files:
+            values = read_lists(opened, options.files, has_rest=bool(shares))
+        else:
+            values, groups = _divide(opened, shares, options, np.full(len(opened), -1, np.int64))
+        made = {"shares": dict(shares), **options.settings()}
+        if options.files:
+            made["files"] = {name: path.name for name, path in options.files.items()}
+        return _store(opened, options.name, parts, values, groups, made, replaced=replaced)
+
+
+def extend_split(pack: str | os.PathLike[str], name: str = "split") -> SplitResult:
+    """Give samples that came later a part, as the split was made; no other sample moves.
+
+    Raises:
+        NotFound: there is no pack.
+        UsageError: it has no such split, or one that was made from lists.
+        AlreadyExists: another process is changing the pack.
+    """
+    with changing(pack) as opened:
+        column = opened.manifest.field(name)
+        made = opened.manifest.settings.get("columns", {}).get(name, {})
+        if column is None or column.classes is None or "shares" not in made:
+            raise UsageError(
+                f"{opened.path} has no split '{name}'", hint="make one: feedrate split PACK NAME=SHARE ..."
+            )
+        if "files" in made:
+            raise UsageError(
+                f"the split '{name}' of {opened.path} was made from lists, which do not say where others go",
+                hint="give longer lists: --file NAME=FILE --replace",
+            )
+        told = {key: made[key] for key in ("seed", "by", "by_path", "by_folder", "stratify") if key in made}
+        given = opened.checked_column(name)
+        values, groups = _divide(opened, made["shares"], SplitOptions(**told), given)
+        return _store(opened, name, column.classes, values, groups, made, replaced=True)
+
+
+def _divide(
+    pack: Pack, shares: Mapping[str, Share], options: SplitOptions, given: I64
+) -> tuple[I64, I64 | None]:
+    """Return the part of each sample, and its group if there are groups; samples with a part keep it."""
+    counts, values = count_shares(shares, len(pack)), given.copy()
+    if not options.is_grouped:
+        free = np.flatnonzero(values < 0)
+        strata = find_strata(pack, options.stratify)[free]
+        hashes = hash_names(pack.all_texts("key"), options.seed)[free]
+        values[free] = split_samples(hashes, strata, count_missing(counts, values))
+        return values, None
+    names, groups = np.unique(np.array(_group_names(pack, options), object), return_inverse=True)
+    if options.stratify is not None:
+        hashes, strata = hash_names(names.tolist(), options.seed), find_strata(pack, options.stratify)
+        placed = split_strata_of_groups(groups, hashes, strata, counts, values)
+        return np.where(values < 0, placed, values), groups
+    of_group = np.full(len(names), -1, np.int64)
+    of_group[groups[values >= 0]] = values[values >= 0]
+    values = np.where(values < 0, of_group[groups], values)
+    free = np.flatnonzero(values < 0)
+    new, inside = np.unique(groups[free], return_inverse=True)
+    hashes = hash_names(names[new].tolist(), options.seed)
+    values[free] = split_groups(inside, hashes, count_missing(counts, values))
+    return values, groups
+
+
+def _store(
+    pack: Pack,
+    name: str,
+    parts: tuple[str, ...],
+    values: I64,
+    groups: I64 | None,
+    made: Mapping[str, Any],
+    *,
+    replaced: bool,
+) -> SplitResult:
+    column = Field(name, Kind.NUMBER, dtype="int64", classes=parts)
+    counts = count_classes(column, values)
+    _refuse_empty(counts, len(pack), groups)
+    part = store_column(pack, column, {name: values}, made)
+    return SplitResult(
+        pack=str(pack.path),
+        name=name,
+        samples=len(pack),
+        parts=counts,
+        groups={} if groups is None else _count_groups(parts, values, groups),
+        class_counts=_count_labels(pack, parts, values),
+        least_even=None if groups is None else _find_least_even(pack, made.get("stratify"), parts, values),
+        size_bytes=part.size_bytes,
+        replaced=replaced,
+    )
+
+
+def _group_names(pack: Pack, options: SplitOptions) -> list[bytes]:
+    if options.by_folder:
+        return group_by_folder(pack)
+    return group_by_path(pack, options.by_path) if options.by_path else group_by_field(pack, str(options.by))
+
+
+def _check_parts(shares: Mapping[str, Share], options: SplitOptions) -> tuple[str, ...]:
+    parts = (*options.files, *(name for name in shares if name not in options.files))
+    for name in parts:
+        if not _PART.fullmatch(name):
+            raise UsageError(f"'{name}' cannot be the name of a part", hint="without spaces and : + = , /")
+    twice = next((name for name in shares if name in options.files), None)
+    if twice is not None:
+        raise UsageError(f"part '{twice}' is given twice")
+    if options.files and any(share != "rest" for share in shares.values()):
+        raise UsageError("with --file the lists decide; only NAME=rest can stand beside them")
+    if sum(share == "rest" for share in shares.values()) > 1:
+        raise UsageError("two parts cannot both have the rest")
+    if not parts or (len(parts) < 2 and not options.files):
+        raise UsageError("a split needs at least two parts", hint="train=0.9 validation=0.1")
+    return parts
+
+
+def _refuse_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -> None:
+    empty = next((name for name, count in counts.items() if not count), None)
+    if empty is not None:
+        whole = format_count(samples, "sample")
+        if groups is not None:
+            whole = format_count(len(np.unique(groups)), "group")
+        raise UsageError(
+            f"part '{empty}' would be empty: the pack has {whole}", hint="give it a larger share"
+        )
+
+
+def _count_groups(parts: tuple[str, ...], values: I64, groups: I64) -> dict[str, int]:
+    return {name: len(np.unique(groups[values == number])) for number, name in enumerate(parts)}
+
+
+def _find_least_even(pack: Pack, name: str | None, parts: tuple[str, ...], values: I64) -> ClassShare | None:
+    """Return where a class's share of a part differs most from its share of all samples."""
+    column = None if name is None else pack.manifest.field(name)
+    if column is None:
+        return None
+    kinds, strata = np.unique(pack.checked_column(column.name), return_inverse=True)
+    table = np.zeros((len(parts), len(kinds)))
+    np.add.at(table, (values[values >= 0], strata[values >= 0]), 1)
+    of_parts, of_all = table / table.sum(axis=1, keepdims=True), table.sum(axis=0) / table.sum()
+    part, place = np.unravel_index(np.abs(of_parts - of_all).argmax(), table.shape)
+    kind = int(kinds[place])
+    return ClassShare(
+        part=parts[part],
+        name=column.classes[kind] if column.classes and 0 <= kind < len(column.classes) else str(kind),
+        share=float(of_parts[part, place]),
+        share_of_all=float(of_all[place]),
+        absent={
+            name: absent for name, row in zip(parts, table, strict=True) if (absent := int((row == 0).sum()))
+        },
+    )
+
+
+def _count_labels(pack: Pack, parts: tuple[str, ...], values: I64) -> dict[str, dict[str, int]]:
+    label = pack.manifest.field("label")
+    if label is None or label.classes is None:
+        return {}
+    labels = pack.column("label")
+    return {name: count_classes(label, labels[values == number]) for number, name in enumerate(parts)}

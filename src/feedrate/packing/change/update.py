@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Change a finished pack: new files first, then pack.json in one step, so that it is always whole.
+
+Files that pack.json names are never written to, so whoever has the pack open reads on as before. A column's
+file is named after its contents: a command that was killed writes the same file again and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from feedrate.errors import AlreadyExists
+from feedrate.files.folder import atomic_write, folder_lock, remove_temporaries
+from feedrate.format.added import Values, dump_columns, make_part
+from feedrate.format.fields import Field
+from feedrate.format.manifest import FILE_NAME, ColumnPart, Manifest, dump_manifest, read_manifest
+from feedrate.format.pack import Pack
+from feedrate.packing.build.unfinished import PROGRESS_NAME
+
+
+@contextlib.contextmanager
+def changing(path: str | os.PathLike[str]) -> Iterator[Pack]:
+    """Open a finished pack that no other process changes meanwhile.
+
+    Raises:
+        NotFound: there is no finished pack.
+        AlreadyExists: another process is changing it, or packing was interrupted.
+        StorageError: the folder cannot be written.
+    """
+    folder = Path(path)
+    read_manifest(folder)
+    with folder_lock(folder):
+        if (folder / PROGRESS_NAME).exists():
+            raise AlreadyExists(
+                f"{folder} is not finished: packing was interrupted",
+                hint="run the same 'feedrate pack' command again to finish it",
+            )
+        remove_temporaries(folder)
+        pack = Pack(folder)  # as it is now that nobody else changes it
+        try:
+            yield pack
+        finally:
+            pack.close()
+
+
+def write_column(folder: Path, field: Field, values: Values, *, first: int, samples: int) -> ColumnPart:
+    """Write the values of a field for some samples; return the entry for pack.json."""
+    data = dump_columns((field,), values, samples)
+    # Not the CRC-32C, which rows that end in their own can make the same for different values.
+    name = f"column-{field.name}-{hashlib.sha256(data).hexdigest()[:16]}.arrow"
+    if not (folder / name).exists() or (folder / name).read_bytes() != data:
+        with atomic_write(folder / name, expected_bytes=len(data)) as file:
+            file.write(data)
+    return make_part(name, (field,), data, first=first, samples=samples)
+
+
+def store_column(pack: Pack, field: Field, values: Values, made: Mapping[str, Any]) -> ColumnPart:
+    """Give all samples of a pack a column, in the place of one of that name. `made`: how it came about."""
+    manifest = pack.manifest
+    part = write_column(pack.path, field, values, first=0, samples=len(pack))
+    added = {f.name: f for f in manifest.added} | {field.name: field}
+    columns = {**manifest.settings.get("columns", {}), field.name: dict(made)}
+    write_manifest(
+        pack.path,
+        dataclasses.replace(
+            manifest,
+            settings={**manifest.settings, "columns": columns},
+            added=tuple(added.values()),
+            parts=(*(p for p in manifest.parts if p.fields != (field.name,)), part),
+        ),
+    )
+    return part
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    data = dump_manifest(manifest)
+    with atomic_write(folder / FILE_NAME, expected_bytes=len(data)) as file:
+        file.write(data)
+
+
+def check_taken(pack: Pack, name: str, *, replace: bool) -> None:
+    """Refuse to add a column under a name that is taken, unless it may be replaced."""
+    there = pack.manifest.field(name)
+    if there is None:
+        return
+    stored = next((f for f in pack.manifest.fields if f.name == name), None)
+    if stored is not None and stored.kind not in ("number", "text", "json"):
+        raise AlreadyExists(
+            f"{pack.path} has a field '{name}' of kind {stored.kind}, which no column can replace",
+            hint="choose another name: --name NAME",
+        )
+    if not replace:
+        kind = "class" if there.classes is not None else there.kind
+        raise AlreadyExists(
+            f"{pack.path} already has a field '{name}' ({kind})",
+            hint="replace it with --replace, or choose another name: --name NAME",
+        )

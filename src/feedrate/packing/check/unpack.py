@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write files below one folder and nowhere else, whatever their paths say and whatever lies there already.
+
+Every folder on the way is opened by name relative to the one above it, and never through a symbolic link, so
+that a link which somebody plants between a check and a write leads nowhere.
+
+`feedrate unpack`: pack -> the original files, bit for bit, under their original paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import AlreadyExists, FeedrateError, PackError, UsageError
+from feedrate.files.folder import explain_write_error
+from feedrate.format.containers import FILES
+from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.index import Part, parse_part
+from feedrate.format.keys import restored_path
+from feedrate.format.manifest import Shard, file_path, plain_name, read_manifest
+from feedrate.format.raw import dump_raw, npy_header, parse_stored
+from feedrate.packing.recode import describe_pixels
+from feedrate.packing.tables import find_tables
+from feedrate.packing.workers import advance, run_tasks
+from feedrate.results.progress import Tick
+from feedrate.results.unpack import UnpackResult
+from feedrate.units import printable, typed
+
+_MOST_FOLDERS = 200
+_LONGEST_PATH = 4096  # as Linux has it; no real file has a longer one
+
+
+def check_path(path: bytes) -> None:
+    """Refuse a path that is not plainly below the folder it will be written to.
+
+    Raises:
+        PackError: it is absolute, goes up, or is no path at all.
+    """
+    if len(path) > _LONGEST_PATH:
+        raise PackError(f"the pack holds a path of {len(path)} bytes: refused")
+    parts = path.split(b"/")
+    if b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
+        raise PackError(
+            f"the pack holds the path '{printable(path)}', which leads out of the folder: refused"
+        )
+
+
+class Tree:
+    """The folder that is written to. Keeps the folders it has opened until it is closed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._folders: dict[bytes, int] = {}
+
+    def __enter__(self) -> Tree:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._folders[b""] = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise explain_write_error(error, self.root) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._folders.values():
+            os.close(fd)
+        self._folders.clear()
+
+    def write(self, path: bytes, data: bytes) -> bool:
+        """Write a file; it gets its name when it is whole. Returns False when it was there before.
+
+        Raises:
+            PackError: the path leads out of the folder, or a symbolic link stands in the way.
+            AlreadyExists: a file with other bytes, or a folder, has that name.
+            StorageError: the disk said no.
+        """
+        check_path(path)
+        folder, _, name = path.rpartition(b"/")
+        try:
+            fd = self._open_folder(folder)
+            if self._is_there(fd, name, path, data):
+                return False
+            return self._create(fd, name, path, data)
+        except OSError as error:
+            if isinstance(error, FeedrateError):
+                raise
+            raise explain_write_error(error, self.root / os.fsdecode(path), len(data)) from error
+
+    def _open_folder(self, folder: bytes) -> int:
+        if folder in self._folders:
+            return self._folders[folder]
+        above, _, name = folder.rpartition(b"/")
+        parent = self._open_folder(above)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=parent)
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise PackError(
+                    f"'{printable(folder)}' in {self.root} is a link or a file, not a folder: refused"
+                ) from error
+            raise
+        if len(self._folders) >= _MOST_FOLDERS:
+            self._forget_folders(but=above)
+        self._folders[folder] = fd
+        return fd
+
+    def _forget_folders(self, *, but: bytes) -> None:
+        for folder in [f for f in self._folders if f and f != but]:
+            os.close(self._folders.pop(folder))
+
+    def _is_there(self, folder_fd: int, name: bytes, path: bytes, data: bytes) -> bool:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise PackError(f"'{printable(path)}' in {self.root} is a symbolic link: refused") from error
+            raise
+        try:
+            info = os.fstat(fd)
+            same = stat.S_ISREG(info.st_mode) and info.st_size == len(data) and _holds(fd, data)
+        finally:
+            os.close(fd)
+        if not same:
+            raise AlreadyExists(
+                f"'{printable(path)}' is already in {self.root}, with other bytes",
+                hint="unpack into a new folder",
+            )
+        return True
+
+    def _create(self, folder_fd: int, name: bytes, path: bytes, data: bytes) -> bool:
+        temporary = f".feedrate-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with open(os.open(temporary, flags, 0o666, dir_fd=folder_fd), "wb") as file:
+                file.write(data)
+            try:
+                # A link, not a rename: it fails when somebody made a file of this name in the meantime.
+                os.link(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd, follow_symlinks=False)
+            except FileExistsError:
+                return not self._is_there(folder_fd, name, path, data)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+                    raise
+                os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder_fd)
+        return True
+
+
+def _holds(fd: int, data: bytes) -> bool:
+    with open(fd, "rb", closefd=False) as file:
+        return file.read(len(data) + 1) == data
+
+
+@dataclass(frozen=True, slots=True)
+class ShardUnpack:
+    pack: str
+    target: str
+    shard: Shard
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    files: int = 0
+    kept: int = 0
+    size_bytes: int = 0
+
+
+def unpack(
+    pack: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    watch: Callable[[Tick], None] = lambda _: None,
+) -> UnpackResult:
+    """Restore the files of a pack in `target`. Files that are already there with the same bytes are kept.
+
+    Raises:
+        NotFound: there is no pack.
+        PackError: a checksum fails, or the pack names a path outside of `target`.
+        AlreadyExists: a file is there with other bytes; nothing is overwritten.
+        StorageError: the disk is full or failed.
+    """
+    begin = time.monotonic()
+    manifest = read_manifest(pack)
+    loose = next((s for s in manifest.shards if s.container == FILES), None)
+    if loose is not None:
+        where = os.path.normpath(Path(pack) / loose.folder / loose.name)
+        raise UsageError(f"{pack} is an index of the files in {where}: they are not packed")
+    for shard in manifest.shards:
+        file_path(pack, shard)  # refuses what is not on this machine
+    inner, outer = os.path.realpath(target), os.path.realpath(pack)
+    if os.path.commonpath([inner, outer]) == outer:
+        raise UsageError(f"{target} lies inside the pack", hint="name a folder outside of it")
+    if os.path.exists(inner) and not os.path.isdir(inner):
+        raise AlreadyExists(f"{target} is a file", hint="name a folder to unpack into, new or there already")
+    tasks = [ShardUnpack(outer, inner, shard, manifest.fields) for shard in manifest.shards]
+    total_bytes = manifest.shard_bytes
+
+    def report(samples: int, size_bytes: int) -> None:
+        watch(Tick("unpacking", samples, manifest.samples, size_bytes, total_bytes))
+
+    report(0, 0)
+    written = [_unpack_table(Path(pack), Path(inner), table) for table in find_tables(manifest)]
+    written += run_tasks(unpack_shard, tasks, workers=workers, size_bytes=total_bytes, watch=report)
+    return UnpackResult(
+        pack=str(pack),
+        target=str(target),
+        files=sum(w.files for w in written),
+        kept=sum(w.kept for w in written),
+        size_bytes=sum(w.size_bytes for w in written),
+        seconds=time.monotonic() - begin,
+        pixels=describe_pixels(manifest.settings),
+    )
+
+
+def unpack_shard(task: ShardUnpack) -> Written:
+    """Restore the files of one shard; picklable, for any executor."""
+    folder = Path(task.pack)
+    try:
+        part = _read_index(task, folder)
+        _check_paths(task, part)
+        with open(file_path(folder, task.shard), "rb") as shard, Tree(Path(task.target)) as tree:
+            return _restore_samples(task, part, shard.fileno(), tree)
+    except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
+        raise PackError(
+            f"cannot read {task.shard.name}: {error.strerror}", hint=_verify_hint(task.pack)
+        ) from error
+
+
+def _read_index(task: ShardUnpack, folder: Path) -> Part:
+    index = task.shard.index
+    data = file_path(folder, index).read_bytes()
+    # Original paths stand in the index alone: a changed byte there would give a file another name.
+    if kernel.crc32c(data) != index.crc32c:
+        raise PackError(f"{index.name} is damaged: checksum", hint=_verify_hint(task.pack))
+    return parse_part(data, task.fields, name=index.name)
+
+
+def _check_paths(task: ShardUnpack, part: Part) -> None:
+    for field in task.fields:
+        for path in part.variable.get(f"{field.name}.path", ()):
+            if path:
+                check_path(path)
+
+
+def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Written:
+    files = kept = size_bytes = 0
+    prefix = f"{task.shard.prefix}/".encode() if task.shard.prefix else b""
+    size_on_disk = os.fstat(fd).st_size
+    fields = [f for f in task.fields if f"{f.name}.path" in part.variable]
+    for number, row in enumerate(part.rows):
+        sample_bytes = 0
+        for field in fields:
+            name = field.name
+            path = part.variable[f"{name}.path"][number]
+            if not path:
+                continue  # a value from the table, which comes back as a whole
+            path = prefix + path
+            offset, length = int(row[f"{name}.offset"]), int(row[f"{name}.length"])
+            if length < 0 or not 0 <= offset <= size_on_disk - length:
+                raise PackError(
+                    f"'{printable(path)}' has no place in {task.shard.name}", hint=_verify_hint(task.pack)
+                )
+            data = kernel.read_at(fd, length, offset)
+            if len(data) != length or kernel.crc32c(data) != row[f"{name}.crc32c"]:
+                raise PackError(
+                    f"'{printable(path)}' is damaged in {task.shard.name} at byte {offset}: checksum",
+                    hint=_verify_hint(task.pack),
+                )
+            data = _restore_file(field, data, part, number)
+            kept += not tree.write(restored_path(field, path, data), data)
+            files, sample_bytes = files + 1, sample_bytes + length
+        size_bytes += sample_bytes
+        advance(1, sample_bytes)
+    return Written(files, kept, size_bytes)
+
+
+def _restore_file(field: Field, data: bytes, part: Part, number: int) -> bytes:
+    """Return a file as it was packed: an array that was stored without its header gets it back."""
+    if field.coding is not Coding.RAW:
+        return data
+    if field.kind is Kind.ARRAY:
+        return npy_header(np.dtype(field.dtype).str, field.shape or ()) + data
+    return dump_raw(parse_stored(data, part.variable[f"{field.name}.entries"][number]))
+
+
+def _unpack_table(pack: Path, target: Path, table: Mapping[str, Any]) -> Written:
+    try:
+        path, data = unquote_to_bytes(table["path"]), _read_table(pack, table)
+    except (TypeError, KeyError, AttributeError, OSError, ValueError) as error:
+        raise PackError(
+            f"the pack's table of labels cannot be restored: {error}", hint=_verify_hint(str(pack))
+        ) from error
+    with Tree(target) as tree:
+        is_new = tree.write(path, data)
+    return Written(1, int(not is_new), len(data))
+
+
+def _read_table(pack: Path, table: Mapping[str, Any]) -> bytes:
+    with open(os.open(pack / plain_name(table["name"]), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        data = file.read()
+    if f"{kernel.crc32c(data):08x}" != table["crc32c"]:
+        raise ValueError("checksum")
+    return data
+
+
+def _verify_hint(pack: str) -> str:
+    return f"feedrate verify {typed(pack)}"

@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index one shard that lies elsewhere: it is brought near, listed, looked at, and forgotten.
+
+What all shards together decide (numbers of samples, classes, fields) is not known yet. So what is found of a
+shard waits in the folder of the index as a survey; settling.py writes the parts of the index from it.
+
+From the surveys of shards that lie elsewhere to the parts of an index: what all shards say together.
+
+`feedrate index ADDRESS`: shards that lie elsewhere -> an index of them on this machine.
+
+    find       which shards there are, and by the first samples, which fields
+    survey     each shard is brought once, looked at and forgotten; as many at a time as there are workers
+    settle     what all of them say together: the parts of the index, as if the shards had lain here
+
+An interrupted run keeps its surveys, and goes on with the shards that have none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.errors import NotFound, PackError, SourceError, StorageError
+from feedrate.files.atomic import temporary_name
+from feedrate.files.folder import atomic_write, explained, remove_temporaries
+from feedrate.format.containers import RANGES
+from feedrate.format.entries import AUTO, dump_entries
+from feedrate.format.fields import Field, Kind, row_dtype
+from feedrate.format.index import Part, dump_part, fill_derived, parse_part
+from feedrate.format.manifest import dump_field, load_field
+from feedrate.packing.build import listing
+from feedrate.packing.build.listing import ListingWriter
+from feedrate.packing.build.plan import digest_plan
+from feedrate.packing.build.shard import ShardDone, read_part_done
+from feedrate.packing.build.unfinished import SURVEYS_NAME, begin, check_foreign, finish, own_folder
+from feedrate.packing.indexing.local import (
+    Stretch,
+    Stretches,
+    check_indexed,
+    index_name,
+    look_at_samples,
+    make_settings,
+    remove_all,
+    summarise,
+    write_manifest,
+)
+from feedrate.packing.workers import advance, run_tasks
+from feedrate.remote.addresses import Place, PlacedFile
+from feedrate.remote.fetch import FetchedPlace, fetch, find_patiently
+from feedrate.results.index import IndexResult
+from feedrate.results.progress import Rejection, Tick
+from feedrate.source.in_place import InPlace
+from feedrate.source.options import SourceOptions
+from feedrate.source.shards import Shards, find_shards
+from feedrate.source.spool import Spool
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyTask:
+    """Everything needed to survey a shard: small, picklable, harmless to run twice.
+
+    Attributes:
+        shards: the one that it is about.
+        target: the folder of the index.
+        plan: a digest of all shards' names, sizes and times.
+    """
+
+    shards: Shards
+    number: int
+    target: str
+    plan: str
+    bytes_per_entry: int = AUTO
+
+    @property
+    def file(self) -> PlacedFile:
+        (file,) = self.shards.files
+        return file
+
+    @property
+    def path(self) -> Path:
+        return Path(self.target) / SURVEYS_NAME / f"shard-{self.number:05d}.json"
+
+    def part_path(self, part: int) -> Path:
+        return self.path.with_name(f"shard-{self.number:05d}-{part:05d}.arrow")
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was found in a shard.
+
+    Attributes:
+        records: how many numbers its samples take, rejected ones among them.
+        checksums: of its parts.
+    """
+
+    records: int
+    fields: tuple[Field, ...]
+    rejected: tuple[Rejection, ...]
+    left_out: Mapping[str, str]
+    ignored: Mapping[str, int]
+    checksums: tuple[int, ...]
+
+
+def survey(task: SurveyTask) -> None:
+    """Bring a shard near and write its survey; the JSON comes last, and appears only when all is there.
+
+    Raises:
+        SourceError: the shard is damaged, or its samples do not lie there as they are.
+        StorageError: the source or a disk failed, or the shard changed meanwhile.
+    """
+    source = Place(task.shards.root)
+    near = Path(task.target) / temporary_name(f"near-{task.number:05d}")
+    try:
+        copy = near / os.fsdecode(task.file.path)
+        copy.parent.mkdir(parents=True)
+        fetch(source, task.file.path, range(task.file.size_bytes), copy, lambda count: advance(0, count))
+        _refuse_change(source, task.file)
+        place = FetchedPlace(str(near), source)
+        records = InPlace(task.shards.open(place, task.file, Spool(str(near))))
+        found = _list(records, near)
+        checksums = [_write_part(task, part, stretch, near) for part, stretch in enumerate(found.stretches)]
+    finally:
+        shutil.rmtree(near, ignore_errors=True)
+    document = {
+        "plan": task.plan, "records": found.records, "fields": {f.name: dump_field(f) for f in found.fields},
+        "rejected": [(r.path, r.field, r.reason) for r in found.rejected],
+        "left_out": records.left_out, "ignored": dict(records.reader.ignored), "checksums": checksums,
+    }  # fmt: skip
+    with atomic_write(task.path) as out:
+        out.write(json.dumps(document).encode())
+    advance(1, 0)
+
+
+def find_survey(task: SurveyTask) -> Survey | None:
+    """Return what `survey` made of a task; None: it has to be done, or done again."""
+    try:
+        document = json.loads(task.path.read_bytes())
+        if document["plan"] != task.plan:
+            return None
+        found = Survey(
+            records=int(document["records"]),
+            fields=tuple(_load_field(name, field) for name, field in document["fields"].items()),
+            rejected=tuple(Rejection(*one) for one in document["rejected"]),
+            left_out=document["left_out"],
+            ignored=document["ignored"],
+            checksums=tuple(document["checksums"]),
+        )
+        is_whole = all(
+            kernel.crc32c(task.part_path(part).read_bytes()) == crc32c
+            for part, crc32c in enumerate(found.checksums)
+        )
+    except (OSError, PackError, KeyError, TypeError, ValueError):
+        return None
+    return found if is_whole else None
+
+
+def _load_field(name: str, document: dict[str, Any]) -> Field:
+    field = load_field(name, document)
+    # Thousands of shards have the same classes.
+    classes = None if field.classes is None else tuple(map(sys.intern, field.classes))
+    return dataclasses.replace(field, classes=classes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    records: int
+    fields: tuple[Field, ...]
+    stretches: list[Stretch]
+    rejected: list[Rejection]
+
+
+def _list(records: InPlace, folder: Path) -> _Listed:
+    rejected: list[Rejection] = []
+    stretches, number = Stretches(), -1
+    with atomic_write(folder / listing.NAME, is_durable=False) as out:
+        writer = ListingWriter(out)
+        for number, record in enumerate(records):
+            if isinstance(record, Rejection):
+                rejected.append(record)
+                continue
+            writer.add(number, record)
+            stretches.add(record)
+        fields = records.fields()
+        writer.finish(fields)
+    return _Listed(number + 1, fields, stretches.finish(), rejected)
+
+
+def _write_part(task: SurveyTask, part: int, stretch: Stretch, near: Path) -> int:
+    name = os.path.basename(os.fsdecode(task.file.path))
+    entries = task.bytes_per_entry
+    metadata = {"plan": task.plan, "shard": name, "bytes": task.file.size_bytes, **dump_entries(entries)}
+    span = range(stretch.first, stretch.last)
+    path = task.part_path(part)
+    # Bytes were counted when they came.
+    writer = look_at_samples(
+        str(near), str(near), near / listing.NAME, span, lambda *_: advance(0, 0), bytes_per_entry=entries
+    )
+    writer.write_index(path, metadata)
+    return kernel.crc32c(path.read_bytes())
+
+
+def _refuse_change(source: Place, file: PlacedFile) -> None:
+    address = source.address(file.path)
+    try:
+        found = find_patiently(source, file.path)
+    except NotFound:
+        found = None
+    if found is None or (found.size_bytes, found.mtime_ns) != (file.size_bytes, file.mtime_ns):
+        raise StorageError(f"{address} changed while it was indexed", hint="run the same command again")
+
+
+def describe_shards(shards: Shards, bytes_per_entry: int) -> dict[str, Any]:
+    """Return what decides an index of shards elsewhere: it must be the same when it is gone on with."""
+    return {
+        "root": shards.root,
+        "files": [(os.fsdecode(f.path), f.size_bytes, f.mtime_ns) for f in shards.files],
+        "fields": [str(one) for one in shards.chosen.items()],
+        **dump_entries(bytes_per_entry),
+    }
+
+
+def unite_fields(surveys: Sequence[Survey]) -> tuple[Field, ...]:
+    """Return the fields of all shards: numbers and classes of all, without what one of them leaves out.
+
+    Raises:
+        SourceError: a field is a number in some and a text in others.
+    """
+    left_out = {name for one in surveys for name in one.left_out}
+    # What a shard without samples says of its numbers means nothing.
+    telling = [one for one in surveys if one.checksums] or list(surveys)
+    united = []
+    for field in telling[0].fields:
+        if field.name in left_out:
+            if field.has_pixels:
+                why = next(one.left_out[field.name] for one in surveys if field.name in one.left_out)
+                raise SourceError(
+                    f"field '{field.name}' does not lie in all shards as it is: {why}",
+                    hint="they can be packed: feedrate pack SOURCE PACK",
+                )
+            continue
+        united.append(field if field.kind is not Kind.NUMBER else _unite_numbers(field.name, telling))
+    return tuple(united)
+
+
+def _unite_numbers(name: str, surveys: Sequence[Survey]) -> Field:
+    all_of_it = [field for one in surveys for field in one.fields if field.name == name]
+    classes = {text for field in all_of_it for text in field.classes or ()}
+    if classes and any(field.classes is None for field in all_of_it):
+        raise SourceError(
+            f"'{name}' is a number in some shards and a text in others, such as '{min(classes)}'",
+            hint="make them all numbers, or all texts",
+        )
+    dtype = "float64" if any(field.dtype == "float64" for field in all_of_it) else "int64"
+    return Field(name, Kind.NUMBER, dtype=dtype, classes=tuple(sorted(classes)) if classes else None)
+
+
+@dataclass(frozen=True, slots=True)
+class SettleTask:
+    """A part of a survey that becomes part `number` of the index."""
+
+    survey: SurveyTask
+    part: int
+    number: int
+    first_number: int
+    before: tuple[Field, ...]
+    fields: tuple[Field, ...]
+    plan: str
+
+
+def settle(task: SettleTask) -> None:
+    """Write a part of the index: with the numbers of all samples, and the classes of all shards."""
+    data = task.survey.part_path(task.part).read_bytes()
+    part = parse_part(data, task.before, name=task.survey.part_path(task.part).name)
+    rows = np.zeros(len(part.rows), row_dtype(task.fields))
+    for name in rows.dtype.names or ():
+        rows[name] = part.rows[name]
+    rows["number"] += task.first_number
+    before = {field.name: field for field in task.before}
+    for field in task.fields:
+        if field.classes is not None:
+            numbers = {text: number for number, text in enumerate(field.classes)}
+            here = np.array([numbers[text] for text in before[field.name].classes or ()], np.int64)
+            rows[field.name] = here[part.rows[field.name]]
+    variable = {name: part.variable[name] for name in ["key", *_variable_columns(task.fields)]}
+    fill_derived(rows, variable)
+    written = dump_part(task.fields, Part(rows, variable, {**part.metadata, "plan": task.plan}))
+    with atomic_write(Path(task.survey.target) / index_name(task.number), expected_bytes=len(written)) as out:
+        out.write(written)
+
+
+def _variable_columns(fields: Sequence[Field]) -> Iterator[str]:
+    return (name for field in fields for name in field.variable_columns())
+
+
+def read_settled(task: SettleTask) -> ShardDone:
+    """Return what `settle` wrote.
+
+    Raises:
+        StorageError: it is not there any more.
+    """
+    file = task.survey.file
+    folder, _, name = task.survey.shards.address(file).rpartition("/")
+    done = read_part_done(Path(task.survey.target), index_name(task.number), name, task.plan, RANGES)
+    if done is None:
+        raise StorageError(
+            f"{task.survey.target} changed while it was written", hint="run the same command again"
+        )
+    shard = dataclasses.replace(done.shard, folder=folder, mtime_ns=file.mtime_ns)
+    return done._replace(shard=shard)
+
+
+def index_remote(
+    source: str,
+    folder: Path,
+    options: SourceOptions,
+    workers: int | None,
+    watch: Callable[[Tick], None],
+    *,
+    bytes_per_entry: int,
+) -> IndexResult:
+    """Index WebDataset shards or TFRecord files behind an address; see `index`."""
+    check_foreign(folder)
+    with own_folder(folder):
+        check_indexed(folder)
+        shards = find_shards(source, options)
+        digest = _digest(shards, bytes_per_entry)
+        remove_temporaries(folder)
+        size_bytes = sum(file.size_bytes for file in shards.files)
+        settings = make_settings(bytes_per_entry)
+        begin(folder, settings, {"files": len(shards.files), "bytes": size_bytes, "digest": digest})
+        with explained(folder):
+            (folder / SURVEYS_NAME).mkdir(exist_ok=True)
+        result = _index(shards, folder, digest, workers, watch, bytes_per_entry)
+        finish(folder)
+    return dataclasses.replace(result, source=source)
+
+
+def _digest(shards: Shards, bytes_per_entry: int) -> str:
+    return hashlib.sha256(json.dumps(describe_shards(shards, bytes_per_entry)).encode()).hexdigest()
+
+
+def _index(
+    shards: Shards,
+    folder: Path,
+    digest: str,
+    workers: int | None,
+    watch: Callable[[Tick], None],
+    bytes_per_entry: int,
+) -> IndexResult:
+    tasks = [
+        SurveyTask(shards.pick(number), number, str(folder), digest, bytes_per_entry)
+        for number in range(len(shards.files))
+    ]
+    missing = [task for task in tasks if find_survey(task) is None]
+    _survey(tasks, missing, workers, watch)
+    found = [one for task in tasks if (one := find_survey(task)) is not None]
+    if len(found) < len(tasks):
+        raise StorageError(f"{folder} changed while it was written", hint="run the same command again")
+    rejected = tuple(r for one in found for r in one.rejected)
+    if not any(one.checksums for one in found):
+        remove_all(folder, 0)
+        first = f": '{rejected[0].path}': {rejected[0].reason}" if rejected else ""
+        raise SourceError(f"there is nothing to index in {shards.root}{first}")
+    fields = unite_fields(found)
+    settings = make_settings(bytes_per_entry)
+    plan = digest_plan(digest, fields, settings)
+    settling = list(_list_parts(tasks, found, fields, plan))
+    for part in settling:
+        settle(part)
+    done = [read_settled(task) for task in settling]
+    rejected += tuple(r for one in done for r in one.rejected)
+    manifest = write_manifest(folder, fields, done, rejected, {**settings, "plan": plan})
+    ignored: Counter[str] = Counter()
+    for one in found:
+        ignored.update(one.ignored)
+    resumed = {task.number for task in tasks} - {task.number for task in missing}
+    return dataclasses.replace(
+        summarise(shards.root, folder, manifest, done, rejected),
+        resumed_parts=sum(len(found[number].checksums) for number in resumed),
+        left_out={name: why for one in found for name, why in one.left_out.items()},
+        ignored=dict(sorted(ignored.items())),
+    )
+
+
+def _survey(
+    tasks: Sequence[SurveyTask],
+    missing: Sequence[SurveyTask],
+    workers: int | None,
+    watch: Callable[[Tick], None],
+) -> None:
+    total_bytes, left_bytes = (sum(task.file.size_bytes for task in some) for some in (tasks, missing))
+
+    def report(files: int, size_bytes: int) -> None:
+        done, done_bytes = len(tasks) - len(missing) + files, total_bytes - left_bytes + size_bytes
+        watch(Tick("indexing", done, len(tasks), done_bytes, total_bytes, "shard"))
+
+    report(0, 0)
+    for _ in run_tasks(survey, missing, workers=workers, size_bytes=left_bytes, watch=report):
+        pass
+
+
+def _list_parts(
+    tasks: Sequence[SurveyTask], found: Sequence[Survey], fields: tuple[Field, ...], plan: str
+) -> Iterator[SettleTask]:
+    number = first_number = 0
+    for task, one in zip(tasks, found, strict=True):
+        for part in range(len(one.checksums)):
+            yield SettleTask(task, part, number, first_number, one.fields, fields, plan)
+            number += 1
+        first_number += one.records

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which way up a JPEG was taken, found in a few microseconds: packing asks it of every image.
+
+What is in the files of a source: facts about images and arrays, and words for what nobody could load.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Literal, NamedTuple
+
+from feedrate import kernel, pillow
+from feedrate.format.entries import AUTO
+from feedrate.format.fields import Kind
+from feedrate.format.raw import read_npy
+from feedrate.source.values import UnusableValue
+
+_Order = Literal["little", "big"]
+_MARKER = b"Exif\0\0"
+_ORIENTATION, _SHORT = 0x0112, 3
+# Cameras write it among the first segments; a kilobyte of other things may stand before it.
+_LOOK_AT_BYTES = 70_000
+
+
+def find_orientation(data: bytes) -> int:
+    """Return the EXIF orientation of a JPEG, 1 to 8; 1, upright, when it has none that makes sense."""
+    place = _locate(data)
+    return 1 if place is None else place[0]
+
+
+def set_upright(data: bytes) -> bytes:
+    """Return the same JPEG with its EXIF orientation set to 1."""
+    place = _locate(data)
+    if place is None:
+        return data
+    _, at, order = place
+    return data[:at] + (1).to_bytes(2, order) + data[at + 2 :]
+
+
+def _locate(data: bytes) -> tuple[int, int, _Order] | None:  # value, where it stands, byte order
+    if data.find(_MARKER, 0, _LOOK_AT_BYTES) < 0:
+        return None
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == 0xDA or length < 2:
+            return None
+        if marker == 0xE1 and data.startswith(_MARKER, at + 4):
+            return _read_tags(data, at + 10, at + 2 + length)
+        at += 2 + length
+    return None
+
+
+def _read_tags(data: bytes, start: int, end: int) -> tuple[int, int, _Order] | None:
+    letters = data[start : start + 2]
+    if letters not in (b"II", b"MM"):
+        return None
+    order: _Order = "little" if letters == b"II" else "big"
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(data[at : at + size], order)
+
+    first = start + number(start + 4, 4)
+    count = number(first, 2) if first + 2 <= end else 0
+    for entry in range(first + 2, min(first + 2 + 12 * count, end - 11), 12):
+        if number(entry, 2) == _ORIENTATION:
+            value = number(entry + 8, 2)
+            is_good = number(entry + 2, 2) == _SHORT and 1 <= value <= 8
+            return (value, entry + 8, order) if is_good else None
+    return None
+
+
+class ImageFacts(NamedTuple):
+    """What is known of an image file.
+
+    Attributes:
+        pillow_reason: why the kernel leaves it to Pillow; None: it does not.
+        is_damaged: the kernel says so, Pillow does not mind.
+        is_gray: None: the kernel does not know.
+        format: "JPEG" (what the kernel takes), "progressive JPEG", "CMYK JPEG", "PNG", ...
+        mode: Pillow's; "" where the kernel takes it.
+        orientation: EXIF, 1 to 8.
+    """
+
+    width: int
+    height: int
+    entries: bytes
+    pillow_reason: str | None
+    is_damaged: bool
+    is_gray: bool | None
+    format: str = "JPEG"
+    mode: str = ""
+    frames: int = 1
+    orientation: int = 1
+
+    @property
+    def kind(self) -> str:
+        """Return the format, and whether it lies on its side."""
+        return self.format if self.orientation == 1 else f"rotated {self.format}"
+
+    @property
+    def is_deep(self) -> bool:
+        return self.mode.startswith(("I", "F"))
+
+
+def dump_number(value: int | float) -> bytes:
+    return json.dumps(value).encode()
+
+
+def inspect_image(data: bytes, *, scan: bool = True, bytes_per_entry: int = AUTO) -> ImageFacts:
+    """Look at an image file. What the kernel does not take, or finds damaged, Pillow has decoded in full.
+
+    Without `scan`, only headers are looked at: there are no entry points, and damage behind them is not seen.
+
+    Raises:
+        UnusableValue: neither of them decodes it.
+    """
+    if not data:
+        raise UnusableValue("the file is empty")
+    found = kernel.scan(data, bytes_per_entry) if scan else kernel.scan_headers(data)
+    if found.reason is None:
+        is_gray, orientation = found.sampling == "gray" if scan else None, find_orientation(data)
+        return ImageFacts(
+            found.width, found.height, found.entries, None, False, is_gray, orientation=orientation
+        )
+    width, height = found.width, found.height
+    if found.damaged:
+        try:
+            width, height = pillow.check(data)
+        except pillow.Undecodable as error:
+            raise UnusableValue(found.reason or str(error)) from error
+    format_name, mode, frames = pillow.describe(data)
+    if format_name in ("JPEG", "MPO"):
+        format_name = f"{found.reason} JPEG" if found.reason in ("progressive", "CMYK") else "other JPEG"
+        frames = 1  # beside the picture, cameras store smaller ones of it
+    return ImageFacts(
+        width, height, b"", found.reason, found.damaged, None,
+        "JPEG" if found.damaged and "JPEG" in format_name else format_name,
+        mode, frames, pillow.read_orientation(data),
+    )  # fmt: skip
+
+
+def inspect_headers(data: bytes) -> ImageFacts:
+    """Look at the headers of an image whose pixels are somebody else's business.
+
+    Raises:
+        UnusableValue: it has none that anybody knows.
+    """
+    try:
+        width, height, mode = pillow.measure(data)
+        format_name, _, frames = pillow.describe(data)
+    except pillow.Undecodable as error:
+        raise UnusableValue(str(error)) from error
+    if format_name == "MPO":
+        format_name, frames = "JPEG", 1
+    orientation = pillow.read_orientation(data)
+    return ImageFacts(width, height, b"", "", False, None, format_name, mode, frames, orientation)
+
+
+def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:
+    """Return shape and dtype of a .npy file.
+
+    Raises:
+        UnusableValue: it is not one, or holds pickled objects.
+    """
+    if data.startswith(b"PK"):
+        raise UnusableValue("is a .npz archive; a field holds one array")
+    try:
+        array = read_npy(data)
+    except (ValueError, OSError, EOFError, SyntaxError) as error:
+        raise UnusableValue(f"is not a .npy file: {error}") from error
+    if array.dtype.fields:
+        return array.shape, None
+    return array.shape, array.dtype.name if array.dtype.isnative else array.dtype.str
+
+
+def inspect_text(kind: Kind, data: bytes) -> None:
+    """See that a text, or JSON, can be read by who loads it.
+
+    Raises:
+        UnusableValue: it cannot.
+    """
+    try:
+        text = data.decode("utf-8")
+        if kind is Kind.JSON:
+            json.loads(text)
+    except UnicodeDecodeError as error:
+        raise UnusableValue(f"is not UTF-8, from byte {error.start} on") from error
+    except (ValueError, RecursionError) as error:
+        raise UnusableValue(f"is not JSON: {error}") from error
