@@ -19,12 +19,12 @@ from typing import Any
 
 from bench_results import MACHINE
 from doctor_runs import MS, FakeLoop
-from feedrate.doctor.diagnose import diagnose
+from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
+from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial
+from feedrate.doctor.analyse.records import read_run
+from feedrate.doctor.analyse.summarise import measure
+from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime, LoaderTrial
-from feedrate.doctor.measuring import measure
-from feedrate.doctor.records import read_run
-from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.results.doctor import Diagnosis
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feedrate.doctor.analyse.records import Recording, read_run
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.records import Recording, read_run
 from feedrate.probe.process import list_processes, read_command_line, read_environ, read_stat
 from torch_forks import HOOK, Ended, run_in_fork
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feedrate.doctor.analyse.records import Process, Recording, read_run
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.records import Process, Recording, read_run
 from torch_forks import HOOK, run_in_fork
 
 # What a training script needs; tests put their own dataset and loop below it.

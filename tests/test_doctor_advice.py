@@ -12,12 +12,12 @@ import pytest
 
 from doctor_runs import MS, FakeLoop, FakeProcess
 from feedrate.cli import make_parser
-from feedrate.doctor.data_files import time_kept
+from feedrate.doctor.analyse.data_files import time_kept
+from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
+from feedrate.doctor.analyse.metrics import KernelTime
+from feedrate.doctor.analyse.records import read_run
+from feedrate.doctor.analyse.stacks import count_looks, is_library
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime
-from feedrate.doctor.records import read_run
-from feedrate.doctor.stacks import count_looks, is_library
-from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.results.doctor import Diagnosis, Finding, Remedy
 from test_doctor_diagnose import judge
 from test_doctor_findings import LOCAL, run_steps

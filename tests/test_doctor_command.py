@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from doctor_runs import MS, FakeLoop, FakeProcess
-from feedrate.doctor.absence import check_seen, describe_end
-from feedrate.doctor.command import PythonCall, check_command, needs_shared_folder, read_python_call
+from feedrate.doctor.analyse.machine import read_machine
+from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.examine import judge_run
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.launch import Observed
-from feedrate.doctor.machine import read_machine
+from feedrate.doctor.no_result import check_seen, describe_end
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
-from feedrate.doctor.records import read_run
-from feedrate.doctor.standstill import Standstill
+from feedrate.doctor.run.command import PythonCall, check_command, needs_shared_folder, read_python_call
+from feedrate.doctor.run.launch import Observed
+from feedrate.doctor.run.standstill import Standstill
 from feedrate.errors import DoctorError, FeedrateError, NotFound, UsageError
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from diagnoses import make_decode_bound
 from doctor_runs import MS, FakeLoop
-from feedrate.doctor import tree as trees
-from feedrate.doctor.diagnose import diagnose, rank_remedies
+from feedrate.doctor.analyse.machine import read_machine
+from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.examine import measure_run
+from feedrate.doctor.findings.diagnose import diagnose, rank_remedies
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.machine import read_machine
 from feedrate.doctor.options import DoctorOptions
-from feedrate.doctor.records import read_run
-from feedrate.doctor.surroundings import Surroundings
+from feedrate.doctor.run import processes as trees
 from feedrate.probe.process import ProcessStat
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_verify import compare_runs, draw_gate, draw_verification, passes_gate

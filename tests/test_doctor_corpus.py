@@ -13,7 +13,7 @@ import pytest
 from corpus_check import cases_of, check_first_finding
 from doctor_corpus.cases import CASES, Case
 from doctor_corpus.run_case import HERE, NOT_ALLOWED, PROGRESS, rate
-from feedrate.doctor.findings import CATALOGUE
+from feedrate.doctor.findings.catalogue import CATALOGUE
 from images import read_tree
 
 

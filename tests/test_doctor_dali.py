@@ -15,8 +15,8 @@ import pytest
 
 from doctor_corpus.run_case import HERE
 from doctor_runs import FakeLoop
+from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.surroundings import Surroundings
 from feedrate.results.doctor import Diagnosis
 from hooked import PREAMBLE, Run, run_script
 from test_doctor_diagnose import judge

@@ -12,17 +12,18 @@ import pytest
 import feedrate
 from doctor_runs import FakeLoop
 from feedrate.cli import make_parser
-from feedrate.doctor import data_files, examine
-from feedrate.doctor.data_files import time_kernel
-from feedrate.doctor.diagnose import diagnose
+from feedrate.doctor import examine
+from feedrate.doctor.analyse import data_files
+from feedrate.doctor.analyse.data_files import time_kernel
+from feedrate.doctor.analyse.loader_trial import TrialOptions
+from feedrate.doctor.analyse.machine import read_machine
+from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, Measured
+from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.examine import measure_run
+from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.loader_trial import TrialOptions
-from feedrate.doctor.machine import read_machine
-from feedrate.doctor.measured import KernelTime, LoaderCall, Measured
 from feedrate.doctor.options import DoctorOptions
-from feedrate.doctor.records import read_run
-from feedrate.doctor.surroundings import Surroundings
 from feedrate.load.geometry import Geometry
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.results.doctor import Diagnosis

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from doctor_runs import MS, FakeLoop, FakeProcess
-from feedrate.doctor.diagnose import diagnose
+from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
+from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Measured
+from feedrate.doctor.analyse.records import read_run
+from feedrate.doctor.analyse.sample import measure_sample
+from feedrate.doctor.analyse.summarise import measure
+from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime, LoaderTrial, Measured
-from feedrate.doctor.measuring import measure
-from feedrate.doctor.records import read_run
-from feedrate.doctor.sample import measure_sample
-from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.probe.machine import describe_machine
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.results.doctor import Diagnosis

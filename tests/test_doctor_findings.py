@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from doctor_runs import MS, FakeLoop
-from feedrate.doctor.findings import CATALOGUE
+from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
+from feedrate.doctor.findings.catalogue import CATALOGUE
+from feedrate.doctor.findings.remedies import ALL
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.remedies import ALL
-from feedrate.doctor.surroundings import DataFiles, Surroundings
 from feedrate.results.doctor import Diagnosis
 from test_doctor_diagnose import judge
 

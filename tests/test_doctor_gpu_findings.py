@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from doctor_runs import MS, FakeLoop
+from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.surroundings import Surroundings
 from test_doctor_findings import first, judge, run_steps
 
 

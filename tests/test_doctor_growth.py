@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from doctor_runs import FakeLoop
-from feedrate.doctor.growth import Growth, measure_growth
-from feedrate.doctor.machine import read_machine
-from feedrate.doctor.surroundings import Surroundings
+from feedrate.doctor.analyse.machine import read_machine
+from feedrate.doctor.analyse.machine_summary import Growth, Surroundings, measure_growth
 from test_doctor_diagnose import judge
 from test_doctor_machine import SECOND, make_process, make_sample, write_samples
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from feedrate.doctor.dataset_habits import Views
+from feedrate.doctor.analyse.dataset_habits import Views
+from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.hook.feedrate_hook import parts, prelude
-from feedrate.doctor.surroundings import Surroundings
 from hooked import PREAMBLE, Run, run_script
 from test_doctor_diagnose import judge
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from feedrate.doctor.analyse.records import Process
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.records import Process
 from hooked import PREAMBLE, run_script
 
 pytest.importorskip("torch", reason="torch is not installed")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from doctor_runs import fill
+from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.hook.feedrate_hook.ring import ParentPhase, Ring
-from feedrate.doctor.records import read_run
 from torch_forks import HOOK
 
 

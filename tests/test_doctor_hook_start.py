@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.hook.feedrate_hook import layout, start
-from feedrate.doctor.records import read_run
 from hooked import HOOK, environment, make_run_folder, run_script
 
 

@@ -17,18 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.doctor import launch
-from feedrate.doctor.absence import check_seen
 from feedrate.doctor.facts import read_samples
-from feedrate.doctor.launch import Observed, run_command
+from feedrate.doctor.no_result import check_seen
 from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.run import launch
+from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError, UsageError
 from feedrate.probe.process import is_alive, read_stat
 
 # Runs the doctor's launcher on the words after it, in a process that a test can kill.
 DOCTOR = """
 import sys
-from feedrate.doctor.launch import run_command
+from feedrate.doctor.run.launch import run_command
 from feedrate.doctor.options import DoctorOptions
 with run_command(sys.argv[1:], DoctorOptions()) as observed:
     print("observed", observed.exit_code, observed.signal, observed.interrupted, flush=True)

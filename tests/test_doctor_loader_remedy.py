@@ -13,10 +13,10 @@ import pytest
 from diagnoses import make_decode_bound
 from doctor_runs import MS, FakeLoop
 from feedrate.cli import make_parser
+from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, LoaderTrial
+from feedrate.doctor.findings.remedies_feed import replace_loader
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measured import KernelTime, LoaderCall, LoaderTrial
-from feedrate.doctor.remedies_feed import replace_loader
-from feedrate.doctor.surroundings import Surroundings
 from feedrate.report.doctor_verify import compare_runs
 from feedrate.results.doctor import Diagnosis, Fact, Remedy
 from test_doctor_advice import find

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import feedrate
-from feedrate.doctor import loader_trial
-from feedrate.doctor.loader_trial import TrialOptions, guess_options, options_of, try_loader
+from feedrate.doctor.analyse import loader_trial
+from feedrate.doctor.analyse.loader_trial import TrialOptions, guess_options, options_of, try_loader
 from feedrate.errors import StorageError
 from feedrate.load.samples import Samples, open_files
 from feedrate.probe.cpu import count_usable_cores

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from doctor_runs import fill
-from feedrate.doctor import leftovers, sampler, shared
+from feedrate.doctor.analyse.machine import read_machine
+from feedrate.doctor.analyse.machine_summary import find_gpu
 from feedrate.doctor.facts import read_samples
-from feedrate.doctor.gpus import find_gpu
-from feedrate.doctor.machine import read_machine
-from feedrate.doctor.meters import GpuMeter
-from feedrate.doctor.sampler import Sampler, pace
-from feedrate.doctor.tree import ENVIRONMENT, Tree
+from feedrate.doctor.run import processes, sampler
+from feedrate.doctor.run.processes import ENVIRONMENT, Tree
+from feedrate.doctor.run.sampler import Sampler, pace
+from feedrate.doctor.run.sampler_readers import GpuMeter
 from feedrate.probe.process import read_stat
 from test_probe_counters import make_nvml
 
@@ -127,7 +127,7 @@ def test_a_part_that_cannot_be_read_is_unknown_and_the_rest_goes_on(
 
 def test_the_sampler_imports_nothing_heavy() -> None:
     code = (
-        "import sys, feedrate.doctor.witness; "
+        "import sys, feedrate.doctor.run.signal_relay; "
         "print(sorted({'numpy', 'torch', 'pyarrow', 'PIL', 'rich', 'psutil'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -136,7 +136,7 @@ def test_the_sampler_imports_nothing_heavy() -> None:
 
 def start_sampler(run: Path, root: int, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "feedrate.doctor.sampler", str(run), str(root)], stdin=stdin
+        [sys.executable, "-m", "feedrate.doctor.run.sampler", str(run), str(root)], stdin=stdin
     )
 
 
@@ -166,7 +166,7 @@ def test_a_full_disk_costs_samples_and_does_not_end_the_command(small_disk: Path
         (run / "machine.jsonl").touch()
     fill(small_disk)
     code = (
-        "import os, sys; from feedrate.doctor import sampler; "
+        "import os, sys; from feedrate.doctor.run import sampler; "
         "sampler.main(sys.argv[1:], tell=lambda byte: os.write(1, bytes([byte])))"
     )
     command = [sys.executable, "-c", code, str(run), str(os.getpid())]
@@ -214,7 +214,7 @@ def test_torchs_shared_memory_is_told_by_processes_that_ended(tmp_path: Path) ->
     for pid in (gone, stranger, stat.pid):
         (tmp_path / f"torch_{pid}_123_0").touch()
     known = {gone: 5, stat.pid: stat.start}
-    assert leftovers.find_torch_names(known, tmp_path) == {f"torch_{gone}_123_0"}
+    assert processes.find_torch_names(known, tmp_path) == {f"torch_{gone}_123_0"}
 
 
 def test_memory_of_a_process_whose_number_is_anothers_by_now_is_that_of_one_that_ended(
@@ -224,8 +224,8 @@ def test_memory_of_a_process_whose_number_is_anothers_by_now_is_that_of_one_that
     assert stat is not None
     name = f"torch_{stat.pid}_123_0"
     (tmp_path / name).touch()
-    assert leftovers.find_torch_names({stat.pid: stat.start - 5}, tmp_path) == {name}
-    assert leftovers.find_torch_names({stat.pid: -1}, tmp_path) == set()
+    assert processes.find_torch_names({stat.pid: stat.start - 5}, tmp_path) == {name}
+    assert processes.find_torch_names({stat.pid: -1}, tmp_path) == set()
 
 
 def test_memory_of_a_process_that_nobody_has_waited_for_is_that_of_one_that_ended(tmp_path: Path) -> None:
@@ -235,18 +235,18 @@ def test_memory_of_a_process_that_nobody_has_waited_for_is_that_of_one_that_ende
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
         name = f"torch_{zombie.pid}_123_0"
         (tmp_path / name).touch()
-        assert leftovers.find_torch_names({zombie.pid: -1}, tmp_path) == {name}
+        assert processes.find_torch_names({zombie.pid: -1}, tmp_path) == {name}
 
 
 def test_memory_of_a_worker_that_only_left_records_is_removed(tmp_path: Path) -> None:
     worker, stranger = 2**22 + 1, 2**22 + 2
     (tmp_path / "settings.json").touch()
     (tmp_path / f"{worker}-77.ring").touch()
-    names = {pid: leftovers.FOLDER / f"torch_{pid}_{uuid.uuid4().hex}" for pid in (worker, stranger)}
+    names = {pid: processes.FOLDER / f"torch_{pid}_{uuid.uuid4().hex}" for pid in (worker, stranger)}
     for name in names.values():
         name.touch()
     try:
-        leftovers.remove_shared_memory(tmp_path, {}, [])
+        processes.remove_shared_memory(tmp_path, {}, [])
         assert {pid: name.exists() for pid, name in names.items()} == {worker: False, stranger: True}
     finally:
         for name in names.values():
@@ -269,14 +269,14 @@ def test_shared_memory_that_is_mapped_is_known_and_is_removed_when_nobody_uses_i
 ) -> None:
     path = tmp_path / "sem.mp-1"
     process = start(MAPPING.replace("sys.argv[1]", repr(str(path))))
-    assert shared.read_mapped_names(process.pid, tmp_path) == {"sem.mp-1"}
-    shared.remove_names({"sem.mp-1", "gone"}, since=0.0, folder=tmp_path)
+    assert processes.read_mapped_names(process.pid, tmp_path) == {"sem.mp-1"}
+    processes.remove_names({"sem.mp-1", "gone"}, since=0.0, folder=tmp_path)
     assert path.exists()
     process.stdin.close()
     process.wait()
-    shared.remove_names({"sem.mp-1"}, since=path.stat().st_ctime + 1, folder=tmp_path)
+    processes.remove_names({"sem.mp-1"}, since=path.stat().st_ctime + 1, folder=tmp_path)
     assert path.exists()
-    shared.remove_names({"sem.mp-1"}, since=path.stat().st_ctime, folder=tmp_path)
+    processes.remove_names({"sem.mp-1"}, since=path.stat().st_ctime, folder=tmp_path)
     assert not path.exists()
 
 
@@ -284,12 +284,12 @@ def test_a_process_is_asked_for_its_shared_memory_after_it_started_and_when_it_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(shared, "read_mapped_names", lambda pid: asked.append(pid) or {f"of {pid}"})
+    monkeypatch.setattr(processes, "read_mapped_names", lambda pid: asked.append(pid) or {f"of {pid}"})
     stat = read_stat(os.getpid())
     assert stat is not None
     parent = dataclasses.replace(stat, pid=5, parent=1)
     child = dataclasses.replace(stat, pid=6, parent=5)
-    names = shared.SharedNames()
+    names = processes.SharedNames()
     assert [names.look({5: parent}), names.look({5: parent}), names.look({5: parent})] == [[], ["of 5"], []]
     assert [names.look({5: parent, 6: child}), names.look({5: parent, 6: child})] == [[], ["of 6"]]
     assert asked == [5, 5, 6]

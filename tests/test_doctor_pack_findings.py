@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from doctor_runs import MS, FakeLoop
-from feedrate.doctor.diagnose import diagnose
-from feedrate.doctor.facts_about import list_facts
+from feedrate.doctor.analyse.data_files import describe_pack, time_pack_images
+from feedrate.doctor.analyse.machine import read_machine
+from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.metrics import Measured, PackImages
+from feedrate.doctor.analyse.records import read_run
+from feedrate.doctor.analyse.summarise import measure
+from feedrate.doctor.findings.diagnose import diagnose
+from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.machine import read_machine
-from feedrate.doctor.measured import Measured, PackImages
-from feedrate.doctor.measuring import measure
-from feedrate.doctor.pack_images import describe_pack, time_pack_images
-from feedrate.doctor.records import read_run
-from feedrate.doctor.surroundings import Surroundings
 from feedrate.report.doctor_words import list_setting
 from feedrate.results.doctor import Diagnosis
 from packs import write_images

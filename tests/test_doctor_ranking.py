@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from doctor_runs import MS, FakeLoop
-from feedrate.doctor.findings import CATALOGUE
+from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.findings.catalogue import CATALOGUE, rank
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.ranking import rank
-from feedrate.doctor.surroundings import Surroundings
 from test_doctor_diagnose import judge
 
 

@@ -24,8 +24,8 @@ from diagnoses import (
 )
 from doctor_sample import BLOCK, PAGE, README, README_BLOCK, draw_example, draw_sample
 from feedrate import RandomErasing, RandomResizedCrop
-from feedrate.doctor.findings import CATALOGUE
-from feedrate.doctor.loader_call import write_code
+from feedrate.doctor.analyse.loader_call import write_code
+from feedrate.doctor.findings.catalogue import CATALOGUE
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_full import draw_full
 from feedrate.report.doctor_page import draw_doctor_page

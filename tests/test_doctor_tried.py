@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from doctor_runs import MS, FakeLoop
-from feedrate.doctor.facts_about import list_facts
+from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.report.doctor_words import describe_useless
 from feedrate.results.doctor import Diagnosis, Remedy

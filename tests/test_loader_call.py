@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import feedrate
-from feedrate.doctor.loader_call import recognise_call, write_code
-from feedrate.doctor.measured import LoaderCall
+from feedrate.doctor.analyse.loader_call import recognise_call, write_code
+from feedrate.doctor.analyse.metrics import LoaderCall
 from hooked import PREAMBLE, Run, run_script
 from images import save_image
 

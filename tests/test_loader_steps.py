@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feedrate
-from feedrate.doctor.loader_call import recognise_call
-from feedrate.doctor.measured import LoaderCall
+from feedrate.doctor.analyse.loader_call import recognise_call
+from feedrate.doctor.analyse.metrics import LoaderCall
 from packs import write_images
 
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2"

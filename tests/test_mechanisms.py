@@ -42,7 +42,7 @@ STANDS_IN = {
     "walks of folders": (
         is_call_of("scandir", "os.walk", "os.fwalk", "rglob"),
         {
-            "src/feedrate/doctor/shared.py",
+            "src/feedrate/doctor/run/processes.py",
             "src/feedrate/format/folder.py",
             "src/feedrate/format/storage_check.py",
             "src/feedrate/packing/build/engine.py",
@@ -57,7 +57,7 @@ STANDS_IN = {
         is_call_of("ThreadPoolExecutor", "ProcessPoolExecutor"),
         {
             "src/feedrate/demo/dataset.py",
-            "src/feedrate/doctor/data_files.py",
+            "src/feedrate/doctor/analyse/data_files.py",
             "src/feedrate/kernel/door.py",
             "src/feedrate/packing/check/warm.py",
             "src/feedrate/source/patterns.py",

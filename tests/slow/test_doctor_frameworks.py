@@ -18,10 +18,10 @@ import pytest
 
 from bench_results import MACHINE
 from doctor_scripts import PRELUDE, STEPS, Run, run_script
-from feedrate.doctor.diagnose import diagnose
+from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.summarise import measure
+from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.measuring import measure
-from feedrate.doctor.surroundings import Surroundings
 from frameworks import find_loops_python
 
 pytest.importorskip("torch")

@@ -80,8 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.doctor.command import check_command
     from feedrate.doctor.options import DoctorOptions
+    from feedrate.doctor.run.command import check_command
 
     command = read_command(arguments.command)
     seconds = DoctorOptions().seconds if arguments.seconds is None else arguments.seconds

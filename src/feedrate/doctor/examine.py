@@ -9,26 +9,29 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from feedrate.doctor.absence import check_seen
-from feedrate.doctor.data_files import describe_data, time_kept, time_kernel
-from feedrate.doctor.diagnose import diagnose
-from feedrate.doctor.facts_about import list_facts
-from feedrate.doctor.gpus import find_gpu
-from feedrate.doctor.growth import measure_growth
+from feedrate.doctor.analyse.data_files import (
+    describe_data,
+    describe_pack,
+    is_pack,
+    time_kept,
+    time_kernel,
+    time_pack_images,
+)
+from feedrate.doctor.analyse.loader_call import find_call
+from feedrate.doctor.analyse.loader_trial import CROPS, guess_options, options_of, try_loader
+from feedrate.doctor.analyse.machine import MachineTrace, Means, read_machine
+from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings, find_gpu, measure_growth
+from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Measured, PackImages
+from feedrate.doctor.analyse.records import Process, Recording, read_run
+from feedrate.doctor.analyse.sample import PACK_LOADER
+from feedrate.doctor.analyse.summarise import measure
+from feedrate.doctor.analyse.timeline import Loop, build_loop, count_steps
+from feedrate.doctor.findings.diagnose import diagnose
+from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.launch import Observed, run_command
-from feedrate.doctor.loader_call import find_call
-from feedrate.doctor.loader_trial import CROPS, guess_options, options_of, try_loader
-from feedrate.doctor.machine import MachineTrace, Means, read_machine
-from feedrate.doctor.measured import KernelTime, LoaderTrial, Measured, PackImages
-from feedrate.doctor.measuring import measure
+from feedrate.doctor.no_result import check_seen, judge_death
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
-from feedrate.doctor.pack_images import describe_pack, is_pack, time_pack_images
-from feedrate.doctor.pack_stages import PACK_LOADER
-from feedrate.doctor.records import Process, Recording, read_run
-from feedrate.doctor.stillborn import judge_death
-from feedrate.doctor.surroundings import DataFiles, Surroundings
-from feedrate.doctor.timeline import Loop, build_loop, count_steps
+from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError
 from feedrate.probe.cpu import measure_usable_cores
 from feedrate.probe.disk import measure_scratch

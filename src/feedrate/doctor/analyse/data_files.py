@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that samples come from: where they lie, how big they are, and how fast our decoder is on them;
+and how fast samples would come from our cache.
+
+The pack that a feedrate.Loader or Dataset reads: where it lies, and what some of its images cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from feedrate import kernel, pillow
+from feedrate.doctor.analyse.machine_summary import DataFiles
+from feedrate.doctor.analyse.metrics import KernelTime, PackImages
+from feedrate.doctor.analyse.records import Recording
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.errors import FeedrateError
+from feedrate.filters import BILINEAR
+from feedrate.format.manifest import FILE_NAME
+from feedrate.format.pack import Pack
+from feedrate.format.suffixes import IMAGE_SUFFIXES
+from feedrate.kernel import U8
+from feedrate.load.cache import Cache
+from feedrate.load.cached import cached
+from feedrate.load.geometry import Geometry, read_sides
+from feedrate.load.image import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
+from feedrate.load.loader import Loader
+from feedrate.load.samples import IMAGE, Samples, open_files, open_pack, pick
+from feedrate.probe.residency import measure_residency
+from feedrate.probe.storage import describe_storage
+from feedrate.stats import median
+
+_NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")
+_SIZED_FILES = 400
+_TIMED_FILES = 24
+_ENOUGH_S = 2.0  # of timing one kind of files
+_LONGEST_S = 0.5  # an image; of those that take longer one is tried
+_MOST_KEPT_BYTES = 64 << 20  # of samples that are made up to be kept
+_COPIES = 20
+_PASSES, _BATCH = 6, 8  # over those that our decoder takes, and images in a call of it
+
+
+def describe_data(recording: Recording, dataset_len: int | None) -> DataFiles | None:
+    """Look at the files that were opened while samples were made; None when there were none."""
+    paths = _opened_paths(recording)
+    if not paths:
+        return None
+    sizes = [size for path in paths[:_SIZED_FILES] if (size := _size(path)) is not None]
+    if not sizes:
+        return None
+    folder = _common_folder(paths)
+    storage = describe_storage(paths[0])
+    suffixes = Counter(Path(path).suffix.lower() for path in paths)
+    mean_bytes = sum(sizes) / len(sizes)
+    # One file per sample, or few big ones: then the sum of what was seen is the better guess.
+    is_per_sample = dataset_len is not None and len(paths) > min(50, dataset_len / 2)
+    return DataFiles(
+        folder=folder,
+        kind=storage.kind,
+        source=storage.source,
+        is_network=storage.is_network,
+        is_fuse=storage.is_fuse,
+        is_memory=storage.is_memory,
+        is_rotational=None if storage.is_virtual_disk else storage.rotational,
+        files_seen=len(paths),
+        mean_bytes=mean_bytes,
+        suffixes=tuple(suffix for suffix, _ in suffixes.most_common(3)),
+        resident=measure_residency(paths[:100]),
+        dataset_bytes=mean_bytes * dataset_len if is_per_sample and dataset_len else float(sum(sizes)),
+        images=tuple(path for path in paths if Path(path).suffix.lower() in IMAGE_SUFFIXES),
+    )
+
+
+def time_kernel(
+    images: Sequence[str], size: tuple[int, int] | None, *, crops: bool, at_once: int = 1
+) -> KernelTime | None:
+    """Time our decoder on some of the user's image files, where they lie, as a Dataset of a pack calls it.
+
+    Where it does not take all of them, what it takes is weighed by Pillow's time for each kind, and what the
+    others would take once they are stored as it likes them is timed, too.
+
+    Args:
+        size: of the batch's images; None: 224 x 224.
+        crops: the user's code takes random crops: a part of each image, as RandomResizedCrop draws it.
+        at_once: so many decode beside each other, as workers do.
+    """
+    size, share = size or (224, 224), 0.54 if crops else 1.0
+    taken: list[str] = []
+    left: list[str] = []
+    reasons: Counter[str] = Counter()
+    deep, is_lossless = 0, True
+    for path in _choose(images):
+        with contextlib.suppress(ValueError, OSError):
+            data = Path(path).read_bytes()
+            found = kernel.scan_headers(data)
+            if found.reason is None:
+                taken.append(path)
+            elif not found.damaged:
+                left.append(path)
+                reasons[found.reason.removeprefix("not a JPEG (").removesuffix(")")] += 1
+                deep += is_deep(data)
+                is_lossless = is_lossless and kernel.to_baseline(data) is not None
+    tried = len(taken) + len(left)
+    if not tried:
+        return None
+    ours_s = _time_dataset(taken, size, share, at_once) if taken else 0.0
+    if taken and not ours_s:
+        return None
+    if not left:
+        return KernelTime(ours_s, len(taken), tried)
+    theirs = [
+        len(paths) * _mean_time(paths, lambda data: time_pillow(data, size, share)) for paths in (taken, left)
+    ]
+    return KernelTime(
+        cpu_s_per_image=ours_s,
+        taken=len(taken),
+        tried=tried,
+        taken_share=theirs[0] / max(sum(theirs), 1e-9),
+        others=" or ".join(reason for reason, _ in reasons.most_common(2)),
+        stored_cpu_s=_mean_time(left, lambda data: time_stored(data, size, share)),
+        stored_by="--map MODULE:FUNCTION --raw" if deep > len(left) / 2 else "--normalise",
+        is_lossless=is_lossless,
+    )
+
+
+def time_kept(batch: Mapping[str, object]) -> float | None:
+    """Return the CPU time of taking a sample from what `feedrate.cached` keeps, by made-up ones of its size.
+
+    None: the batch holds no tensors, or it cannot be tried here.
+    """
+    count, tensors = batch.get("samples"), batch.get("tensors")
+    if not isinstance(count, int) or not isinstance(tensors, list) or count < 1:
+        return None
+    sizes = [int(tensor.get("bytes") or 0) // count for tensor in tensors]
+    if not sum(sizes) or sum(sizes) > _MOST_KEPT_BYTES:
+        return None
+    count = min(_BATCH, _MOST_KEPT_BYTES // sum(sizes))
+    samples = [tuple(np.zeros(size, np.uint8) for size in sizes) for _ in range(count)]
+    with contextlib.suppress(FeedrateError, OSError):
+        kept = cached(samples, ram=4 * _MOST_KEPT_BYTES)
+        try:
+            taking_s = _time_copies(lambda: kept.__getitems__(range(count)))
+        finally:
+            kept.close()
+        return max(taking_s - _time_copies(lambda: samples), 0.0) / count
+    return None
+
+
+def _time_copies(take: Callable[[], list[tuple[U8, ...]]]) -> float:
+    """Return the CPU time of taking some samples and copying each, as collating does: memory that is mapped
+    costs when it is read."""
+    into = [np.empty_like(part) for part in take()[0]]
+    seconds = []
+    for _ in range(_COPIES):
+        began = time.thread_time()
+        for sample in take():
+            for target, part in zip(into, sample, strict=True):
+                np.copyto(target, part)
+        seconds.append(time.thread_time() - began)
+    return median(seconds)
+
+
+def _choose(images: Sequence[str]) -> list[str]:
+    """Return the files to time: with each suffix as often as among all, which chance alone would not give."""
+    mixed = random.Random(0).sample(list(images), len(images))
+    mixed.sort(key=lambda path: Path(path).suffix.lower())
+    count = min(_TIMED_FILES, len(mixed))
+    return [mixed[number * len(mixed) // count] for number in range(count)]
+
+
+def _mean_time(paths: Sequence[str], time_one: Callable[[bytes], float]) -> float:
+    """Return the mean of a time over files: of as many as can be timed soon; 0: of none."""
+    began, seconds = time.thread_time(), []
+    for path in paths:
+        if time.thread_time() - began > _ENOUGH_S:
+            break
+        with contextlib.suppress(ValueError, OSError):
+            seconds.append(time_one(Path(path).read_bytes()))
+    return mean(seconds) if seconds else 0.0
+
+
+def _time_dataset(paths: Sequence[str], size: tuple[int, int], share: float, at_once: int) -> float:
+    """Return the CPU time that a Dataset takes per image: all of them in turn, and all once more; 0: unknown.
+
+    An image that is decoded again and again is in the caches, its branches are known, and no neighbour uses
+    the other half of the core: that takes a third less than it does in a run.
+    """
+    with (
+        contextlib.suppress(FeedrateError, OSError, ValueError, MemoryError),
+        open_files(paths) as samples,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+        widths, heights = read_sides(IMAGE, samples.rows)
+        boxes = [middle_box(*sides, share) for sides in zip(widths.tolist(), heights.tolist(), strict=True)]
+        flips = np.zeros(len(samples), np.bool_)
+        geometry = Geometry(np.array(boxes, np.int32), flips, (widths, heights))
+        passes = pool.map(lambda _: _time_passes(samples, geometry, size), range(at_once))
+        return mean(passes) / max(len(samples), 1)
+    return 0.0
+
+
+def _time_passes(samples: Samples, geometry: Geometry, size: tuple[int, int]) -> float:
+    """Return the CPU time of one pass over all images, in this thread."""
+    from PIL import Image
+
+    def make(first: int, count: int) -> None:
+        at = np.arange(first, min(first + count, len(samples)))
+        out = np.empty((len(at), *size, 3), np.uint8)
+        samples.decode_chosen(at, geometry.take(at), out)
+        for pixels in out:
+            Image.fromarray(pixels.copy())
+
+    seconds: list[float] = []
+    began = time.thread_time()
+    make(0, 1)
+    if (each_s := time.thread_time() - began) > _LONGEST_S:
+        return each_s * len(samples)  # to try them all would keep the user waiting
+    began = time.thread_time()
+    while len(seconds) < _PASSES and (not seconds or time.thread_time() - began < _ENOUGH_S):
+        start = time.thread_time()
+        for first in range(0, len(samples), _BATCH):
+            make(first, _BATCH)
+        seconds.append(time.thread_time() - start)
+    return median(seconds[1:] or seconds)  # the first opens the files
+
+
+def time_pillow(data: bytes, size: tuple[int, int], share: float) -> float:
+    box = middle_box(*pillow.measure(data)[:2], share)
+    return time_call(lambda: pillow.decode(data, box, (*size, 3)))
+
+
+def time_stored(data: bytes, size: tuple[int, int], share: float) -> float:
+    """Return what our decoder takes for an image that was stored as it likes it."""
+    width, height, _ = pillow.measure(data)
+    whole, box = (0, 0, width, height), middle_box(width, height, share)
+    if is_deep(data):
+        rows = pillow.decode(data, whole, (height, width, 1))[..., 0]
+        return time_call(lambda: pillow.crop_rows(rows, box, (*size, 1), BILINEAR))
+    stored = kernel.to_baseline(data)
+    if stored is None:
+        is_gray = pillow.is_gray(data)
+        rows = pillow.decode(data, whole, (height, width, 1 if is_gray else 3))
+        rows = rows[..., 0] if is_gray else rows
+        stored = pillow.encode_jpeg(rows, quality=pillow.NORMAL_QUALITY, full_chroma=True, orientation=1)
+    entries = kernel.scan(stored).entries
+    return time_call(lambda: kernel.decode_one(stored, box=box, size=size, entries=entries))
+
+
+def time_call(work: Callable[[], object]) -> float:
+    """Return the CPU time of the quicker of two calls: the first may find cold caches."""
+    seconds = []
+    for _ in range(2):
+        began = time.thread_time()
+        work()
+        seconds.append(time.thread_time() - began)
+    return min(seconds)
+
+
+def is_deep(data: bytes) -> bool:
+    """Whether an image holds more than 8 bits a channel: those `--normalise` leaves alone."""
+    return pillow.measure(data)[2].startswith(("I", "F"))
+
+
+def middle_box(width: int, height: int, share: float) -> tuple[int, int, int, int]:
+    """Return a box in the middle with a share of the area: 0.54 is RandomResizedCrop's mean."""
+    side = share**0.5
+    w, h = max(round(width * side), 1), max(round(height * side), 1)
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def _opened_paths(recording: Recording) -> list[str]:
+    """Return the distinct paths in the order in which they were opened, most of them of data."""
+    seen: dict[str, None] = {}
+    for process in recording.processes:
+        cwd = str(process.last("process").get("cwd") or "")
+        for record in process.of(layout.OPENED):
+            path = process.name(record["name"])
+            if not path.lower().endswith(_NOT_DATA) and not path.startswith(("/proc/", "/sys/", "/dev/")):
+                seen.setdefault(os.path.join(cwd, path))
+    return list(seen)
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    folders = [os.path.dirname(path) for path in paths]
+    try:
+        return os.path.commonpath(folders)
+    except ValueError:
+        return folders[0]
+
+
+_TIMED = 24
+_LOADER_PASSES, _LOADER_ENOUGH_S = 2, 0.2  # of timing a Loader
+_CACHE_BYTES = 1 << 29
+_OPERATIONS: dict[str, Callable[[tuple[int, int]], ImageOp]] = {
+    "RandomResizedCrop": RandomResizedCrop, "RandomCrop": RandomCrop, "CenterCrop": CenterCrop,
+    "Resize": Resize,
+}  # fmt: skip
+
+
+def describe_pack(folder: str) -> DataFiles | None:
+    """Describe where a pack lies on this machine; None: it does not, or cannot be read."""
+    try:
+        pack = Pack(folder)
+    except (FeedrateError, OSError):
+        return None
+    try:
+        paths = [str(pack.locate_file(shard)) for shard in pack.manifest.shards if not shard.is_elsewhere]
+    finally:
+        pack.close()
+    sizes = [os.stat(path).st_size for path in paths if os.path.isfile(path)]
+    if not sizes:
+        return None
+    storage = describe_storage(paths[0])
+    return DataFiles(
+        folder=os.path.abspath(folder),
+        kind=storage.kind,
+        source=storage.source,
+        is_network=storage.is_network,
+        is_fuse=storage.is_fuse,
+        is_memory=storage.is_memory,
+        is_rotational=None if storage.is_virtual_disk else storage.rotational,
+        files_seen=len(sizes),
+        mean_bytes=sum(sizes) / len(sizes),
+        suffixes=tuple(s for s, _ in Counter(Path(path).suffix for path in paths).most_common(3)),
+        resident=measure_residency(paths[:100]),
+        dataset_bytes=float(sum(sizes)),
+    )
+
+
+def is_pack(folder: str) -> bool:
+    return Path(folder, FILE_NAME).is_file()
+
+
+def time_pack_images(folder: str, size: tuple[int, int] | None, image: str) -> PackImages | None:
+    """Time some images of a pack as the loader decodes them; None: it has none, or cannot be read here.
+
+    Args:
+        size: of the batch's images; None: 224 x 224.
+        image: the name of the Loader's operation.
+    """
+    size, share = size or (224, 224), 0.54 if image == "RandomResizedCrop" else 1.0
+    decoding: list[float] = []
+    left: list[bytes] = []
+    pixels: list[int] = []
+    reasons: Counter[str] = Counter()
+    is_lossless = True
+    with contextlib.ExitStack() as held, contextlib.suppress(FeedrateError, OSError):
+        pack = Pack(folder)
+        held.callback(pack.close)
+        count = len(pack)
+        samples = held.enter_context(open_pack(pack, pick(count, _TIMED, 0)))
+        for number in range(len(samples)):
+            with contextlib.suppress(ValueError, pillow.Undecodable):
+                data = samples.read(number)
+                found = kernel.scan_headers(data)
+                if found.damaged:
+                    continue
+                if found.reason is None:
+                    scan = kernel.scan(data)
+                    box = middle_box(scan.width, scan.height, share)
+                    timed = kernel.profile_decode(data, scan.entries, box=box, size=size, repeats=3)
+                    decoding.append(sum(timed.values()))
+                    pixels.append(scan.width * scan.height)
+                elif not is_deep(data):
+                    width, height, _ = pillow.measure(data)
+                    pixels.append(width * height)
+                    left.append(data)
+                    reasons[found.reason.removeprefix("not a JPEG (").removesuffix(")")] += 1
+                    is_lossless = is_lossless and kernel.to_baseline(data) is not None
+        if not pixels:
+            return None
+        images = PackImages(
+            tried=len(decoding) + len(left),
+            left=len(left),
+            decode_s=_mean(decoding),
+            pillow_s=_mean([time_pillow(data, size, share) for data in left]),
+            stored_s=_mean([time_stored(data, size, share) for data in left]),
+            others=" or ".join(reason for reason, _ in reasons.most_common(2)),
+            is_lossless=is_lossless,
+            decoded_bytes=3.0 * mean(pixels) * count,
+        )
+        return replace(images, cached_share=_time_cache(folder, image, size, images.now_s))
+    return None
+
+
+def _time_cache(folder: str, image: str, size: tuple[int, int], each_s: float) -> float | None:
+    """Load a few samples with a cache and without: only that tells what a sample in it still costs."""
+    operation, count = _OPERATIONS.get(image), min(max(int(_LOADER_ENOUGH_S / max(each_s, 1e-6)), 4), _TIMED)
+    if operation is None:
+        return None
+    try:
+        with Cache(ram=_CACHE_BYTES) as cache:
+            cached_s, plain_s = (_time_loader(folder, operation(size), count, one) for one in (cache, None))
+    except (FeedrateError, OSError, ValueError):
+        return None
+    return cached_s / plain_s if plain_s else None
+
+
+def _time_loader(folder: str, operation: ImageOp, count: int, cache: Cache | None) -> float:
+    """Return the CPU time of one pass over some samples, all threads together; the first is left out."""
+    with contextlib.closing(Pack(folder)) as pack, Loader(
+        pack, count, order=pick(len(pack), count, 0), image=operation, fields=("image",), cache=cache,
+        rank=0, world_size=1, threads=1, output="numpy",
+    ) as loader:  # fmt: skip
+        for _ in loader:  # fills the cache
+            pass
+        passes, began = 0, time.process_time()
+        while passes < _LOADER_PASSES or time.process_time() - began < _LOADER_ENOUGH_S:
+            passes += 1
+            for _ in loader:
+                pass
+        return (time.process_time() - began) / passes
+
+
+def _mean(seconds: list[float]) -> float:
+    return mean(seconds) if seconds else 0.0

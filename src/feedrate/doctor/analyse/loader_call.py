@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The feedrate.Loader in the place of a script's DataLoader: its arguments, code to paste, what is lost.
+
+What the hook saw (transforms, Pillow's calls, sampler, batches) comes in as steps; each becomes a word of
+Loader's, or a sentence that says that it is not carried over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+from feedrate.doctor.analyse.call_draft import BatchImages, Draft, find_images
+from feedrate.doctor.analyse.metrics import LoaderCall, Measured
+from feedrate.doctor.analyse.pillow_steps import read_pillow_steps
+from feedrate.doctor.analyse.transform_steps import (
+    LEFT_OUT,
+    UNREADABLE,
+    Step,
+    is_container,
+    read_prefetcher,
+    read_steps,
+    read_timm_mixing,
+)
+from feedrate.results.doctor import Remedy
+
+Fact = Mapping[str, Any]
+_GEOMETRY = ("resized-crop", "resize", "resize-short", "center-crop", "random-crop")
+_GRAYING = {"grayscale", "jitter"}  # these convert to gray with Pillow, to mix it in
+_WIDTH = 78  # of 80 columns, indented
+_COLLATES = ("torch.utils.data._utils.collate.default_collate", "timm.data.loader.fast_collate")
+_TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
+
+
+def add_code(m: Measured, remedy: Remedy) -> Remedy:
+    """Return a remedy with the code of the Loader that the run's DataLoader becomes, where it is known."""
+    return remedy if m.call is None else replace(remedy, code=m.call.code, left_out=m.call.left_out)
+
+
+def find_call(m: Measured) -> LoaderCall | None:
+    """Return the Loader that the run's DataLoader becomes; None where its samples are no image files."""
+    data = m.around.data
+    if data is None or not data.images:
+        return None
+    parts = [name for _, name in m.sample.parts] if m.sample is not None else []
+    return recognise_call(
+        m.loader, m.batch, m.pipeline_fact, m.pillow_calls, parts=parts, on_gpu=m.is_on_gpu
+    )  # fmt: skip
+
+
+def recognise_call(
+    loader: Fact,
+    batch: Fact,
+    pipeline: Fact,
+    calls: Sequence[Fact] = (),
+    *,
+    parts: Sequence[str] = (),
+    on_gpu: bool = False,
+) -> LoaderCall | None:
+    """Return the Loader for a run whose samples are image files; None where its batches hold no images.
+
+    Args:
+        loader, batch, pipeline: the facts of these kinds of the run's DataLoader.
+        calls: the facts of Pillow's calls, of all processes that made its samples.
+        parts: names of what a sample's time was spent in: "cv2.imread".
+    """
+    image = find_images(batch)
+    if image is None or not pipeline or loader.get("pack") or loader.get("iterable"):
+        return None
+    draft = Draft(image)
+    layers = [one for one in pipeline.get("layers") or () if isinstance(one, Mapping)]
+    for step in _list_steps(layers, pipeline, calls, draft):
+        draft.take(step)
+    draft.finish_geometry()
+    draft.finish_values()
+    if any(part in ("cv2.imread", "cv2.imdecode") for part in parts) and "cv2.cvtColor" not in parts:
+        draft.leave("OpenCV decodes to BGR; these are RGB")
+    _take_labels(layers, draft, is_pillow=bool(calls))
+    _take_order(layers, pipeline, draft)
+    options = {**_loader_options(loader, batch, pipeline), **draft.options()}
+    fields = _take_form(batch, image, draft)
+    if fields:
+        options["fields"] = fields
+    if on_gpu:
+        options["device"] = "cuda"
+    return LoaderCall(options, write_code(options), tuple(dict.fromkeys(draft.left_out)))
+
+
+def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], draft: Draft) -> list[Step]:
+    """Return what is done to a sample, from the file to the batch."""
+    steps, is_bare = _list_transforms(layers, draft)
+    by_pillow = _read(read_pillow_steps, calls, "what Pillow does")
+    if any(step.kind in _GEOMETRY for step in steps):
+        # A transform of a library that is called by itself is seen twice: as it is stored, and in Pillow.
+        for step in by_pillow:
+            if step.kind in _GEOMETRY and not is_bare:
+                draft.leave(f"{step.name} before the transform is not carried over")
+        others = dict.fromkeys(step.name for step in by_pillow if step.kind == LEFT_OUT)
+        if others and is_bare:
+            draft.leave(
+                f"{', '.join(others)} was seen, which may be the transforms' or the script's own: "
+                "the script's own is not carried over"
+            )
+        kept = {"gray", "flip", LEFT_OUT}
+        if is_bare:
+            kinds = {step.kind for step in steps}
+            kept -= {LEFT_OUT, *(("gray",) if kinds & _GRAYING else ()), *kinds}
+        by_pillow = [step for step in by_pillow if step.kind in kept]
+    if any(step.kind not in ("nothing", LEFT_OUT) for step in by_pillow):
+        for step in steps:
+            if step.is_own:
+                draft.leave(f"{step.name}, the script's own, is carried over as far as Pillow does it")
+        steps = [step for step in steps if not step.is_own]
+    steps = [*by_pillow, *steps]
+    if pipeline.get("prefetcher") is not None:
+        steps += _read(read_prefetcher, pipeline["prefetcher"], "PrefetchLoader")
+    return [*steps, *_list_mixing(pipeline.get("collate"), draft)]
+
+
+def _read(reader: Callable[[Any], list[Step]], given: Any, name: str) -> list[Step]:
+    try:
+        return reader(given)
+    except UNREADABLE:
+        return [Step(LEFT_OUT, name)]
+
+
+def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Step], bool]:
+    """Return the steps of the datasets' transforms, and whether some are single ones, not composed."""
+    steps: list[Step] = []
+    is_bare = False
+    for layer in reversed(layers):  # the innermost dataset is asked first
+        held = layer.get("held") or {}
+        named = {name: one for name, one in held.items() if isinstance(one, Mapping)}
+        for name in ("target_transform", "loader"):
+            named.pop(name, None)
+        found = named or {f"transform {at}": one for at, one in enumerate(layer.get("uses") or (), 1)}
+        composed = [name for name, one in found.items() if is_container(one)]
+        first = "transform" if "transform" in found else composed[0] if composed else None
+        if first is None:
+            is_bare = is_bare or bool(found)
+            steps += [step for one in found.values() for step in read_steps(one)]
+            continue
+        # Inside of a Compose the hook knows whose calls Pillow's are; torch.nn's Sequential it does not see.
+        is_timed = is_container(found[first]) and not str(found[first]["class"]).startswith("torch.nn.")
+        is_bare = is_bare or not is_timed
+        steps += read_steps(found[first])
+        others = [name for name in found if name != first]
+        if others:
+            draft.leave(
+                f"the dataset has other transforms than {first}, which are left out: {', '.join(others)}"
+            )
+    return steps, is_bare
+
+
+def _list_mixing(collate: Any, draft: Draft) -> list[Step]:
+    if not isinstance(collate, Mapping):
+        return []
+    name = str(collate.get("function") or collate.get("class") or "")
+    if name in _COLLATES:
+        return []
+    if name == "timm.data.mixup.FastCollateMixup":
+        return _read(read_timm_mixing, collate.get("held"), name.rpartition(".")[2])
+    mixing = [
+        step
+        for one in collate.get("uses") or ()
+        for step in _inside_choice(one)
+        if step.kind in ("mixup", "cutmix")
+    ]
+    shown = name.removeprefix("__main__.")
+    kept = f" but for its {' and '.join(step.name for step in mixing)}" if mixing else ""
+    draft.leave(f"collate_fn ({shown}) is not carried over{kept}")
+    return mixing
+
+
+def _inside_choice(described: Any) -> list[Step]:
+    """torchvision's recipe is RandomChoice([CutMix, MixUp]); so do we, where both are given."""
+    held = described.get("held") if isinstance(described, Mapping) else None
+    if held and str(described.get("class", "")).endswith("._container.RandomChoice"):
+        return [step for one in held.get("transforms") or () for step in read_steps(one)]
+    return read_steps(described)
+
+
+def _take_labels(layers: Sequence[Fact], draft: Draft, *, is_pillow: bool) -> None:
+    """Say where labels, or the way that images are opened, are not those of a pack of the files."""
+    for layer in layers:
+        held = layer.get("held") or {}
+        target, opener = held.get("target_transform"), held.get("loader")
+        if target is not None:
+            draft.leave(
+                f"target_transform ({_named(target)}) is not carried over: labels are the pack's numbers"
+            )
+        is_known = is_pillow or _named(opener) == "torchvision.datasets.folder.default_loader"
+        if opener is not None and not is_known:
+            draft.leave(f"loader ({_named(opener)}) is not carried over: images are decoded to RGB")
+        mode = held.get("input_img_mode")
+        if isinstance(mode, str) and mode not in ("RGB", "L"):
+            draft.leave(f"input_img_mode={mode!r} is not carried over: images are decoded to RGB")
+    known = next((layer for layer in layers if "are_sorted" in layer), None)
+    if known is None:
+        draft.leave(
+            "labels are the script's own: the pack numbers the class folders by name, see loader.classes"
+        )
+    elif not known["are_sorted"]:
+        draft.leave(
+            "labels have another order: the pack numbers the class folders by name, see loader.classes"
+        )
+
+
+def _named(described: Any) -> str:
+    name = (
+        described.get("function") or described.get("class") if isinstance(described, Mapping) else described
+    )
+    return str(name).removeprefix("__main__.")
+
+
+def _take_order(layers: Sequence[Fact], pipeline: Fact, draft: Draft) -> None:
+    """Say which samples the run had and in which order, where a Loader has others."""
+    for layer in layers[:-1]:
+        kind = str(layer.get("class"))
+        if kind.endswith(".Subset") and "samples" in layer:
+            draft.leave(
+                f"Subset is not carried over: {layer['samples']:,} samples are used, and the pack has all "
+                "of them; see split="
+            )
+        elif "datasets" in layer:
+            draft.leave(
+                f"{kind.rpartition('.')[2]} of {layer['datasets']} datasets: pack each, then feedrate merge"
+            )
+        else:
+            draft.leave(f"{kind.removeprefix('__main__.')} around the dataset is not carried over")
+    sampler = pipeline.get("sampler") or {}
+    module, _, name = str(sampler.get("class") or "").rpartition(".")
+    is_plain = name in _TORCH_SAMPLERS and module.startswith("torch.utils.data")
+    if name == "WeightedRandomSampler":
+        draft.leave(
+            'WeightedRandomSampler is not carried over: weights="balanced", or weights=[...] by sample'
+        )
+    elif sampler.get("replacement") is True or sampler.get("_num_samples") is not None:
+        draft.leave(
+            f"{name} with replacement or num_samples is not carried over: each sample comes once an epoch"
+        )
+    elif not is_plain and name not in ("NoneType", ""):
+        draft.leave(f"sampler {name} is not carried over: see order= and weights=")
+    batches = str(pipeline.get("batch_sampler") or "")
+    if not batches.startswith(("torch.utils.data.", "builtins.")):
+        draft.leave(f"batch_sampler {batches.rpartition('.')[2]} is not carried over")
+
+
+def _loader_options(loader: Fact, batch: Fact, pipeline: Fact) -> dict[str, Any]:
+    size = loader.get("batch_size") or batch.get("samples")  # a batch sampler of the script's own has none
+    options: dict[str, Any] = {"batch_size": int(size)} if size else {}
+    options["shuffle"] = loader.get("shuffle") is not False
+    if loader.get("drop_last"):
+        options["drop_last"] = True
+    seed = pipeline.get("seed")
+    if isinstance(seed, int) and seed > 0:
+        options["seed"] = seed
+    return options
+
+
+def _take_form(batch: Fact, images: BatchImages, draft: Draft) -> list[str] | None:
+    """Say where batches are put together otherwise; return the fields where they are not image and label."""
+    form, tensors = batch.get("form"), batch.get("tensors") or ()
+    if form == "tensor":
+        return ["image"]
+    if isinstance(form, Mapping):
+        draft.leave(f"batches were dicts ({', '.join(map(str, form))}); these are tuples: images, labels")
+        return None
+    if isinstance(form, list) and len(form) == 1:
+        return ["image"]
+    if not isinstance(form, list) or form[:2] != ["tensor", "tensor"] or len(form) != 2:
+        many = f"{len(form)} values" if isinstance(form, list) else f"{_named(form)} objects"
+        draft.leave(f"batches were {many}; these are tuples of two: images, labels")
+        return None
+    label = tensors[1 - images.at] if len(tensors) == 2 and images.at < 2 else {}
+    if draft.mixes:
+        return None
+    if images.at != 0:
+        draft.leave("batches had the images second; here they come first")
+    if label.get("dtype") != "int64" or len(label.get("shape") or ()) != 1:
+        draft.leave(
+            f"labels were {label.get('dtype')} of shape {label.get('shape')}; these are int64, one a sample"
+        )
+    return None
+
+
+def write_code(options: Mapping[str, Any]) -> str:
+    """Return the call with these arguments as lines to paste, and the head of the loop over it."""
+    arguments = ['"PACK"', *(f"{name}={_word(value)}" for name, value in options.items())]
+    call = _lay_out("loader = feedrate.Loader", arguments)
+    names = "(images,)" if options.get("fields") == ["image"] else "images, labels"
+    return "\n".join(["import feedrate", "", *call, f"for {names} in loader:", "    ...  # as before", ""])
+
+
+def _word(value: Any) -> str:
+    """Return an argument as code; an operation without those of its arguments that are the default."""
+    if isinstance(value, str):
+        return f'"{value}"'  # ours: no quote in it
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(_word, value))
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if not hasattr(value, "__dataclass_fields__"):
+        return repr(value)
+    given = []
+    for at, one in enumerate(fields(value)):
+        held = getattr(value, one.name)
+        if one.default is MISSING or held != one.default:
+            given.append(_word(held) if at == 0 and one.default is MISSING else f"{one.name}={_word(held)}")
+    return f"feedrate.{type(value).__name__}({', '.join(given)})"
+
+
+def _lay_out(
+    head: str, arguments: Sequence[str], indent: str = "", brackets: str = "()", tail: str = ""
+) -> list[str]:
+    """Return a call or a list on one line, or with as many arguments on a line as fit."""
+    line = f"{indent}{head}{brackets[0]}{', '.join(arguments)}{brackets[1]}{tail}"
+    if len(line) <= _WIDTH:
+        return [line]
+    lines, inner = [f"{indent}{head}{brackets[0]}"], f"{indent}    "
+    is_open = False  # the last line takes more
+    for argument in arguments:
+        if is_open and len(lines[-1]) + len(argument) + 2 <= _WIDTH:
+            lines[-1] += f" {argument},"
+        elif is_open := len(inner) + len(argument) + 1 <= _WIDTH:
+            lines.append(f"{inner}{argument},")
+        else:
+            lines += _break_up(argument, inner)
+    return [*lines, f"{indent}{brackets[1]}{tail}"]
+
+
+def _break_up(argument: str, indent: str) -> list[str]:
+    """Return an argument that is longer than a line, cut between its own arguments."""
+    opening = min((at for at in (argument.find("("), argument.find("[")) if at >= 0), default=-1)
+    if opening < 0:
+        return [f"{indent}{argument},"]
+    inner = _split(argument[opening + 1 : -1])
+    return _lay_out(argument[:opening], inner, indent, argument[opening] + argument[-1], ",")
+
+
+def _split(arguments: str) -> list[str]:
+    """Cut at the commas that are in no bracket."""
+    parts, depth = [""], 0
+    for letter in arguments:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]

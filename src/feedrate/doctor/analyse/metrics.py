@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that was measured of one run, as numbers: what findings are judged by and the report shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from feedrate.doctor.analyse.dataset_habits import IdleWorkers, Start, Views
+from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.records import Fact
+from feedrate.doctor.analyse.sample import PACK_LOADER, PackStages, SampleCost
+from feedrate.doctor.analyse.stacks import Looks
+from feedrate.doctor.analyse.timeline import Loop, measure_overhead
+from feedrate.model.pipeline import Pipeline
+from feedrate.stats import spread
+
+_MOST_SLOWDOWN = 1.3  # what is more is not the machine's
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per batch: the mean, and the quartiles."""
+
+    seconds: float
+    low: float
+    high: float
+    batches: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Timing | None:
+        if len(values) < 2:
+            return None
+        low, high = spread(values)
+        return cls(mean(values), low, high, len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Our decoder on the user's own files.
+
+    Attributes:
+        cpu_s_per_image: on those that it takes.
+        taken_share: of the time that the user's decoder spends, what those cost; the rest stays as it is.
+        others: what the rest are, in words.
+        stored_cpu_s, stored_by: what one of the rest would take once `pack` stored it with these options.
+        is_lossless: that changes no pixel.
+    """
+
+    cpu_s_per_image: float
+    taken: int
+    tried: int
+    taken_share: float = 1.0
+    others: str = ""
+    stored_cpu_s: float = 0.0
+    stored_by: str = ""
+    is_lossless: bool = False
+
+    @property
+    def left(self) -> int:
+        """Return how many files it would hand to Pillow."""
+        return self.tried - self.taken
+
+    @property
+    def left_words(self) -> str:
+        """Say what it does not take; empty: nothing."""
+        if not self.left:
+            return ""
+        of = "all" if not self.taken else f"{self.left} of {self.tried}"
+        return f"{of} files are {self.others or 'of another kind'}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderTrial:
+    """Some of the user's files, drained as a feedrate.Loader would.
+
+    Attributes:
+        images: how many files were held for it.
+        threads: that one rank would decode with.
+        images_per_s: for one rank, while all of them decode on all cores.
+        busy_threads: of one rank, that had something to do at a time: small batches leave some without.
+        cpu_s: CPU time of an image then, all threads; `alone_cpu_s`: with one thread at work.
+        scan_s: CPU time of looking through a file, which packing does once.
+        ranks: of the training on this machine, which share its cores.
+    """
+
+    images: int
+    threads: int
+    images_per_s: float
+    busy_threads: float
+    cpu_s: float
+    alone_cpu_s: float
+    scan_s: float = 0.0
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class LoaderCall:
+    """A call of feedrate.Loader.
+
+    Attributes:
+        options: its keyword arguments, as objects.
+        code: the same as text to paste: imports, the call, the head of the loop; lines of at most 78 columns.
+        left_out: a sentence for each thing that the script does and this call does not, or does otherwise.
+    """
+
+    options: Mapping[str, Any]
+    code: str
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackImages:
+    """Some images of a pack, timed on this machine; seconds of CPU per image.
+
+    Attributes:
+        tried, left: how many were timed, and how many of them the kernel leaves to Pillow; `others` are these
+            in words.
+        decode_s: by the kernel, of those that it takes.
+        pillow_s: of the rest; `stored_s`: of these once `pack --normalise` has stored them.
+        is_lossless: that changes no pixel.
+        decoded_bytes: of all samples of the pack, decoded whole.
+        cached_share: of what a sample costs a Loader, what it costs one that has it in its cache; None: this
+            could not be tried.
+    """
+
+    tried: int
+    left: int
+    decode_s: float
+    pillow_s: float
+    stored_s: float
+    others: str
+    is_lossless: bool
+    decoded_bytes: float
+    cached_share: float | None = None
+
+    @property
+    def now_s(self) -> float:
+        return (self.decode_s * (self.tried - self.left) + self.pillow_s * self.left) / self.tried
+
+    @property
+    def normalised_s(self) -> float:
+        return (self.decode_s * (self.tried - self.left) + self.stored_s * self.left) / self.tried
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run. Timings of experiments are None when the experiment was not made."""
+
+    loop: Loop
+    loops: Mapping[int, Loop]  # by rank
+    loader: Fact
+    is_loader_made_anew: bool  # for every epoch
+    batch: Fact
+    torch: Fact
+    module: Fact
+    worker_facts: Sequence[Fact]
+    sample: SampleCost | None
+    sample_again: SampleCost | None
+    device: Timing | None
+    drain: Timing | None
+    again: Timing | None
+    trials: Mapping[int, Timing]
+    half_precision: Timing | None
+    half_precision_type: str
+    half_batch: Timing | None
+    channels_last: Timing | None
+    as_loaded: Timing | None  # the replay, on batches that lie in memory as a feedrate.Loader's
+    is_repeatable: bool | None  # the same samples gave the same batch twice
+    looks_fetch: Looks
+    looks_main: Looks
+    looks_loop: Looks  # of those, the ones at what was not timed by itself
+    around: Surroundings
+    kernel: KernelTime | None
+    phases: Sequence[Fact]
+    skipped: Sequence[Fact]
+    no_room: Fact  # the experiments were due, and the epoch was too short for them
+    blocked: Sequence[Fact]
+    end: Fact
+    copy_rates: Fact
+    receive_cpu_s: float  # CPU of the training thread inside next(), per batch
+    feeder_cpu_s: float  # CPU of the thread that pickles batches in a worker, per batch
+    helpers_cpu_s: float  # CPU of the workers' further threads (BLAS, OpenMP), per batch
+    computing_queue_share: (
+        float  # of forward, backward and optimizer: the thread was ready, and no core was free
+    )
+    autocast: Fact
+    experiment_waits: Mapping[
+        int, Sequence[tuple[int, int, int]]
+    ]  # phase -> start, wait, end of each batch, ns
+    before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
+    forward_device_s: float  # device time of the forward pass, per step
+    computing_device_s: float  # device time from the forward pass to the end of the step
+    stages: PackStages | None = None  # of a feedrate.Loader
+    images: PackImages | None = None  # of its pack
+    idle: IdleWorkers = field(default_factory=IdleWorkers)
+    views: Views | None = None  # that matter
+    start: Start | None = None  # before the first step
+    trial: LoaderTrial | None = None  # of image files, by what a feedrate.Loader does
+    kept_s: float | None = None  # CPU of taking a sample like these from what feedrate.cached keeps
+    pipeline_fact: Fact = field(default_factory=dict)  # what samples go through: hook/pipeline.py
+    pillow_calls: Sequence[Fact] = ()  # of some samples: hook/calls.py
+    call: LoaderCall | None = None  # what the DataLoader becomes, where its samples are image files
+
+    @property
+    def workers(self) -> int:
+        return int(self.loader.get("num_workers") or 0)
+
+    @property
+    def is_pack_loader(self) -> bool:
+        """Return whether batches come from a feedrate.Loader, which makes them in threads beside the loop."""
+        return self.loader.get("class") == PACK_LOADER
+
+    @property
+    def framework(self) -> str:
+        """Return the other framework that a feedrate.Loader feeds, TensorFlow or JAX; empty: it is torch."""
+        return str(self.loader.get("framework") or "")
+
+    @property
+    def opaque(self) -> str:
+        """Return whose loader it is, if its stages cannot be seen (DALI); empty: they can."""
+        return str(self.loader.get("opaque") or "")
+
+    @property
+    def reads_pack(self) -> bool:
+        """Return whether samples come from a pack, by a feedrate.Loader or a feedrate.Dataset."""
+        return bool(self.loader.get("pack"))
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a feedrate.Loader; 0: it is none."""
+        return int(self.loader.get("threads") or 1) if self.is_pack_loader else 0
+
+    @property
+    def makers(self) -> int:
+        """Return how many workers or threads make batches beside the training; 0: it makes them itself."""
+        return max(self.workers - self.idle.count, 0) or self.threads
+
+    @property
+    def samples_per_step(self) -> float:
+        return sum(step.samples for step in self.loop.steps) / len(self.loop.steps)
+
+    @property
+    def step_s(self) -> float:
+        return self.loop.seconds / len(self.loop.steps)
+
+    @property
+    def between_s(self) -> float:
+        return sum(self.loop.per_step(name) for name in ("validation", "save", "epoch-start"))
+
+    @property
+    def own_s(self) -> float:
+        """Return the step itself, without what happens between steps."""
+        return max(self.step_s - self.between_s, 1e-9)
+
+    @property
+    def wait_s(self) -> float:
+        return self.loop.per_step("wait")
+
+    @property
+    def exposed_s(self) -> float:
+        return self.loop.per_step("exposed")
+
+    @property
+    def exposed_share(self) -> float:
+        return self.exposed_s / self.step_s
+
+    @property
+    def slowed_share(self) -> float:
+        """Return how much of the time computing takes longer because samples are made on the same cores."""
+        if self.is_on_gpu or self.makers == 0:
+            return 0.0
+        return max(self.own_s - self.exposed_s - self.device_s, 0.0) / self.step_s
+
+    def share_of(self, part: str) -> float:
+        return self.loop.per_step(part) / self.step_s
+
+    def each(self, part: str, times: int) -> float:
+        """Return how long one of a part's rare occurrences took."""
+        return self.loop.per_step(part) * len(self.loop.steps) / max(times, 1)
+
+    def place_of(self, part: str) -> str:
+        """Return the call that most of a part's time went into, as file:line."""
+        places = self.loop.places.get(part, {})
+        return max(places, key=lambda place: places[place]) if places else ""
+
+    @property
+    def batch_bytes(self) -> int:
+        return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
+
+    @property
+    def handed_bytes(self) -> float:
+        """Return what comes to the training process with a batch: of views, all that lies under them."""
+        return max(self.batch_bytes, self.views.copied_bytes if self.views is not None else 0.0)
+
+    @property
+    def is_batch_of_floats(self) -> bool:
+        """Return whether most of a batch are numbers of four bytes or more that may be bytes."""
+        tensors = self.batch.get("tensors") or ()
+        floats = sum(int(t.get("bytes") or 0) for t in tensors if "float" in str(t.get("dtype")))
+        return floats > 0.5 * self.batch_bytes
+
+    @property
+    def device_s(self) -> float:
+        """Return what a step takes when its batch is already there."""
+        return self._replayed_s(self.device)
+
+    @property
+    def as_loaded_s(self) -> float:
+        """Return the same on a batch that lies in memory as a feedrate.Loader's, as far as that was tried.
+
+        Convolutions take their images channels-last, or planar: that changes what they cost.
+        """
+        return self._replayed_s(self.as_loaded or self.device)
+
+    def _replayed_s(self, replay: Timing | None) -> float:
+        besides_waiting = max(self.own_s - self.exposed_s, 1e-6)
+        if replay is None:
+            return besides_waiting
+        # A replay that took longer than the real steps was disturbed.
+        return min(replay.seconds * self.slowdown, besides_waiting)
+
+    @property
+    def slowdown(self) -> float:
+        """Return how many times as slow as in the experiments the machine was in the real steps.
+
+        By the run as it is, tried once more. On a GPU, or with much between the steps, or where samples wait
+        for storage that may have come into memory since, that tells something else.
+        """
+        again = self.trials.get(self.workers)
+        if again is None or self.is_on_gpu or self.between_s > 0.05 * self.step_s:
+            return 1.0
+        if self.sample is not None and self.sample.total.blocked_s > 0.1 * self.sample.total.wall_s:
+            return 1.0
+        return min(max(self.own_s / again.seconds, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return str(self.module.get("device", "cpu")).startswith("cuda")
+
+    @property
+    def device_cpu_s(self) -> float:
+        """Return the training process's CPU time in one step, all its threads."""
+        if self.around.device_cpu_share is not None:
+            return self.device_s * self.around.device_cpu_share
+        if self.is_on_gpu:
+            return self.device_s
+        return self.device_s * min(float(self.torch.get("threads") or 1), self.around.cores)
+
+    @property
+    def each_worker(self) -> float:
+        """Return what one more worker in every loader counts: the one with the most to do sets the pace."""
+        return 1.0 / self.loop.heaviest
+
+    @property
+    def most_workers(self) -> int:
+        """Return how many workers a loader may have, so that there is a core for each."""
+        return max(int(self.around.cores) // len(self.loop.loaders), 1)
+
+    @property
+    def watching_s(self) -> float:
+        """Return what the doctor's own probes take of a step, where that can be seen."""
+        overhead = measure_overhead(self.loop)
+        if overhead is None:
+            return 0.0
+        probed, bare = overhead.probed_steps, overhead.unprobed_steps
+        return overhead.seconds_per_step * probed / (probed + bare)
+
+    @property
+    def drained_s(self) -> float:
+        """Return what the loader took for a batch when nobody trained; 0: unknown, or one of several."""
+        if self.drain is None or self.makers == 0 or len(self.loop.loaders) > 1:
+            return 0.0
+        # A loader that is slower alone than in the loop was disturbed.
+        return min(self.drain.seconds * self.slowdown, self.own_s)
+
+    @property
+    def unseen_s(self) -> float:
+        """Return what a drained batch takes beyond its making: pipes, locks, pinning."""
+        if self.sample is None or self.workers == 0:
+            return 0.0
+        n, beside = self.samples_per_step, self.feeder_cpu_s + self.helpers_cpu_s
+        cpu = self.sample.total.cpu_s * n + beside
+        # A worker that waits for a core, because others have them all, is still making its batch.
+        made = max(
+            (self.sample.total.wall_s * n + beside) / max(self.makers, 1),
+            cpu / max(self.around.cores - self.around.cores_others, 0.5),
+            self.receive_cpu_s,
+        )
+        # Less is how batches vary.
+        return self.drained_s - made if self.drained_s > 1.5 * made else 0.0
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return the run in the cost model's terms."""
+        sample = self.sample
+        per_batch = self.samples_per_step
+        cpu = blocked = 0.0
+        if sample is not None:
+            cpu = sample.total.cpu_s * per_batch + self.feeder_cpu_s + self.helpers_cpu_s
+            blocked = sample.total.blocked_s * per_batch
+        else:
+            blocked = self.wait_s if self.makers == 0 else self.wait_s * self.makers
+        received = 0.0 if self.makers == 0 else self.receive_cpu_s + self.unseen_s
+        # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
+        # comes with the making of batches, and goes with it; what watching costs is neither.
+        slower = self.own_s - self.exposed_s - self.device_s - received - self.watching_s
+        return Pipeline(
+            device_s=self.device_s,
+            device_cpu_s=self.device_cpu_s,
+            fetch_cpu_s=cpu,
+            fetch_blocked_s=blocked,
+            handover_s=received,
+            drag=max(slower, 0.0) / cpu if self.makers and cpu > 0 else 0.0,
+            workers=self.makers * self.each_worker,
+            cores=max(self.around.cores - self.around.cores_others, 0.5),
+            between_s=self.between_s,
+            loader_s=self.drained_s,
+        )

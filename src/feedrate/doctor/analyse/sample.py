@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What making one sample costs, and where: from the workers' records, or the training process's own.
+
+What the stages of a feedrate.Loader did in the watched steps, from the statistics that the hook noted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from feedrate.doctor.analyse.records import Fact, Process, Recording
+from feedrate.doctor.hook.feedrate_hook import layout
+
+_NS = 1e-9
+KINDS = ("read", "decode", "transform", "collate")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds per sample; wall = cpu + queue + blocked."""
+
+    cpu_s: float = 0.0
+    queue_s: float = 0.0
+    blocked_s: float = 0.0
+
+    @property
+    def wall_s(self) -> float:
+        return self.cpu_s + self.queue_s + self.blocked_s
+
+    def plus(self, other: Cost) -> Cost:
+        return Cost(self.cpu_s + other.cpu_s, self.queue_s + other.queue_s, self.blocked_s + other.blocked_s)
+
+    def minus(self, other: Cost) -> Cost:
+        return Cost(
+            max(self.cpu_s - other.cpu_s, 0.0),
+            max(self.queue_s - other.queue_s, 0.0),
+            max(self.blocked_s - other.blocked_s, 0.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCost:
+    """The cost of one sample of the training loader.
+
+    Attributes:
+        total: of one sample, the batch's collating included.
+        parts: by kind and name, e.g. ("decode", "PIL"); what no part covers is ("rest", "").
+        handover: pickling and the like, per sample, in the worker.
+        read_bytes, device_bytes: per sample by system calls, and those that a block device had to give.
+        major_faults: per sample.
+        idle_share: of the workers' time, with nothing to do or no room for another batch.
+        fetches: that the figures come from.
+    """
+
+    total: Cost
+    parts: Mapping[tuple[str, str], Cost]
+    handover: Cost
+    read_bytes: float
+    device_bytes: float
+    major_faults: float
+    idle_share: float
+    samples: int
+    fetches: int
+
+    def kind(self, kind: str) -> Cost:
+        cost = Cost()
+        for (k, _), part in self.parts.items():
+            if k == kind:
+                cost = cost.plus(part)
+        return cost
+
+    def largest(self, kind: str) -> str:
+        """Return the name of a kind's largest part."""
+        named = {name: cost.wall_s for (k, name), cost in self.parts.items() if k == kind and name}
+        return max(named, key=lambda name: named[name]) if named else ""
+
+
+def makers(recording: Recording, main: Process, loaders: Collection[str]) -> list[Process]:
+    """Return the processes that made the loaders' batches: their workers, or the training process itself."""
+    pids = {
+        pid
+        for fact in main.facts_of("workers")
+        if fact.get("loader") in loaders
+        for pid in fact.get("pids", ())
+    }
+    workers = [p for p in recording.processes if p.pid in pids and len(p.of(layout.FETCH))]
+    if workers:
+        return workers
+    if len(main.of(layout.FETCH)):
+        return [main]
+    children = [p for p in recording.processes if p is not main and p.last("process").get("ppid") == main.pid]
+    return [p for p in children if len(p.of(layout.FETCH))]
+
+
+def measure_sample(
+    processes: Sequence[Process], phase: int = layout.REAL, window: tuple[int, int] | None = None
+) -> SampleCost | None:
+    """Return the mean cost of a sample over the fetches that a window touches, or None without any."""
+    total, handover = np.zeros(3), np.zeros(3)
+    parts: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
+    samples = probed_samples = fetches = 0
+    io = np.zeros(3)
+    io_samples = 0
+    idle_ns = span_ns = 0.0
+    for process in processes:
+        fetch_list = process.of(layout.FETCH, phase=phase)
+        if window is not None:
+            inside = (fetch_list["start"] + fetch_list["wall"] > window[0]) & (
+                fetch_list["start"] < window[1]
+            )
+            fetch_list = fetch_list[inside]
+        if not len(fetch_list):
+            continue
+        low, high = int(fetch_list["start"].min()), int((fetch_list["start"] + fetch_list["wall"]).max())
+        total += _total(fetch_list)
+        samples += int(fetch_list["a"].sum())
+        fetches += len(fetch_list)
+        part_list = _inside(process.of(layout.PART, phase=phase), low, high)
+        io_list = _inside(process.of(layout.IO, phase=phase), low, high)
+        probed = _probed_samples(fetch_list, np.concatenate([part_list["start"], io_list["start"]]))
+        probed_samples += probed
+        for part in part_list:
+            kind, _, name = process.name(part["name"]).partition(":")
+            parts[kind if kind in KINDS else "transform", name or kind] += _times(part)
+        for record in io_list:
+            io += (int(record["a"]), int(record["b"]), int(record["c"]))
+        io_samples += probed if len(io_list) else 0
+        for record in _inside(process.of(layout.HANDOVER, phase=phase), low, high):
+            times = _times(record)
+            handover += (times[0], times[1], 0.0)
+            idle_ns += times[2]
+        span_ns += high - low
+    if not samples:
+        return None
+    costs = {key: _cost(value, max(probed_samples, 1)) for key, value in parts.items()}
+    rest = _cost(total, samples)
+    for cost in costs.values():
+        rest = rest.minus(cost)
+    costs["rest", ""] = rest
+    io = io / max(io_samples, 1)
+    return SampleCost(
+        total=_cost(total, samples),
+        parts=costs,
+        handover=_cost(handover, samples),
+        read_bytes=float(io[0]),
+        device_bytes=float(io[1]),
+        major_faults=float(io[2]),
+        idle_share=idle_ns / span_ns if span_ns else 0.0,
+        samples=samples,
+        fetches=fetches,
+    )
+
+
+def _inside(records: np.ndarray, low: int, high: int) -> np.ndarray:
+    return records[(records["start"] >= low) & (records["start"] <= high)]
+
+
+def _probed_samples(fetches: np.ndarray, starts: np.ndarray) -> int:
+    """Count the samples of fetches that have parts: the others were left unprobed."""
+    if not len(starts):
+        return 0
+    slot = np.searchsorted(fetches["start"], starts, side="right") - 1
+    with_parts = np.unique(slot[slot >= 0])
+    return int(fetches["a"][with_parts].sum())
+
+
+def _total(fetches: np.ndarray) -> np.ndarray:
+    """Return the times of all fetches; where most were left alone, split as in those that were not."""
+    clocked = fetches[fetches["cpu"] >= 0]
+    wall = float(fetches["wall"].sum())
+    if not len(clocked):
+        return np.array([wall, 0.0, 0.0])
+    split = np.sum([_times(fetch) for fetch in clocked], axis=0)
+    return np.asarray(split * wall / max(float(clocked["wall"].sum()), 1.0))
+
+
+def _times(record: np.void) -> np.ndarray:
+    wall, cpu, queue = int(record["wall"]), int(record["cpu"]), int(record["queue"])
+    # The three clocks tick at different moments; a short part can come out a little below zero.
+    return np.array([cpu, queue, max(wall - cpu - queue, 0)], dtype=float)
+
+
+def _cost(times: np.ndarray, samples: int) -> Cost:
+    cpu, queue, blocked = (times * _NS / samples).tolist()
+    return Cost(cpu, queue, blocked)
+
+
+PACK_LOADER = "feedrate.Loader"
+# What the stages are in the words of a sample: kind and name of the part.
+_KINDS = {
+    "order": ("rest", "index"),
+    "index": ("rest", "index"),
+    "fetch": ("read", "fetch"),
+    "read and decode": ("decode", "feedrate"),
+    "other fields": ("read", "other fields"),
+    "transform": ("transform", ""),
+    "collate": ("collate", ""),
+    "finish": ("rest", "finish"),
+    "transfer": ("rest", "transfer"),
+}
+_IN_PYTHON = 0.2  # of the stages: from here on threads that wait, wait for each other's Python
+_FROM_STORAGE = 0.1  # of the bytes: less is no reason to wait
+_MAKERS = 2  # threads that prepare batches, where no function of the user's has to run in them
+
+
+@dataclass(frozen=True, slots=True)
+class PackStages:
+    """A stretch of steps; all times in seconds per batch.
+
+    Attributes:
+        busy_s: by stage, summed over the threads that prepare batches; waiting inside a stage counts.
+        consumer_waited_s, makers_waited_s: the loop for the loader, the loader for the loop.
+        by_pillow: share of the samples that the kernel left to Pillow; `reasons` says why, the usual first.
+        cached_share: of the samples, what lies in the loader's cache; None: it has none.
+    """
+
+    batches: int
+    samples: int
+    busy_s: Mapping[str, float]
+    consumer_waited_s: float
+    makers_waited_s: float
+    by_pillow: float
+    reasons: tuple[str, ...]
+    read_bytes: float
+    requests: float
+    fetched_bytes: float
+    cached_share: float | None = None
+
+    def share(self, *names: str) -> float:
+        """Return what some stages have of the time of all."""
+        whole = sum(self.busy_s.values())
+        return sum(self.busy_s.get(name, 0.0) for name in names) / whole if whole else 0.0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the loop waits for the loader, and not the loader for the loop."""
+        return self.consumer_waited_s > self.makers_waited_s
+
+
+@dataclass
+class _Sums:
+    numbers: Counter[str] = field(default_factory=Counter)
+    busy: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+_NUMBERS = (
+    "batches", "samples", "by_pillow", "bytes_read", "consumer_waited_s", "makers_waited_s", "requests",
+    "bytes_fetched",
+)  # fmt: skip
+
+
+def read_stages(facts: Sequence[Fact], loader: str, start_ns: int) -> PackStages | None:
+    """Return what happened from the last note before the steps (or the first of all) to the last one.
+
+    A loader that the script makes anew for every epoch counts from zero again.
+    """
+    notes = sorted((fact for fact in facts if fact.get("loader") == loader), key=lambda fact: fact["t_ns"])
+    earlier = [number for number, fact in enumerate(notes) if fact["t_ns"] <= start_ns]
+    notes = notes[earlier[-1] if earlier else 0 :]
+    sums = _Sums()
+    for old, new in pairwise(notes):
+        _add(sums, {} if new["batches"] < old["batches"] else old, new)
+    batches = int(sums.numbers["batches"])
+    if not batches:
+        return None
+    per_batch = {name: sums.numbers[name] / batches for name in _NUMBERS}
+    return PackStages(
+        batches=batches,
+        samples=int(sums.numbers["samples"]),
+        busy_s={name: seconds / batches for name, seconds in sums.busy.items()},
+        consumer_waited_s=per_batch["consumer_waited_s"],
+        makers_waited_s=per_batch["makers_waited_s"],
+        by_pillow=sums.numbers["by_pillow"] / max(sums.numbers["samples"], 1),
+        reasons=tuple(reason for reason, count in sums.reasons.most_common(3) if count),
+        read_bytes=per_batch["bytes_read"],
+        requests=per_batch["requests"],
+        fetched_bytes=per_batch["bytes_fetched"],
+        cached_share=notes[-1].get("cached_share"),
+    )
+
+
+def _add(sums: _Sums, old: Fact, new: Fact) -> None:
+    for name in _NUMBERS:
+        sums.numbers[name] += (new.get(name) or 0) - (old.get(name) or 0)
+    for words, into in (("stages", sums.busy), ("pillow_reasons", sums.reasons)):
+        before = old.get(words) or {}
+        for name, value in (new.get(words) or {}).items():
+            into[name] += value - before.get(name, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The loader without training, per batch. `device_bytes`: those that no memory held."""
+
+    seconds: float
+    again_s: float
+    cpu_s: float
+    device_bytes: float
+
+
+def estimate_sample(
+    stages: PackStages, loader: Fact, drained: Drained | None, *, cores: float, free: float
+) -> SampleCost:
+    """Return what a sample costs the loader's threads, by stage; `free` are the cores that others leave.
+
+    Drained, the loader shows what it computes for a batch: all that the process does then. What its threads
+    had besides went into waiting: for cores that others use; for storage, as far as bytes came from it and
+    the same batches came faster when they were taken again; else, where much of the work is Python, for each
+    other. A loader that was not drained is known by its stages alone.
+    """
+    asked = float(loader.get("threads") or 1)
+    threads = max(min(asked, free), 0.5)
+    n = max(stages.samples / stages.batches, 1e-9)
+    fetching = stages.share("fetch")
+    python = stages.share("transform", "collate")
+    queued = reading = waiting = 0.0
+    if drained is None:
+        makers = asked if python else _MAKERS
+        # Stages of several makers overlap as far as the loader is behind.
+        batch_s = sum(stages.busy_s.values()) / (makers if stages.is_behind else 1.0)
+        cpu = batch_s * (1 - fetching) * threads
+        reading = batch_s * fetching * threads
+    else:
+        cpu = min(drained.cpu_s, drained.seconds * threads)
+        queued = drained.seconds * max(min(asked, cores) - threads, 0.0)
+        blocked = max(drained.seconds * threads - cpu, 0.0)
+        if drained.device_bytes > _FROM_STORAGE * stages.read_bytes:
+            reading = min(max(drained.seconds - drained.again_s, 0.0) * threads, blocked)
+        waiting = blocked - reading if python >= _IN_PYTHON else 0.0
+    parts: dict[tuple[str, str], Cost] = {}
+    for name in stages.busy_s:
+        kind, word = _KINDS.get(name, ("rest", name))
+        word = word or str(loader.get("transform") if kind == "transform" else kind)
+        share = stages.share(name)
+        if kind == "read" and word == "fetch":
+            cost = Cost()
+        else:
+            of_rest = share / max(1 - fetching, 1e-9)
+            of_python = share / python if python and name in ("transform", "collate") else 0.0
+            cost = Cost(cpu * of_rest / n, queued * of_rest / n, waiting * of_python / n)
+        parts[kind, word] = parts.get((kind, word), Cost()).plus(cost)
+    if reading:
+        key = ("read", "fetch") if fetching else ("read", "storage")
+        parts[key] = parts.get(key, Cost()).plus(Cost(0.0, 0.0, reading / n))
+    total = Cost()
+    for cost in parts.values():
+        total = total.plus(cost)
+    return SampleCost(
+        total=total,
+        parts={key: cost for key, cost in parts.items() if cost.wall_s > 0},
+        handover=Cost(),
+        read_bytes=(stages.read_bytes + stages.fetched_bytes) / n,
+        device_bytes=0.0,
+        major_faults=0.0,
+        idle_share=0.0,
+        samples=stages.samples,
+        fetches=stages.batches,
+    )

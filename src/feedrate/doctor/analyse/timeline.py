@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training process's records as steps: where the time between two batches went.
+
+What watching costs the watched run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median, variance
+
+import numpy as np
+
+from feedrate.doctor.analyse.records import Process, Records
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.options import LEAST_STEPS
+from feedrate.results.doctor import Overhead
+from feedrate.stats import median as middle
+
+# Records that are parts of a step, by the name that reports use.
+PARTS = {
+    layout.COPY: "copy",
+    layout.SYNC: "sync",
+    layout.READBACK: "readback",
+    layout.FORWARD: "forward",
+    layout.BACKWARD: "backward",
+    layout.OPTIMIZER: "optimizer",
+    layout.SAVE: "save",
+    layout.WRITE: "write",
+}
+# Savers of checkpoints; what other savers write (pictures, tables) is output.
+_CHECKPOINTS = ("torch.", "safetensors", "joblib", "pickle", "accelerate", "lightning")
+_NS = 1e-9
+_Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From one next() of the training loader to the following one; times in seconds."""
+
+    start_ns: int
+    wall_s: float
+    wait_s: float
+    exposed_s: float
+    samples: int
+    is_probed: bool
+    is_first: bool  # of its iterator: the wait holds the start of the workers
+    parts: Mapping[str, float]
+
+    @property
+    def own_s(self) -> float:
+        """Return the step without validation, checkpoints and the start of an epoch."""
+        return self.wall_s - sum(self.parts.get(name, 0.0) for name in ("validation", "save", "epoch-start"))
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The real steps of one process after its warm-up."""
+
+    loader: str
+    loaders: tuple[str, ...]  # that feed a step: the training loader, and those asked beside it
+    heaviest: float  # the largest share of a step's samples that one of them gives
+    steps: tuple[Step, ...]
+    warmup_steps: int
+    places: Mapping[str, Mapping[str, float]]  # part -> file:line -> seconds, over all steps
+    validations: int
+    saves: int
+    syncs: float  # calls that wait for the device, per step
+    epochs: int  # iterators of the training loader that began in the steps
+    preparing_s: float  # per step, in the loop's own code before a batch is copied or goes forward
+    has_optimizer: bool
+    timed: tuple[_Interval, ...] = ()  # what is known by itself: parts of steps, and what is between steps
+
+    @property
+    def start_ns(self) -> int:
+        return self.steps[0].start_ns
+
+    @property
+    def end_ns(self) -> int:
+        return self.steps[-1].start_ns + round(self.steps[-1].wall_s / _NS)
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.wall_s for step in self.steps)
+
+    @property
+    def is_single_pass(self) -> bool:
+        """Return whether the script goes through its data once, as far as was seen: nothing is repeated."""
+        return not self.has_optimizer and self.epochs == 0
+
+    def per_step(self, part: str) -> float:
+        """Return a part's mean seconds per step; parts of a step's own are known in the probed steps only."""
+        steps = self.steps if part in ("wait", "exposed", *ALWAYS) else [s for s in self.steps if s.is_probed]
+        if not steps:
+            return 0.0
+        if part in ("wait", "exposed"):
+            return sum(s.wait_s if part == "wait" else s.exposed_s for s in steps) / len(steps)
+        return sum(s.parts.get(part, 0.0) for s in steps) / len(steps)
+
+
+# Recorded in every step: they are rare, and one that was missed would be missed in the verdict.
+ALWAYS = ("validation", "epoch-start", "save", "write")
+
+
+def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop | None:
+    """Return the steps of a process, or None when it made too few to judge by."""
+    waits = process.of(layout.WAIT, phase=phase)
+    loader = _training_loader(process, waits)
+    if loader is None:
+        return None
+    is_ours = np.array([process.name(n) == loader for n in waits["name"]], dtype=bool)
+    together = _loaders_beside(process, waits, loader)
+    is_beside = np.array([process.name(n) in together for n in waits["name"]], dtype=bool)
+    ours = waits[is_ours & (waits["a"] >= 0)]
+    if len(ours) < LEAST_STEPS:
+        return None
+    # At most a quarter of a short run is given to the warm-up.
+    skipped = min(warmup, len(ours) // 4)
+    starts = ours["start"][skipped:]
+    watched_ns = max((int(fact["t_ns"]) for fact in process.facts_of("watched")), default=0)
+    if phase == layout.REAL and watched_ns > starts[-1]:
+        # The last step is whole where the experiments begin; often it has an epoch's validation in it.
+        starts = np.append(starts, np.int64(watched_ns))
+    usual_wait = median((ours["wall"][ours["b"] > 0] if (ours["b"] > 0).any() else ours["wall"]).tolist())
+    between = {
+        "validation": _passes_of_others(process, waits[~is_ours & ~is_beside], phase),
+        "beside": [(int(r["start"]), int(r["start"] + r["wall"])) for r in waits[is_beside]],
+        "epoch-start": _epoch_starts(process, waits[is_ours], loader, usual_wait, phase),
+    }
+    parts, places = _exclusive_parts(process, phase, between["validation"], int(starts[0]), int(starts[-1]))
+    untimed = _untimed_syncs(process, phase)
+    beside = waits[is_beside & (waits["a"] > 0)]
+    exposed = {int(r["start"]): int(r["wall"]) for r in process.of(layout.EXPOSED, phase=phase)}
+    # Where the experiments were given up, the step before ends there, too: then writers were waited for.
+    ends = [watched_ns if start < watched_ns < end else int(end) for start, end in pairwise(starts)]
+    steps = tuple(
+        _make_step(ours[skipped + i], end, usual_wait, between, parts, exposed) for i, end in enumerate(ends)
+    )
+    steps = tuple(_complete(step, beside, untimed) for step in steps)
+    window = (int(starts[0]), int(starts[-1]))
+    return Loop(
+        loader=loader,
+        loaders=(loader, *sorted(together)),
+        heaviest=_heaviest_share(ours, beside),
+        steps=steps,
+        warmup_steps=skipped,
+        places=places,
+        validations=_count_inside(between["validation"], window),
+        saves=_count_inside([(s, e) for s, e, name in parts if name == "save"], window),
+        syncs=_sync_calls(process, phase, window) / max(sum(step.is_probed for step in steps), 1),
+        epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
+        preparing_s=_preparing_s(process, phase, steps, parts),
+        has_optimizer=len(process.of(layout.OPTIMIZER, phase=phase)) > 0,
+        timed=(*((s, e) for s, e, _ in parts), *between["validation"], *between["epoch-start"]),
+    )
+
+
+def _preparing_s(
+    process: Process, phase: int, steps: Sequence[Step], parts: Sequence[tuple[int, int, str]]
+) -> float:
+    """Return the mean time from a batch's arrival until something is done with it, named parts left out."""
+    waits = process.of(layout.WAIT, phase=phase)
+    arrivals = np.sort(waits["start"] + waits["wall"])
+    uses = process.of(layout.COPY, layout.FORWARD, phase=phase)["start"]
+    seconds = []
+    for step in steps:
+        end_ns = step.start_ns + round(step.wall_s / _NS)
+        first = int(np.searchsorted(uses, step.start_ns))
+        if not step.is_probed or first == len(uses) or uses[first] >= end_ns:
+            continue
+        used = int(uses[first])
+        # The last loader that was asked before that; it may be a second one of the same step.
+        arrived = int(arrivals[max(int(np.searchsorted(arrivals, used, side="right")) - 1, 0)])
+        named = [(s, e) for s, e, _ in parts[_bisect(parts, arrived) :][:8]]
+        seconds.append(max((used - arrived) * _NS - _overlap(named, arrived, used), 0.0))
+    return sum(seconds) / len(seconds) if seconds else 0.0
+
+
+def count_steps(process: Process) -> int:
+    """Return how many batches a process took from its training loader."""
+    waits = process.of(layout.WAIT, phase=layout.REAL)
+    loader = _training_loader(process, waits)
+    return sum(process.name(number) == loader for number in waits["name"][waits["a"] >= 0])
+
+
+def _training_loader(process: Process, waits: Records) -> str | None:
+    """Return the loader whose batches are followed by optimizer steps; else the one asked most often."""
+    score: dict[str, tuple[int, int]] = {}
+    for number in np.unique(waits["name"]):
+        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]
+        score[process.name(number)] = (_count_stepped(process, mine)[0], len(mine))
+    return max(score, key=lambda name: score[name]) if score else None
+
+
+def _loaders_beside(process: Process, waits: Records, loader: str) -> set[str]:
+    """Return the loaders that are asked in the same steps as the training loader (unlabelled data, say)."""
+    beside = set()
+    for number in np.unique(waits["name"]):
+        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]
+        if process.name(number) != loader and len(mine) > 2:
+            stepped, probed = _count_stepped(process, mine)
+            if probed and stepped >= 0.5 * probed:
+                beside.add(process.name(number))
+    return beside
+
+
+def _count_stepped(process: Process, mine: Records) -> tuple[int, int]:
+    """Return how many of a loader's batches an optimizer step followed, and after how many one would show.
+
+    It shows in probed steps.
+    """
+    if len(mine) < 2:
+        return 0, 0
+    is_stepped = np.diff(np.searchsorted(process.of(layout.OPTIMIZER)["start"], mine["start"])) > 0
+    is_probed = (mine["c"][:-1] & layout.PROBED) > 0
+    return int((is_stepped & is_probed).sum()), int(is_probed.sum())
+
+
+def _passes_of_others(process: Process, waits: Records, phase: int) -> list[_Interval]:
+    """Return when other loaders were gone through: validation."""
+    passes: list[_Interval] = []
+    for number in np.unique(waits["name"]):
+        mine = waits[waits["name"] == number]
+        made = process.of(layout.ITERATOR, phase=phase)
+        made = made[made["name"] == number]
+        firsts = np.flatnonzero(mine["b"] == 0)
+        for first, last in zip(firsts, [*firsts[1:], len(mine)], strict=True):
+            batches = mine[first:last]
+            before = made["start"][made["start"] <= batches["start"][0]]
+            start = (
+                int(before[-1])
+                if len(before) and (len(passes) == 0 or before[-1] >= passes[-1][1])
+                else int(batches["start"][0])
+            )
+            end = int(batches["start"][-1] + batches["wall"][-1])
+            if batches["a"][-1] >= 0 and len(batches) > 1:
+                # Left by `break`: the last batch was worked on, too.
+                end += int(np.median(np.diff(batches["start"]) - batches["wall"][:-1]))
+            passes.append((start, end))
+    return sorted(passes)
+
+
+def _epoch_starts(
+    process: Process, waits: Records, loader: str, usual_wait: float, phase: int
+) -> list[_Interval]:
+    """Return the pauses between epochs: the old iterator's end, the new one, its first batch."""
+    made = process.of(layout.ITERATOR, phase=phase)
+    pauses: list[_Interval] = [
+        (int(record["start"]), int(record["start"] + record["wall"]))
+        for record in made
+        if process.name(record["name"]) == loader
+    ]
+    for record in waits:
+        start, end = int(record["start"]), int(record["start"] + record["wall"])
+        if record["a"] < 0:
+            pauses.append((start, end))
+        elif record["b"] == 0:
+            pauses.append((start, max(start, end - round(usual_wait))))
+    return sorted(pauses)
+
+
+def _exclusive_parts(
+    process: Process, phase: int, validation: Sequence[_Interval], start_ns: int, end_ns: int
+) -> tuple[list[tuple[int, int, str]], dict[str, dict[str, float]]]:
+    """Cut nested parts out of those around them (a sync in a forward pass), and all out of validation."""
+    records = process.of(*PARTS, phase=phase)
+    pieces: list[tuple[int, int, str]] = []
+    places: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    stack: list[list[int | str]] = []  # [position, end, part]
+
+    def close(until: int) -> None:
+        while stack and int(stack[-1][1]) <= until:
+            position, end, part = stack.pop()
+            if int(end) > int(position):
+                pieces.append((int(position), int(end), str(part)))
+            if stack:
+                stack[-1][0] = max(int(stack[-1][0]), int(end))
+
+    for record in records:
+        start, end = int(record["start"]), int(record["start"] + record["wall"])
+        part = PARTS[int(record["kind"])]
+        if part == "save" and not process.name(record["name"]).startswith(_CHECKPOINTS):
+            part = "write"
+        is_validating = part != "save" and any(a <= start < b for a, b in validation)
+        if is_validating:
+            continue
+        if start_ns <= start < end_ns:
+            places[part][process.name(record["name"])] += (end - start) * _NS
+        close(start)
+        if stack:
+            outer = stack[-1]
+            if start > int(outer[0]):
+                pieces.append((int(outer[0]), start, str(outer[2])))
+            end = min(end, int(outer[1]))
+        stack.append([start, end, part])
+    close(2**62)
+    return sorted(pieces), {part: dict(where) for part, where in places.items()}
+
+
+def _make_step(
+    wait: np.void,
+    end_ns: int,
+    usual_wait: float,
+    between: Mapping[str, Sequence[_Interval]],
+    parts: Sequence[tuple[int, int, str]],
+    exposed: Mapping[int, int],
+) -> Step:
+    start_ns, wall_ns = int(wait["start"]), int(wait["wall"])
+    is_first = int(wait["b"]) == 0
+    wait_ns = min(wall_ns, round(usual_wait)) if is_first else wall_ns
+    seconds: dict[str, float] = defaultdict(float)
+    for name, intervals in between.items():
+        seconds[name] += _overlap(intervals, start_ns, end_ns)
+    # A second loader of the same step is waited for like the first.
+    beside_ns = round(seconds.pop("beside", 0.0) / _NS)
+    # `parts` is sorted by start and free of overlaps, so the pieces of a step lie side by side.
+    first = _bisect(parts, start_ns)
+    for piece_start, piece_end, name in parts[first:]:
+        if piece_start >= end_ns:
+            break
+        seconds[name] += (min(piece_end, end_ns) - piece_start) * _NS
+    if "save" in seconds:
+        # A checkpoint is written, synchronised and renamed: all of that is saving.
+        seconds["save"] += seconds.pop("write", 0.0)
+    return Step(
+        start_ns=start_ns,
+        wall_s=(end_ns - start_ns) * _NS,
+        wait_s=(wait_ns + beside_ns) * _NS,
+        exposed_s=(min(exposed.get(start_ns, wait_ns), wait_ns) + beside_ns) * _NS,
+        samples=int(wait["a"]),
+        is_probed=bool(int(wait["c"]) & layout.PROBED),
+        is_first=is_first,
+        parts=dict(seconds),
+    )
+
+
+def _complete(step: Step, beside: Records, untimed: Sequence[tuple[int, float]]) -> Step:
+    """Add what belongs to a step and is known by itself: samples of further loaders, calls left untimed."""
+    end_ns = step.start_ns + round(step.wall_s / _NS)
+    within = beside[(beside["start"] >= step.start_ns) & (beside["start"] < end_ns)]
+    waited = sum(seconds for start, seconds in untimed if step.start_ns <= start < end_ns)
+    parts = {**step.parts, "sync": step.parts.get("sync", 0.0) + waited} if waited else step.parts
+    return replace(step, samples=step.samples + int(within["a"].sum()), parts=parts)
+
+
+def _heaviest_share(ours: Records, beside: Records) -> float:
+    given = [int(ours["a"].sum())]
+    given += [int(beside[beside["name"] == name]["a"].sum()) for name in np.unique(beside["name"])]
+    return max(given) / max(sum(given), 1)
+
+
+def _sync_calls(process: Process, phase: int, window: _Interval) -> int:
+    syncs = process.of(layout.SYNC, phase=phase)
+    syncs = syncs[(syncs["start"] >= window[0]) & (syncs["start"] < window[1])]
+    return int(np.maximum(syncs["a"], 1).sum())
+
+
+def _untimed_syncs(process: Process, phase: int) -> list[tuple[int, float]]:
+    """Return (when, seconds) of the calls that timed ones stand for."""
+    syncs = process.of(layout.SYNC, phase=phase)
+    syncs = syncs[syncs["a"] > 1]
+    return [(int(s["start"]), int(s["wall"]) * (int(s["a"]) - 1) * _NS) for s in syncs]
+
+
+def _bisect(parts: Sequence[tuple[int, int, str]], start_ns: int) -> int:
+    low, high = 0, len(parts)
+    while low < high:
+        middle = (low + high) // 2
+        if parts[middle][0] < start_ns:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _overlap(intervals: Sequence[_Interval], start_ns: int, end_ns: int) -> float:
+    return sum(max(0, min(e, end_ns) - max(s, start_ns)) for s, e in intervals) * _NS
+
+
+def _count_inside(intervals: Sequence[tuple[int, int]], window: _Interval) -> int:
+    return sum(window[0] <= start < window[1] for start, _ in intervals)
+
+
+def user_seconds(process: Process, phase: int, skip: int = 3) -> list[float]:
+    """Return how long the user's loop took between two batches of a phase, without waits and checkpoints."""
+    waits = process.of(layout.WAIT, phase=phase)
+    waits = waits[waits["a"] >= 0]
+    ends = waits["start"] + waits["wall"]
+    gaps = (waits["start"][1:] - ends[:-1]).astype(float)
+    for save in process.of(layout.SAVE, phase=phase):
+        slot = int(np.searchsorted(ends, save["start"], side="right")) - 1
+        if 0 <= slot < len(gaps) and process.name(save["name"]).startswith(_CHECKPOINTS):
+            gaps[slot] -= float(save["wall"])
+    return [max(float(gap), 0.0) * _NS for gap in gaps[skip:]]
+
+
+def batch_seconds(process: Process, phase: int, skip: int = 0) -> list[float]:
+    """Return the time from the arrival of one batch to that of the next, in a phase."""
+    waits = process.of(layout.WAIT, phase=phase)
+    waits = waits[waits["a"] >= 0]
+    ends = waits["start"] + waits["wall"]
+    return [float(period) * _NS for period in np.diff(ends)[skip:]]
+
+
+def measure_overhead(loop: Loop) -> Overhead | None:
+    """Compare probed steps with those left alone; medians, since a checkpoint may fall on either."""
+    usual = [step for step in loop.steps if not step.is_first]
+    probed = [step.own_s - step.wait_s for step in usual if step.is_probed]
+    bare = [step.own_s - step.wait_s for step in usual if not step.is_probed]
+    if len(probed) < 5 or len(bare) < 5:
+        return None
+    cost = middle(probed) - middle(bare)
+    # A difference within twice its error is none that can be seen.
+    error = 1.25 * math.sqrt(variance(probed) / len(probed) + variance(bare) / len(bare))
+    cost = cost if cost > 2 * error else 0.0
+    step_s = loop.seconds / len(loop.steps)
+    return Overhead(cost, cost / step_s, len(probed), len(bare))

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes in how a dataset is written: workers without data, views of large tensors, work before the loop."""
+
+from __future__ import annotations
+
+from feedrate.doctor.analyse.metrics import Measured
+from feedrate.doctor.findings.evidence import (
+    WORTH_TELLING,
+    Evidence,
+    capped,
+    percent,
+    saved_by,
+    wait_words,
+    waits_for_data,
+    weigh,
+)
+from feedrate.doctor.findings.scenarios import freeing_s
+from feedrate.model.pipeline import Pipeline
+from feedrate.units import format_bytes, format_count, format_seconds
+
+_CLONED_BYTES_PER_S = 2.5e9  # on one core
+_MUCH_LARGER = 4  # times the tensors: from here on their storage is worth a word
+_LEAST_COPIED_BYTES = 1e6
+_LEAST_START_S = 3.0  # of decoding and reading before the first step
+_LONG_START_S = 60.0  # that long is worth a word, whatever the length of the training
+
+
+def find_idle_workers(m: Measured) -> Evidence | None:
+    """An iterable dataset with fewer shards than workers: some have nothing to give."""
+    idle, working = m.idle.count, m.workers - m.idle.count
+    if not idle or working < 1:
+        return None
+    share = 0.0
+    if waits_for_data(m):
+        share = capped(m, saved_by(m.pipeline.gain_of(with_all_workers(m))))
+    shards = "" if m.idle.shards is None else f"; the dataset has {format_count(m.idle.shards, 'shard')}"
+    empty = "is empty, or less than a batch (drop_last)" if m.loader.get("drop_last") else "is empty"
+    lines = (
+        f"{idle} of {m.workers} workers gave no batch in a whole epoch: their part of the dataset {empty}",
+        f"{format_count(working, 'worker')} made all batches{shards}",
+        wait_words(m),
+    )
+    numbers = {"workers": m.workers, "idle_workers": idle, "shards": m.idle.shards}
+    return Evidence(share, lines, numbers, weight=weigh(m, share))
+
+
+def with_all_workers(m: Measured) -> Pipeline:
+    """Return the run with data for every worker."""
+    return m.pipeline.with_(workers=m.workers * m.each_worker)
+
+
+def find_large_views(m: Measured) -> Evidence | None:
+    """Tensors that are small views: torch hands their whole storage to the other process."""
+    views = m.views
+    if views is None or not has_large_views(m):
+        return None
+    in_loader = capped(m, saved_by(m.pipeline.gain_of(without_views(m)))) if waits_for_data(m) else 0.0
+    freed = freeing_s(m) / m.step_s
+    share = min(in_loader + freed, 1.0)
+    if share < WORTH_TELLING:
+        return None
+    lines = [
+        f"a batch is {format_bytes(views.used_bytes)} of tensors, which are views of "
+        f"{format_bytes(views.copied_bytes)}: all of that is copied to the training process",
+        f"handing a batch over takes {format_seconds(m.feeder_cpu_s)} of CPU in a worker",
+    ]
+    if freed >= 0.01:
+        lines.append(f"giving its memory back takes {format_seconds(freeing_s(m))} in the training process")
+    numbers = {"used_bytes": views.used_bytes, "copied_bytes": views.copied_bytes}
+    return Evidence(share, (*lines, wait_words(m)), numbers, weight=weigh(m, in_loader) + freed)
+
+
+def has_large_views(m: Measured) -> bool:
+    views = m.views
+    if views is None or m.workers == 0:
+        return False
+    return views.copied_bytes >= max(_MUCH_LARGER * views.used_bytes, _LEAST_COPIED_BYTES)
+
+
+def without_views(m: Measured) -> Pipeline:
+    """Return the run with tensors that have their own, small storage; to make them costs a copy of each."""
+    now, views = m.pipeline, m.views
+    if views is None:
+        return now
+    kept = views.used_bytes / views.copied_bytes
+    cloning_s = views.used_bytes / _CLONED_BYTES_PER_S
+    return now.with_(
+        fetch_cpu_s=max(now.fetch_cpu_s - (1 - kept) * m.feeder_cpu_s + cloning_s, 0.0),
+        # What a batch takes beyond its making and pickling is receiving, which small ones need as well.
+        handover_s=max(now.handover_s - (1 - kept) * m.unseen_s, 0.0),
+    )
+
+
+def find_slow_start(m: Measured) -> Evidence | None:
+    """Samples that are decoded one after the other before the first step."""
+    start = m.start
+    if start is None or start.decode_s + start.read_s < _LEAST_START_S:
+        return None
+    spent, share = start.decode_s + start.read_s, saved_by(faster_start(m))
+    if share < WORTH_TELLING and spent < _LONG_START_S:
+        return None
+    parts = {"decoding": start.decode_s, "reading": start.read_s}
+    of_it = " and ".join(
+        f"{name} {format_seconds(s)} ({percent(s / start.seconds)})"
+        for name, s in parts.items()
+        if s >= 0.05 * start.seconds or s == max(parts.values())
+    )
+    where = f" at {start.place}" if start.place else ""
+    lines = (
+        f"the first batch was asked for after {format_seconds(start.seconds)}; of that took {of_it}, in one "
+        "thread of the training process",
+        f"{start.name} was called {start.calls:,} times{where}",
+        f"{m.around.cores:.0f} cores are usable; the share is that of the start and "
+        f"{'an epoch' if _epoch_s(m) > m.loop.seconds else 'the steps that were seen'} together",
+    )
+    numbers = {"start_s": start.seconds, "decode_s": start.decode_s, "read_s": start.read_s}
+    return Evidence(share, lines, {**numbers, "calls": start.calls})
+
+
+def faster_start(m: Measured) -> float:
+    """Return the speed-up of start and epoch when all usable cores decode before the first step."""
+    start = m.start
+    if start is None:
+        return 1.0
+    whole = start.seconds + max(_epoch_s(m), m.loop.seconds)
+    saved = (start.decode_s + start.read_s) * (1 - 1 / max(m.around.cores, 1.0))
+    return whole / max(whole - saved, 1e-9)
+
+
+def _epoch_s(m: Measured) -> float:
+    batches = m.loader.get("batches")
+    return float(batches) * m.step_s if isinstance(batches, int) else 0.0

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes outside of the script: other processes, short memory, a small /dev/shm, a GPU that stands by."""
+
+from __future__ import annotations
+
+from feedrate.doctor.analyse.metrics import Measured
+from feedrate.doctor.findings.evidence import (
+    WORTH_A_VERDICT,
+    WORTH_TELLING,
+    Evidence,
+    capped,
+    on_gpu_of_others,
+    percent,
+    queue_share,
+    waiting_for_cores,
+)
+from feedrate.units import format_bytes, format_count, format_seconds
+
+_HORIZON_S = 86_400.0  # a limit that a day of training does not reach is no worry now
+_NEAR_STEPS = 1000
+_GROWING = "It costs no time yet; when the limit is reached, the run is ended, or swaps."
+_SHM_ERRORS = ("Bus error", "shared memory", "/dev/shm", "(shm)")
+
+
+def find_contention(m: Measured) -> Evidence | None:
+    on_gpu, on_cores = _find_company_on_gpu(m), _find_company_on_cores(m)
+    if on_gpu is None or on_cores is None:
+        return on_gpu or on_cores
+    more, less = sorted((on_gpu, on_cores), key=lambda evidence: -evidence.share)
+    weights = [one.rank_by for one in (more, less)]
+    return Evidence(
+        more.share, (*more.lines, *less.lines), {**less.numbers, **more.numbers}, weight=max(weights)
+    )
+
+
+def _find_company_on_gpu(m: Measured) -> Evidence | None:
+    share = on_gpu_of_others(m)
+    if share < WORTH_TELLING:
+        return None
+    theirs = percent(m.around.gpu_others_share or 0.0)
+    who = format_count(m.around.gpu_others, "other process", "other processes")
+    line = f"{who} {'has' if m.around.gpu_others == 1 else 'have'} {theirs} of the GPU's time"
+    numbers = {"gpu_others_share": m.around.gpu_others_share}
+    return Evidence(share, (line,), numbers, weight=_weigh(share, m.exposed_share + share))
+
+
+def _find_company_on_cores(m: Measured) -> Evidence | None:
+    others = m.around.cores_others + m.around.steal_cores
+    if not m.around.is_busy:
+        return None
+    # What counts is the waiting for a core, by whoever makes the step long: others of low priority take
+    # cores that nobody wants.
+    share = waiting_for_cores(m)
+    if share < WORTH_TELLING:
+        return None
+    who = f", {m.around.biggest_other}" if m.around.biggest_other else ""
+    lines = [f"other processes use {others:.1f} of {m.around.cores:.0f} cores{who}"]
+    if m.sample is not None:
+        lines.append(f"a sample spends {percent(queue_share(m))} of its time waiting for a core")
+    if m.computing_queue_share >= WORTH_TELLING:
+        queued = percent(m.computing_queue_share)
+        lines.append(f"forward and backward spend {queued} of their time waiting for a core")
+    computing_waits = (m.own_s - m.exposed_s) * m.computing_queue_share / m.step_s
+    weight = _weigh(share, m.exposed_share + computing_waits)
+    numbers = {"cores_others": round(others, 2), "cores": m.around.cores}
+    return Evidence(share, tuple(lines), numbers, weight=weight)
+
+
+def _weigh(share: float, lost: float) -> float:
+    """Return what company counts for in the order of findings, where so much of the time is lost in all.
+
+    The user can do something about the rest: as long as that is the larger part, it comes first.
+    """
+    return share if share > 0.5 * lost else min(share, 0.9 * WORTH_A_VERDICT)
+
+
+def find_short_memory(m: Measured) -> Evidence | None:
+    around, growth = m.around, m.around.growth
+    limit, used = around.memory_limit_bytes, around.memory_used_bytes
+    is_full = bool(limit and used and used > 0.85 * limit)
+    is_growing = growth is not None and growth.steps_to_limit * m.step_s < _HORIZON_S
+    # A feedrate.Cache fills memory in the first epoch, and leaves a margin.
+    is_growing = is_growing and not m.loader.get("cache")
+    is_swapping = around.swap_bytes_per_s > 1e6 or (is_full and around.major_faults_per_s > 50)
+    stalled = around.memory_stall_share or 0.0
+    is_short = is_swapping or stalled > WORTH_TELLING
+    if not (is_short or is_growing):
+        return None
+    lines = []
+    if limit and used:
+        lines.append(f"{format_bytes(used)} of the {format_bytes(limit)} that this job may use are taken")
+    if is_swapping:
+        swapped = format_bytes(around.swap_bytes_per_s)
+        lines.append(
+            f"{around.major_faults_per_s:,.0f} page faults a second wait for a disk; {swapped}/s are swapped"
+        )
+    if stalled > WORTH_TELLING:
+        lines.append(f"stalled on memory {percent(stalled)} of the time")
+    share, weight = stalled if is_short else 0.0, WORTH_A_VERDICT if is_short else WORTH_TELLING
+    if is_growing and growth is not None:
+        grown = f"{format_bytes(growth.bytes_per_step)} a step in {growth.where}"
+        away = f"{growth.steps_to_limit:,.0f} steps away ({format_seconds(growth.steps_to_limit * m.step_s)})"
+        lines.append(f"memory grows by {grown}: the limit is {away}")
+        if limit and used and used > 0.5 * limit and growth.steps_to_limit < _NEAR_STEPS:
+            weight = WORTH_A_VERDICT
+    if is_short and m.sample is not None and m.sample.major_faults > 0.5:
+        faulting = m.sample.total.blocked_s / max(m.sample.total.wall_s, 1e-9)
+        share = max(share, capped(m, faulting))
+    numbers = {"used_bytes": used, "limit_bytes": limit, "major_faults_per_s": around.major_faults_per_s}
+    words = {} if is_short else {"title": "Memory fills up step by step", "cause": _GROWING}
+    return Evidence(share, tuple(lines), numbers, weight=max(share, weight), **words)
+
+
+def is_shm_error(error: str) -> bool:
+    """Whether an exception's text says that shared memory was full; a worker's carries its own traceback."""
+    return any(text in error for text in _SHM_ERRORS)
+
+
+def find_small_shm(m: Measured) -> Evidence | None:
+    error = str(m.end.get("error") or "")
+    died = is_shm_error(error)
+    size = m.around.shm_size_bytes
+    needed = m.handed_bytes * m.workers * int(m.loader.get("prefetch_factor") or 2)
+    if not died and (size is None or m.workers == 0 or needed < 0.8 * size):
+        return None
+    keep = "keeps" if m.workers == 1 else "keep"
+    held = (
+        f"{format_count(m.workers, 'worker')} {keep} up to {format_bytes(needed)} of batches in shared memory"
+    )
+    lines = [f"{held}; /dev/shm holds {format_bytes(size or 0)}"]
+    if died:
+        lines.append(f"the run ended with: {error[:120]}")
+    # While it lives, the run loses no time to it.
+    numbers = {"needed_bytes": needed, "shm_bytes": size}
+    return Evidence(0.9 if died else 0.0, tuple(lines), numbers, weight=0.9 if died else WORTH_TELLING)
+
+
+def find_unused_gpu(m: Measured) -> Evidence | None:
+    if m.around.gpus == 0 or m.is_on_gpu:
+        return None
+    lines = [f"{m.around.gpus} GPU{'s' if m.around.gpus > 1 else ''} here ({m.around.gpu_name})"]
+    if m.torch.get("cuda"):
+        lines.append(f"the model ({m.module.get('class', 'unknown')}) is on the CPU")
+    else:
+        built = (
+            "was built for CUDA, but sees no GPU" if m.torch.get("cuda_built") else "is a build without CUDA"
+        )
+        lines.append(f"torch {m.torch.get('version', '')} {built}")
+    if m.torch.get("visible_devices") == "":
+        lines.append("CUDA_VISIBLE_DEVICES is empty")
+    computing = sum(m.share_of(part) for part in ("forward", "backward", "optimizer"))
+    if computing < WORTH_TELLING:
+        return None
+    return Evidence(min(computing, 1.0), tuple(lines), {"gpus": m.around.gpus})

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what was measured to what is said: verdict, findings, remedies, and the tables behind them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+
+from feedrate.doctor.analyse.metrics import Measured, Timing
+from feedrate.doctor.analyse.timeline import measure_overhead
+from feedrate.doctor.findings.catalogue import find_causes
+from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING
+from feedrate.doctor.findings.remedies import remedies_of
+from feedrate.doctor.findings.scenarios import other_s
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.results.doctor import (
+    Diagnosis,
+    Finding,
+    HotLine,
+    Rate,
+    Remedy,
+    RunFacts,
+    SamplePart,
+    StepRow,
+    TimeShare,
+)
+from feedrate.results.machine import Machine
+from feedrate.units import format_count
+
+_TIMELINE_STEPS = 400
+_NOTHING = 1.03
+_FEWEST_STEPS = 20
+_TITLES = {
+    "copy": "copy to the device", "sync": "waiting for the device", "readback": "copy back from the device",
+    "forward": "forward", "backward": "backward", "optimizer": "optimizer", "write": "writing files",
+    "validation": "validation", "save": "saving", "epoch-start": "start of epochs",
+}  # fmt: skip
+
+
+def diagnose(
+    m: Measured,
+    *,
+    command: Sequence[str],
+    mode: str,
+    exit_code: int | None,
+    seconds: float,
+    machine: Machine,
+    origin_ns: int | None = None,
+) -> Diagnosis:
+    """Judge one run. `origin_ns`: where the timeline's clock begins; None: at the first step."""
+    remedies = remedies_of(m)
+    findings = find_causes(m, remedies)
+    return Diagnosis(
+        command=tuple(command),
+        verdict=word_verdict(m, findings),
+        findings=findings,
+        remedies=rank_remedies(findings, remedies.values()),
+        run=_run_facts(m, mode, exit_code, seconds),
+        split=_split(m),
+        sample=_sample_parts(m),
+        hot_lines=_hot_lines(m),
+        rates=_rates(m),
+        timeline=_timeline(m, m.loop.start_ns if origin_ns is None else origin_ns),
+        curves=(),
+        facts=(),
+        overhead=measure_overhead(m.loop),
+        machine=machine,
+    )
+
+
+def word_verdict(m: Measured, findings: Sequence[Finding]) -> str:
+    """Return one sentence: the first finding's, with its number."""
+    if not findings:
+        return f"Nothing holds this run up for more than {WORTH_A_VERDICT:.0%} of its time."
+    first = findings[0]
+    if first.code == "device-bound":
+        return f"{first.title}; data is waited for {m.exposed_share:.0%} of the time."
+    if first.share < WORTH_TELLING:
+        return f"{first.title}."
+    return f"{first.title}; that costs {first.share:.0%} of the time."
+
+
+def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
+    """Order by gain; what cures the first finding goes first among equals, what gives nothing last.
+
+    What others would have to do stands behind what the user can, unless it is the verdict.
+    """
+    favoured = {remedy.name for finding in findings[:1] for remedy in finding.remedies}
+
+    def key(remedy: Remedy) -> tuple[bool, bool, float, bool]:
+        return (
+            remedy.predicted_speedup < _NOTHING,
+            remedy.name == "stop-others" and remedy.name not in favoured,
+            -remedy.predicted_speedup,
+            remedy.name not in favoured,
+        )
+
+    return tuple(sorted(remedies, key=key))
+
+
+def _run_facts(m: Measured, mode: str, exit_code: int | None, seconds: float) -> RunFacts:
+    return RunFacts(
+        mode=mode,
+        exit_code=exit_code,
+        seconds=seconds,
+        steps=len(m.loop.steps),
+        warmup_steps=m.loop.warmup_steps,
+        samples_per_step=m.samples_per_step,
+        seconds_per_step=m.step_s,
+        samples_per_s=m.samples_per_step / m.step_s,
+        exposed_wait_share=m.exposed_s / m.step_s,
+        device=m.framework or ((m.around.gpu_name or str(m.module.get("device"))) if m.is_on_gpu else "cpu"),
+        ranks=len(m.loops),
+        workers=m.workers,
+        threads=m.threads or None,
+        usable_cores=m.around.cores,
+        unseen=tuple(_unseen(m, mode)),
+        experiments=tuple(_experiments(m)),
+    )
+
+
+def _unseen(m: Measured, mode: str) -> list[str]:
+    # A script that ended by itself has shown all that there is to see.
+    steps, hint = len(m.loop.steps), ": use --passive to see more" if mode == "experiments" else ""
+    unseen = []
+    if m.framework:
+        unseen.append(
+            f"what {m.framework} does in a step, which is from one batch that it takes to the next: it takes "
+            "them ahead of their use"
+        )
+    if m.opaque:
+        unseen.append(f"what {m.opaque} does for a sample: it works in threads of its own and on the GPU")
+    if m.is_on_gpu and not m.around.gpu_name and importlib.util.find_spec("pynvml") is None:
+        unseen.append("how busy the GPU was: nvidia-ml-py is not installed (pip install nvidia-ml-py)")
+    if not m.loop.validations and m.loop.has_optimizer:
+        unseen.append(f"no validation in {steps} steps{hint}")
+    if not m.loop.saves and m.loop.has_optimizer:
+        unseen.append(f"no checkpoint in {steps} steps{hint}")
+    if not m.loop.epochs:
+        unseen.append(f"no start of an epoch in {steps} steps{hint}")
+    reasons = {str(fact["why"]) for fact in m.skipped}
+    if len(reasons) == 1 and len(m.skipped) == len(layout.PHASES) - 1:
+        return [f"no experiments: {reasons.pop()}", *unseen, *m.around.notes]
+    if mode == "ended":
+        made = steps + m.loop.warmup_steps + 1
+        unseen.append(f"the script ended after {made} steps, before the experiments{_why_late(m)}")
+    unseen += [
+        f"{layout.PHASES[fact['phase']]}: {fact['why']}"
+        for fact in m.skipped
+        if fact.get("phase", 99) < len(layout.PHASES)
+    ]
+    unseen += list(m.around.notes)
+    return unseen
+
+
+def _why_late(m: Measured) -> str:
+    """Return why experiments that were due had not begun, and what would let them."""
+    due, left, needed = (int(m.no_room.get(name) or 0) for name in ("steps", "left", "needed"))
+    if not due:
+        return ""
+    in_time = due + left - needed
+    hint = f"; --steps {in_time} begins them in time" if in_time >= _FEWEST_STEPS else ""
+    return f": after {due} steps its epoch had {left} left, and they need {needed}{hint}"
+
+
+def _experiments(m: Measured) -> list[str]:
+    words = {
+        layout.DRAIN: "took {n} batches without training: what the loader could give",
+        layout.AGAIN: "took the same {n} batches again: what it would give from memory",
+        layout.TRIAL: "trained {n} steps with {workers}",
+        layout.REPLAY: "trained {n} steps on batches kept in memory: what the device could take",
+        layout.REPLAY_HALF_PRECISION: "the same in half precision, {n} steps",
+        layout.REPLAY_HALF_BATCH: "the same on half batches, {n} steps",
+        layout.REPLAY_CHANNELS_LAST: "the same in channels-last layout and as before in turn, {n} steps",
+        layout.REPLAY_LOADER_LAYOUT: "the same on batches laid out as feedrate.Loader's, {n} steps",
+    }
+    said = []
+    for fact in m.phases:
+        text = words.get(int(fact.get("phase", -1)))
+        if text is not None:
+            workers = (fact.get("detail") or {}).get("workers")
+            named = "other workers" if workers is None else format_count(int(workers), "worker")
+            named += ", as before, to compare with" if workers == m.workers else ""
+            said.append(text.format(n=fact.get("batches", 0), workers=named))
+    if m.blocked:
+        said.append(
+            f"held back {format_count(len(m.blocked), 'write')} of the spoilt run: "
+            + ", ".join(sorted({str(f.get("what")) for f in m.blocked})[:3])
+        )
+    return said
+
+
+def _split(m: Measured) -> tuple[TimeShare, ...]:
+    shares = [TimeShare("waiting for data", m.wait_s, m.wait_s / m.step_s, m.exposed_s)]
+    for part, title in _TITLES.items():
+        seconds = m.loop.per_step(part)
+        if seconds > 0:
+            places = m.loop.places.get(part, {})
+            detail = max(places, key=lambda place: places[place]) if places else ""
+            shares.append(TimeShare(title, seconds, seconds / m.step_s, None, detail))
+    rest = max(other_s(m), 0.0)
+    name = f"{m.framework}, and the loop's own code" if m.framework else "the loop's own code"
+    shares.append(TimeShare(name, rest, rest / m.step_s))
+    # Parts are known from the probed steps, the whole from all: make the shares add up.
+    total = sum(share.share for share in shares) or 1.0
+    return tuple(
+        TimeShare(s.name, s.seconds_per_step, s.share / total, s.exposed_s_per_step, s.detail)
+        for s in sorted(shares, key=lambda s: -s.share)
+    )
+
+
+def _sample_parts(m: Measured) -> tuple[SamplePart, ...]:
+    sample = m.sample
+    if sample is None:
+        return ()
+    handover_s = m.feeder_cpu_s / max(m.samples_per_step, 1)
+    whole = sample.total.wall_s + handover_s or 1.0
+    parts = [
+        SamplePart(kind, name or "the dataset's own code", c.cpu_s, c.queue_s, c.blocked_s, c.wall_s / whole)
+        for (kind, name), c in sample.parts.items()
+        if c.wall_s > 0.002 * whole
+    ]
+    if handover_s > 0:
+        parts.append(
+            SamplePart("hand-over", "pickling, beside the rest", handover_s, 0.0, 0.0, handover_s / whole)
+        )
+    return tuple(sorted(parts, key=lambda part: -part.share))
+
+
+def _hot_lines(m: Measured) -> tuple[HotLine, ...]:
+    lines = [
+        HotLine(p.place, p.function, where, p.share, p.source)
+        for where, looks in (("worker", m.looks_fetch), ("main", m.looks_main))
+        for p in looks.places[:5]
+        if p.share >= 0.03
+    ]
+    return tuple(lines)
+
+
+def _rates(m: Measured) -> tuple[Rate, ...]:
+    n = m.samples_per_step
+    steps = [step.wall_s for step in m.loop.steps]
+    real = Timing.of(steps)
+    named: list[tuple[str, str, Timing | None]] = [
+        ("real", "the run as it is", real),
+        ("device", "the device, on batches kept in memory", m.device),
+        ("loader", "the loader, without training", m.drain),
+        ("loader-again", "the loader, the same samples again", m.again),
+        *(
+            (
+                f"trial-{k}-workers",
+                "the run as it is, once more"
+                if k == m.workers
+                else f"the run with {format_count(k, 'worker')}",
+                t,
+            )
+            for k, t in sorted(m.trials.items())
+        ),
+        ("half-precision", "the device in half precision", m.half_precision),
+        ("channels-last", "the device in channels-last layout", m.channels_last),
+    ]
+    rates = [
+        Rate(name, title, n / t.seconds, n / max(t.high, 1e-9), n / max(t.low, 1e-9), t.batches)
+        for name, title, t in named
+        if t is not None and t.seconds > 0
+    ]
+    if m.kernel is not None and m.kernel.taken:
+        per_s = 1 / m.kernel.cpu_s_per_image
+        rates.append(
+            Rate(
+                "kernel",
+                f"feedrate's decoder on {'those' if m.kernel.left else 'these'} files"
+                f"{' that it takes' if m.kernel.left else ''}, one core",
+                per_s,
+                per_s * 0.9,
+                per_s * 1.1,
+                m.kernel.taken,
+            )
+        )
+    if m.trial is not None:
+        per_s, cores = m.trial.images_per_s, format_count(m.trial.threads, "core")
+        title = f"feedrate.Loader on these files, without training, {cores}"
+        rates.append(Rate("feedrate-loader", title, per_s, per_s * 0.9, per_s * 1.1, m.trial.images))
+    return tuple(rates)
+
+
+def _timeline(m: Measured, origin_ns: int) -> tuple[StepRow, ...]:
+    rows = [
+        StepRow(
+            start_s=(step.start_ns - origin_ns) * 1e-9,
+            wall_s=step.wall_s,
+            wait_s=step.wait_s,
+            exposed_s=step.exposed_s,
+            parts={name: seconds for name, seconds in step.parts.items() if seconds > 0},
+            phase="real",
+            rank=rank,
+        )
+        for rank, loop in m.loops.items()
+        for step in loop.steps[:_TIMELINE_STEPS]
+    ]
+    for phase, waits in m.experiment_waits.items():
+        rows += [
+            StepRow(
+                start_s=(start - origin_ns) * 1e-9,
+                wall_s=(after - start) * 1e-9,
+                wait_s=wait * 1e-9,
+                exposed_s=wait * 1e-9,
+                parts={},
+                phase=layout.PHASES[phase],
+                rank=min(m.loops),
+            )
+            for start, wait, after in waits[:_TIMELINE_STEPS]
+        ]
+    return tuple(rows)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies that keep something: samples in memory, files in the page cache, results of preprocessing."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from feedrate.doctor.analyse.metrics import Measured
+from feedrate.doctor.analyse.sample import Cost
+from feedrate.doctor.findings.scenarios import change, make_remedy, read_blocked, repeated_share
+from feedrate.format.keys import IMAGE_SUFFIXES
+from feedrate.format.manifest import FILE_NAME
+from feedrate.model.pipeline import Pipeline
+from feedrate.model.predict import Prediction
+from feedrate.results.doctor import Remedy
+from feedrate.units import format_bytes
+
+# Of a kept sample, where no such one was timed: to find it, and to copy its bytes (as timed on 2 cores).
+_FOUND_S, _READ_BYTES_PER_S = 30e-6, 5e9
+
+
+def cache_in_memory(m: Measured) -> Remedy | None:
+    """Samples kept in memory after the first epoch."""
+    sample, data, kept = m.sample, m.around.data, _keep(m)
+    if sample is None or kept is None or m.loop.is_single_pass or _is_cached(m):
+        return None
+    if kept.saved.wall_s < 0.05 * sample.total.wall_s:
+        return None
+    prediction, then = kept.prediction, kept.then
+    decoded, limit = m.around.decoded_bytes, m.around.memory_limit_bytes
+    note = "whether it fits is unknown: the size of a decoded sample or of the dataset is not known"
+    if decoded and limit:
+        used = m.around.memory_used_bytes or 0.0
+        fits = decoded < 0.85 * (limit - used)
+        k = f"; K = {decoded / data.dataset_bytes:.1f}" if data is not None and data.dataset_bytes else ""
+        note = (
+            f"{'fits' if fits else 'does not fit'}: {format_bytes(decoded)} decoded{k}, "
+            f"the job may use {format_bytes(limit)}, of which {format_bytes(used)} are taken"
+        )
+        if not fits:
+            prediction = Prediction(1.0, 1.0, 1.02, "")
+    return make_remedy(
+        m, "cache-in-memory", "keep samples in memory after the first epoch", prediction, then,
+        note=note, change=_cached(m),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A run whose samples are kept: what making one no longer costs, and what the run would be."""
+
+    saved: Cost
+    prediction: Prediction
+    then: Pipeline
+
+
+def _keep(m: Measured) -> _Kept | None:
+    """Return what `feedrate.cached` gives, wherever it keeps samples; None: no sample was seen.
+
+    It keeps what the dataset returns, or with .map(augment) what there is before the first random number.
+    """
+    sample = m.sample
+    if sample is None:
+        return None
+    made = sample.total.minus(sample.kind("collate"))
+    helped_s = m.helpers_cpu_s / max(m.samples_per_step, 1e-9)
+    undrawn = 1.0 if m.is_repeatable else m.looks_fetch.undrawn
+    if undrawn is None:
+        # When random numbers come is not known: certainly after the image is there.
+        saved = sample.kind("read").plus(sample.kind("decode"))
+        saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
+    else:
+        # Looks say how much of a sample's time that is. What waits for storage comes before it.
+        before_s = undrawn * made.wall_s
+        blocked_s = made.blocked_s if m.is_repeatable else min(read_blocked(m).blocked_s, before_s)
+        share = (before_s - blocked_s) / max(made.wall_s - made.blocked_s, 1e-9)
+        share = min(max(share, 0.0), 1.0)
+        saved = Cost((made.cpu_s + helped_s) * share, made.queue_s * share, blocked_s)
+    now, n = m.pipeline, m.samples_per_step
+    prediction, then = change(
+        m,
+        fetch_cpu_s=now.fetch_cpu_s - (saved.cpu_s - _reading_s(m)) * n,
+        fetch_blocked_s=now.fetch_blocked_s - saved.blocked_s * n,
+    )
+    return _Kept(saved, prediction, then)
+
+
+def _reading_s(m: Measured) -> float:
+    """Return the CPU time that a sample takes which is kept."""
+    if m.kept_s is not None:
+        return m.kept_s
+    return _FOUND_S + m.batch_bytes / max(m.samples_per_step, 1e-9) / _READ_BYTES_PER_S
+
+
+def read_from_memory(m: Measured) -> Remedy | None:
+    """The page cache: what the second epoch gives by itself."""
+    if m.drain is None or m.again is None or m.sample is None or m.sample_again is None:
+        return None
+    if m.loop.is_single_pass:
+        return None
+    saved = m.sample.total.blocked_s - m.sample_again.total.blocked_s
+    if saved < 0.1 * m.sample.total.wall_s:
+        return None
+    now = m.pipeline
+    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved * m.samples_per_step)
+    data, limit = m.around.data, m.around.memory_limit_bytes
+    size = data.dataset_bytes if data is not None else None
+    note = ""
+    if size and limit:
+        fits = size < 0.8 * (limit - (m.around.memory_used_bytes or 0))
+        fit = "fit" if fits else "do not fit"
+        note = f"{format_bytes(size)} of files {fit} in the {format_bytes(limit)} of this job"
+    return make_remedy(
+        m, "warm-page-cache", "read the files once before training, so that they come from memory",
+        prediction, then, note=note,
+        command=None if data is None else _read_once(data.folder),
+    )  # fmt: skip
+
+
+def preprocess_once(m: Measured) -> Remedy | None:
+    """What is the same in every epoch, done once."""
+    sample, share, kept = m.sample, repeated_share(m), _keep(m)
+    if sample is None or share is None or kept is None:
+        return None
+    # Decoded images alone are not worth storing: they are many times larger than their files. What was made
+    # smaller, or computed, is.
+    beyond_decoding = share - sample.kind("decode").cpu_s / max(sample.total.cpu_s, 1e-9)
+    is_made_smaller = share > 0.9 and any("resize" in name.lower() for _, name in sample.parts)
+    if beyond_decoding < 0.25 and not is_made_smaller:
+        return None
+    when, again = ("run", "; for data that is gone through again") if m.loop.is_single_pass else ("epoch", "")
+    data = m.around.data
+    is_images = data is not None and any(suffix in IMAGE_SUFFIXES for suffix in data.suffixes[:1])
+    return make_remedy(
+        m, "preprocess-once",
+        f"do the part that is the same in every {when} once, and store its result",
+        kept.prediction, kept.then,
+        # What is no folder of images is kept as the dataset returns it.
+        command=f"feedrate pack {shlex.quote(data.folder)} PACK --map MODULE:FUNCTION --raw"
+        if data is not None and is_images
+        else None,
+        change=_cached(m, 'disk="FOLDER:SIZE", key="NAME"'),
+        note=f"{share:.0%} of a sample's work comes before its first random number{again}",
+    )  # fmt: skip
+
+
+def _is_cached(m: Measured) -> bool:
+    """Return whether the dataset is one that feedrate.cached() wraps."""
+    return str(m.loader.get("dataset")).startswith("feedrate.load.cached.")
+
+
+def _cached(m: Measured, arguments: str = "") -> str | None:
+    """Return the line that keeps samples; None for a dataset that has no sample numbers."""
+    if m.loader.get("iterable"):
+        return None
+    call = f"feedrate.cached(dataset{', ' if arguments else ''}{arguments})"
+    if m.is_repeatable:
+        return f"DataLoader({call}, ...)"
+    return f"DataLoader({call}.map(augment), ...), with all that is random in augment()"
+
+
+def _read_once(folder: str) -> str:
+    """Return the command that brings files into the page cache; `feedrate warm` takes packs."""
+    quoted = shlex.quote(folder)
+    if Path(folder, FILE_NAME).is_file():
+        return f"feedrate warm {quoted}"
+    return f"find {quoted} -type f -exec cat {{}} + > /dev/null"

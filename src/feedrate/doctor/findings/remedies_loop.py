@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies in the training process: what it does besides waiting for data."""
+
+from __future__ import annotations
+
+from feedrate.doctor.analyse.metrics import Measured
+from feedrate.doctor.analyse.stacks import is_in_loop
+from feedrate.doctor.findings.scenarios import (
+    NOTHING,
+    VECTORISED,
+    before_forward_s,
+    change,
+    copying_s,
+    freeing_s,
+    header_share,
+    idle_share,
+    make_remedy,
+    other_s,
+    readback_s,
+    shortened,
+    sync_s,
+    write_s,
+)
+from feedrate.model.pipeline import best_workers
+from feedrate.model.predict import around, without
+from feedrate.results.doctor import Remedy
+from feedrate.units import format_count, format_seconds
+
+RARELY = 0.05  # of what is done too often, what stays
+# Of the time that goes with waiting for values, what counting on the device takes; a few calls at most.
+_ON_DEVICE, _ON_DEVICE_S = 0.15, 0.5e-3
+
+_LAST = "memory_format=torch.channels_last"
+
+
+def evaluate_less(m: Measured) -> Remedy | None:
+    return _do_rarely(m, "validation", "fewer-evaluations", "evaluate a twentieth as often")
+
+
+def save_less(m: Measured) -> Remedy | None:
+    # What was saved is still on its way to the disk while the CPU computes: steps without it are shorter.
+    is_replayed = m.device is not None and not m.is_on_gpu
+    own_s = min(m.own_s, m.exposed_s + m.device_s) if is_replayed else m.own_s
+    return _do_rarely(m, "save", "fewer-checkpoints", "save a twentieth as often", own_s)
+
+
+def _do_rarely(m: Measured, part: str, name: str, title: str, own_s: float | None = None) -> Remedy | None:
+    """What is left out of the time between steps is simply counted."""
+    if m.share_of(part) < 0.02:
+        return None
+    between_s = max(m.between_s - (1 - RARELY) * m.loop.per_step(part), 0.0)
+    speedup = m.step_s / ((own_s or m.own_s) + between_s)
+    return make_remedy(m, name, title, around(speedup), m.pipeline.with_(between_s=between_s))
+
+
+def write_less(m: Measured) -> Remedy | None:
+    seconds = write_s(m)
+    if seconds < 0.02 * m.step_s:
+        return None
+    prediction, then = change(m, device_s=shortened(m, (1 - RARELY) * seconds))
+    return make_remedy(
+        m, "write-less", "write a twentieth as often, or from another thread", prediction, then
+    )
+
+
+def speed_up_main(m: Measured) -> Remedy | None:
+    """The Python of the training loop itself."""
+    other = other_s(m) - freeing_s(m)
+    own = m.looks_loop.own
+    hot = next((place for place in own if place.is_python), next(iter(own), None))
+    if hot is None or hot.share < 0.05 or other < 0.05 * m.step_s or m.framework:
+        return None
+    # What is taken out is what the looks fell on, Python's loops together. They share out the time that no
+    # timed part explains, and do not say how much it is: Python that is busy gives way to a look late.
+    if hot.is_python:
+        # A function that was met too seldom to tell is judged by the loop that it stands in.
+        asked_at, few = str(m.batch.get("asked_at") or ""), 10 / m.looks_loop.count
+        gone = sum(p.share for p in own if p.is_python or (p.share < few and is_in_loop(p.place, asked_at)))
+        other *= gone / max(1.0 - _late_share(m), gone)
+    else:  # what computes in C is met as often as it takes time
+        met = hot.share * m.looks_loop.count / m.looks_main.count
+        other = min(other * hot.share, met * (m.own_s - m.wait_s))
+    prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
+    # What the forward pass needs cannot be left out, only be done elsewhere (below).
+    is_needed = m.loop.preparing_s > 0.5 * other
+    where = f"{hot.function} ({hot.place})"
+    return make_remedy(
+        m,
+        "speed-up-loop",
+        # The place comes last: paths are long, and a terminal shows the beginning.
+        f"use array operations in {where}"
+        if is_needed
+        else f"leave out of the training loop, or make array operations: {where}",
+        prediction,
+        then,
+    )
+
+
+def _late_share(m: Measured) -> float:
+    """Return the share of the loop's looks at lines where a thread that was busy gives way.
+
+    Those lines ask for a batch, or call what was timed by itself, and few of the looks at them are at more.
+    """
+    main, loop = m.looks_main, m.looks_loop
+    timed = {
+        line
+        for line, share in main.lines.items()
+        if share * main.count > loop.lines.get(line, 0.0) * loop.count + 0.5
+    }
+    return header_share(m, loop) + sum(
+        share for line, share in loop.lines.items() if line in timed and line != m.batch.get("asked_at")
+    )
+
+
+def move_to_workers(m: Measured) -> Remedy | None:
+    """What the loop does with a batch before it uses it, done where batches are made."""
+    preparing = m.loop.preparing_s - freeing_s(m)
+    if preparing < 0.05 * m.step_s:
+        return None
+    now = m.pipeline
+    # An IterableDataset does not take more workers by itself.
+    most = max(m.workers, 1) if m.loader.get("iterable") else m.most_workers
+    making = now.fetch_cpu_s + preparing
+    # What the present making drags along is no measure for work of another kind: it stays as it is.
+    drag = now.drag * now.fetch_cpu_s / making
+    changes = {"device_s": shortened(m, preparing), "fetch_cpu_s": making, "drag": drag}
+    moved = change(m, **changes, workers=max(now.workers, m.each_worker))[1]
+    n = max(best_workers(moved, most, m.each_worker), m.workers)
+    prediction, then = change(m, **changes, workers=n * m.each_worker)
+    return make_remedy(
+        m, "move-to-workers",
+        f"prepare batches in the dataset or collate_fn, by {format_count(n, 'worker')} beside the training",
+        prediction, then,
+        change=f"DataLoader(..., num_workers={n}, persistent_workers=True, collate_fn=...)",
+        note=f"{format_seconds(preparing)} a step pass between a batch's arrival and its use",
+    )  # fmt: skip
+
+
+def remove_syncs(m: Measured) -> Remedy | None:
+    sync = sync_s(m)
+    idle = idle_share(m)
+    if not m.is_on_gpu or sync < 0.02 * m.step_s or idle is None:
+        return None
+    saved = min(idle * m.step_s, sync - min(sync * _ON_DEVICE, _ON_DEVICE_S))
+    prediction, then = change(m, device_s=shortened(m, saved))
+    return make_remedy(
+        m, "remove-sync", f"do not wait for the device in {m.place_of('sync')}", prediction, then
+    )
+
+
+def keep_on_device(m: Measured) -> Remedy | None:
+    readback = readback_s(m)
+    if readback < 0.02 * m.step_s:
+        return None
+    # While outputs came back, the device finished computing them: that stays.
+    prediction, then = change(m, device_s=max(shortened(m, readback), m.forward_device_s))
+    title = f"leave the outputs on the device: {m.place_of('readback')}"
+    return make_remedy(m, "keep-on-device", title, prediction, then)
+
+
+def pin_memory(m: Measured) -> Remedy | None:
+    """Copies from pinned memory, which do not hold up the training process."""
+    if not m.is_on_gpu or m.around.copies_are_pinned:
+        return None
+    copied, pinned = m.around.copied_bytes, m.copy_rates.get("pinned_bytes_per_s")
+    if not copied or not pinned:
+        return None
+    # The training process no longer waits for the copy, and works beside the device; on the device's one
+    # stream, the computing follows the copy.
+    beside = shortened(m, m.loop.per_step("copy"))
+    copying = 0.0 if m.around.copies_are_beside else copied / pinned
+    on_device = (m.computing_device_s or beside) + before_forward_s(m) + copying
+    prediction, then = change(m, device_s=max(beside, on_device))
+    return make_remedy(
+        m, "pinned-memory", "copy from pinned memory, without waiting", prediction, then,
+        change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
+    )  # fmt: skip
+
+
+def transfer_bytes(m: Measured) -> Remedy | None:
+    """uint8 to the device, floats made there."""
+    if not m.is_on_gpu or m.around.copied_bytes is None or m.around.copied_element_bytes != 4:
+        return None
+    if not copying_s(m):
+        return None
+    prediction, then = change(m, device_s=shortened(m, 0.75 * copying_s(m)))
+    return make_remedy(
+        m, "uint8-transfer", "send images as uint8 and make floats on the device", prediction, then,
+        change="batch.to(device).float().div_(255)",
+    )  # fmt: skip
+
+
+def halve_precision(m: Measured) -> Remedy | None:
+    if m.half_precision is None or m.device is None:
+        return None
+    # Against the steps on the same batches moments before: the device may have been slower than usual.
+    prediction, then = change(m, device_s=m.device_s * m.half_precision.seconds / m.device.seconds)
+    kind = m.half_precision_type
+    # Gradients in float16 vanish below 6e-8, unless the loss is scaled; bfloat16 reaches as far as float32.
+    scaled = " and torch.amp.GradScaler('cuda') around the loss" if kind == "float16" else ""
+    return make_remedy(
+        m, "half-precision", f"compute in {kind}", prediction, then, basis="measured",
+        change=f"with torch.autocast('cuda', dtype=torch.{kind}): ...{scaled}",
+        note="may cost accuracy: check it",
+    )  # fmt: skip
+
+
+def lay_channels_last(m: Measured) -> Remedy | None:
+    if m.channels_last is None or m.device is None:
+        return None
+    ratio = m.channels_last.seconds / m.device.seconds
+    prediction, then = change(m, device_s=ratio * m.device_s)
+    return make_remedy(
+        m, "channels-last", "lay out images and weights channels-last", prediction, then, basis="measured",
+        change=f"model = model.to({_LAST}) and, for every batch, images = images.to({_LAST})",
+        note=_judge_layout(ratio, prediction.speedup),
+    )  # fmt: skip
+
+
+def _judge_layout(ratio: float, speedup: float) -> str:
+    if speedup >= NOTHING:
+        return ""
+    if ratio > NOTHING:
+        return f"channels-last will not help: tried here, a step took {ratio:.2f} times as long"
+    if ratio < 1 / NOTHING:
+        return "channels-last will not help: the device is not what this run waits for"
+    return "channels-last will not help: tried here, a step took as long as before"
+
+
+def enlarge_batch(m: Measured) -> Remedy | None:
+    """Twice the batch: from what half a batch took."""
+    if m.half_batch is None or m.device is None:
+        return None
+    fixed = max(2 * m.half_batch.seconds - m.device.seconds, 0.0)
+    per_old_batch = (2 * m.device.seconds - fixed) / 2
+    kept = max(per_old_batch / m.device.seconds, 0.5)
+    prediction, then = change(m, device_s=kept * m.device_s)
+    return make_remedy(
+        m,
+        "larger-batch",
+        "double the batch size",
+        prediction,
+        then,
+        note="may cost accuracy: the learning rate must follow",
+    )
+
+
+def move_to_cores(m: Measured) -> Remedy | None:
+    """Work that the device does before the forward pass, on cores that idle."""
+    if not m.is_on_gpu or before_forward_s(m) < 0.05 * m.step_s:
+        return None
+    if m.around.cores_ours is not None and m.around.cores_ours > 0.7 * m.around.cores:
+        return None
+    prediction, then = change(m, device_s=shortened(m, before_forward_s(m)))
+    return make_remedy(
+        m, "move-to-cores", "do the work before the forward pass in the workers", prediction, then
+    )
+
+
+def balance_ranks(m: Measured) -> Remedy | None:
+    if len(m.loops) < 2:
+        return None
+    waits = sorted(loop.per_step("wait") for loop in m.loops.values())
+    excess = waits[-1] - waits[len(waits) // 2 - 1]
+    if excess < 0.05 * m.step_s:
+        return None
+    # The work does not go away: every rank gets its part of it.
+    spread_out = 1 - 1 / len(m.loops)
+    speedup = without(excess / m.step_s * spread_out)
+    if m.around.cores_ours:
+        speedup = min(speedup, max(m.around.cores / m.around.cores_ours, 1.0))  # nor do cores come from it
+    prediction = around(speedup)
+    return make_remedy(m, "balance-ranks", "give every rank data that comes equally fast", prediction)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples the machine twice a second while a command runs: `python -m feedrate.doctor.run.sampler RUN ROOT_PID`.
+
+A process of its own, so that it costs the command nothing but its share of a core (under 1 %); it imports
+neither numpy nor torch. One JSON line per sample goes to RUN/machine.jsonl.
+
+    sampling --"stop" on standard input--> waiting --end of input--> gone
+        \\------- end of input, or ROOT_PID or RUN gone ----> cleaning up --> gone
+
+Standard input is a pipe that only the doctor holds: its end says that the doctor is gone, however it went.
+Then what is left of the command is ended and the run folder removed, unless the doctor had done so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from feedrate.doctor.facts import MACHINE_FILE
+from feedrate.doctor.run.processes import SharedNames, Tree, clean_up, list_children
+from feedrate.doctor.run.sampler_readers import (
+    CpuMeter,
+    GpuMeter,
+    MemoryMeter,
+    ProcessMeter,
+    Reading,
+    TrafficMeter,
+)
+from feedrate.probe.counters import read_shared_memory
+from feedrate.probe.process import is_alive, read_stat
+
+INTERVAL_S = 0.5
+_GLANCE_S = 0.2  # about as often as the driver measures how busy a GPU was
+STOP = b"s"  # from the doctor: take a last sample
+STOPPED = 255  # to the doctor: it is written
+READY = 0  # to the doctor: sampling has begun
+_ROLL_CALL_S = 2.0
+_SLOWEST_S = 10.0
+_SHARE = 0.008  # of one core
+
+
+class Sampler:
+    """Takes samples; `take` returns one as it goes to the file."""
+
+    def __init__(self, run: Path, root: int, *, ignored: set[int]) -> None:
+        self.tree = Tree(root, str(run), ignored)
+        self._cpu, self._processes, self._memory = CpuMeter(), ProcessMeter(), MemoryMeter()
+        self._traffic, self._gpu = TrafficMeter(), GpuMeter()
+        self.shared = SharedNames()
+        self._before_ns = time.perf_counter_ns()
+        self._troubles: dict[str, str] = {}
+        self._is_first = True
+
+    def take(self, *, is_last: bool = False) -> Reading:
+        now_ns = time.perf_counter_ns()
+        passed_s = max(1e-3, (now_ns - self._before_ns) / 1e9)
+        self._before_ns = now_ns
+        members = self.tree.look()
+        sample: Reading = {"t_ns": now_ns, "passed_s": round(passed_s, 4)}
+        parts: dict[str, Callable[[], Any]] = {
+            "cpu": lambda: self._cpu.read(passed_s, members, self.tree),
+            "processes": lambda: self._processes.read(members),
+            "memory": lambda: self._memory.read(passed_s, members),
+            "pressure": lambda: self._memory.read_pressure(passed_s),
+            "disks": lambda: self._traffic.read_disks(passed_s),
+            "network": lambda: self._traffic.read_network(passed_s),
+            "nfs": lambda: self._traffic.read_nfs(passed_s),
+            "gpus": self._gpu.read,
+            "shared_memory": read_shared_memory,
+            "shared_names": lambda: self.shared.look(members),
+        }
+        if len(self._gpu):
+            parts["gpu_glances"] = self._gpu.take_glances
+        if self._is_first or is_last:
+            parts["gpu_processes"] = lambda: self._gpu.read_processes(set(self.tree.known()))
+        self._is_first = False
+        for name, read in parts.items():
+            if name not in self._troubles:
+                sample[name] = self._read(name, read)
+        if self._troubles:
+            sample["troubles"] = self._troubles
+        return sample
+
+    def listen(self, until: float) -> bytes | None:
+        """Wait for a word of the doctor's, and look at the GPUs meanwhile."""
+        while len(self._gpu) and (left := until - time.monotonic()) > _GLANCE_S:
+            word = _listen(min(left, _GLANCE_S))
+            if word is not None:
+                return word
+            self._read("gpu_glances", self._gpu.glance)
+        return _listen(max(0.0, until - time.monotonic()))
+
+    def _read(self, name: str, read: Callable[[], Any]) -> Any:
+        # A kernel may answer in a way that nobody has seen: that part is then unknown, and the rest goes on.
+        try:
+            return read()
+        except Exception as error:
+            self._troubles[name] = f"{type(error).__name__}: {error}"
+            return None
+
+
+def main(
+    words: list[str], *, ignored: frozenset[int] = frozenset(), tell: Callable[[int], None] | None = None
+) -> int:
+    """Sample until told to stop or left alone. `tell` passes READY and STOPPED on."""
+    run, root = Path(words[0]), int(words[1])
+    stat = read_stat(root)
+    # What the doctor's process had started before the command is its own affair.
+    sampler = Sampler(run, root, ignored={os.getpid(), *ignored, *list_children(root)})
+    if tell is not None:
+        tell(READY)
+    is_told_to_stop = _sample_until_the_end(sampler, run, root, 0 if stat is None else stat.start)
+    if is_told_to_stop:
+        if tell is not None:
+            tell(STOPPED)
+        _wait_for_the_end_of_input(run)
+    session = os.getsid(0) if stat is None else stat.session
+    clean_up(run, sampler.tree.known(), sampler.shared.names, session=session)
+    return 0
+
+
+def _sample_until_the_end(sampler: Sampler, run: Path, root: int, start: int) -> bool:
+    try:
+        descriptor = os.open(run / MACHINE_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:
+        descriptor = -1
+    began = time.monotonic()
+    due = began + INTERVAL_S
+    try:
+        while True:
+            word = sampler.listen(due)
+            is_over = word == b"" or not is_alive(root, start) or not run.is_dir()
+            if is_over and word != STOP:
+                return False
+            cost_s = time.thread_time()
+            # The disk may be full: without samples then, but the command goes on, and so does the watch for
+            # its end.
+            with contextlib.suppress(OSError):
+                line = json.dumps(sampler.take(is_last=word == STOP), separators=(",", ":"))
+                os.write(descriptor, line.encode() + b"\n")
+            if word == STOP:
+                return True
+            # After a pause (a stopped machine, a suspended job) go on from now, without catching up.
+            now = time.monotonic()
+            due = max(due + pace(now - began, time.thread_time() - cost_s), now + INTERVAL_S / 2)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def pace(elapsed_s: float, cost_s: float) -> float:
+    """Return the seconds to the next sample: half of one, if neither time nor cost speaks against it.
+
+    A run that is watched for a day must not fill the disk, and hundreds of processes take time to read.
+    """
+    return min(_SLOWEST_S, max(INTERVAL_S, elapsed_s / 1200, cost_s / _SHARE))
+
+
+def _listen(timeout_s: float) -> bytes | None:
+    """Return what came on standard input: b"" at its end, None when nothing came in time."""
+    try:
+        ready, _, _ = select.select([0], [], [], timeout_s)
+        return os.read(0, 1) if ready else None
+    except OSError:
+        return b""
+
+
+def _wait_for_the_end_of_input(run: Path) -> None:
+    while run.is_dir() and _listen(_ROLL_CALL_S) != b"":
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
