@@ -38,7 +38,8 @@ class Hook:
     """The hook of this process."""
 
     def __init__(self) -> None:
-        from feedrate_hook import catalogue, parts, session, stacks
+        from feedrate_hook import session
+        from feedrate_hook.record import catalogue, parts, stacks
 
         self._session, self._stacks, self._parts = session.session, stacks, parts
         self._start = stacks.start

@@ -45,7 +45,7 @@ def copy_first(put_up):
     return copy_and_put_up
 
 if __name__ == "__main__" and os.environ.get("FEEDRATE_DOCTOR"):
-    from feedrate_hook.guard import Guard
+    from feedrate_hook.guard.guard import Guard
     Guard.put_up = copy_first(Guard.put_up)
 
 class Numbers(Dataset):

@@ -15,7 +15,7 @@ from feedrate.doctor.hook.feedrate_hook import layout
 
 torch = pytest.importorskip("torch")
 
-from feedrate.doctor.hook.feedrate_hook import batches, channels  # noqa: E402
+from feedrate.doctor.hook.feedrate_hook.experiment import batches, channels  # noqa: E402
 
 LAST = torch.channels_last
 

@@ -14,7 +14,7 @@ import pytest
 
 from doctor_scripts import BATCH, PRELUDE, SAVERS, STEPS, Run, run_script
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.hook.feedrate_hook.guard import Guard
+from feedrate.doctor.hook.feedrate_hook.guard.guard import Guard
 
 pytest.importorskip("torch")
 HALF_BATCH = layout.REPLAY_HALF_BATCH

@@ -10,7 +10,7 @@ import pytest
 
 from feedrate.doctor.analyse.dataset_habits import Views
 from feedrate.doctor.analyse.machine_summary import Surroundings
-from feedrate.doctor.hook.feedrate_hook import parts, prelude
+from feedrate.doctor.hook.feedrate_hook.record import parts, prelude
 from hooked import PREAMBLE, Run, run_script
 from test_doctor_diagnose import judge
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from feedrate.doctor.hook.feedrate_hook import layout, training, transfers
-from feedrate.doctor.hook.feedrate_hook.device import Device
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.hook.feedrate_hook.record import training
+from feedrate.doctor.hook.feedrate_hook.record.device import Device
 from feedrate.doctor.hook.feedrate_hook.session import session
 
 
@@ -185,7 +186,7 @@ def tensor_class(ring: FakeRing, monkeypatch: pytest.MonkeyPatch) -> type:
     monkeypatch.setattr(session, "thread", threading.get_ident())
     monkeypatch.setattr(training, "is_compiling", lambda: False)
     cuda = SimpleNamespace(synchronize=lambda: None)
-    transfers.patch_tensors(SimpleNamespace(Tensor=Tensor, cuda=cuda))
+    training.patch_tensors(SimpleNamespace(Tensor=Tensor, cuda=cuda))
     return Tensor
 
 

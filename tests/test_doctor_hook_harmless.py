@@ -61,7 +61,7 @@ def main():
         assert torch.equal(compiled(torch.ones(2, 4)), reference)
     # As on a machine with a GPU: calls that wait for the device break the graph where they always did.
     if "feedrate_hook" in sys.modules:
-        from feedrate_hook import transfers
+        from feedrate_hook.record import training as transfers
         transfers.patch_tensors(torch)
     waiting = torch.compile(lambda x: x.double() * x.sum().item() + float(x.max()), backend="eager")
     print(waiting(torch.ones(3)), {k: dict(v) for k, v in torch._dynamo.utils.counters.items()})

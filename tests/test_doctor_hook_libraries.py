@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.doctor.hook.feedrate_hook import layout, parts
-from feedrate.doctor.hook.feedrate_hook.parts import Fetch
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.hook.feedrate_hook.record import parts
+from feedrate.doctor.hook.feedrate_hook.record.parts import Fetch
 from hooked import PREAMBLE, Run, names_of, run_script
 from images import save_image
 

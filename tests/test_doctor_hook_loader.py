@@ -322,9 +322,9 @@ def test_experiments_take_over_each_next_and_their_phases_are_in_the_records(tmp
         PREAMBLE
         + f"""
 import types
-module = types.ModuleType("feedrate_hook.experiments")
+module = types.ModuleType("feedrate_hook.experiment.experiments")
 exec({EXPERIMENTS!r}, module.__dict__)
-sys.modules["feedrate_hook.experiments"] = module
+sys.modules["feedrate_hook.experiment.experiments"] = module
 loader = DataLoader(Numbers(100), batch_size=2, num_workers=1)
 for batch in loader:
     pass

@@ -8,8 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from feedrate.doctor.hook.feedrate_hook import layout, parts, stacks
-from feedrate.doctor.hook.feedrate_hook.parts import Fetch
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.hook.feedrate_hook.record import parts, stacks
+from feedrate.doctor.hook.feedrate_hook.record.parts import Fetch
 from hooked import PREAMBLE, Run, names_of, run_script
 from images import save_image
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from feedrate.doctor.hook.feedrate_hook import clock, draws, fetching, parts
-from feedrate.doctor.hook.feedrate_hook.turns import Turns
+from feedrate.doctor.hook.feedrate_hook import clock
+from feedrate.doctor.hook.feedrate_hook.record import draws, fetching, parts
+from feedrate.doctor.hook.feedrate_hook.session import Turns
 
 
 def count_probed(monkeypatch: pytest.MonkeyPatch, step_ns: int) -> tuple[int, int]:

@@ -1,45 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All patches by the module they wait for, and what happens to them when a process forks or ends."""
+"""Runs a patch when the module it belongs to has been imported: at once if that is the case already.
+
+All patches by the module they wait for, and what happens to them when a process forks or ends.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
-from . import (
+from . import tracebacks  # fmt: skip
+from .record import (
     calls,
     catalogue,
     draws,
     fetching,
-    imports,
-    loader,
+    loader_patches,
     loaders,
-    opens,
+    opened_files,
     parts,
     pipeline,
-    savers,
     stacks,
-    tracebacks,
     training,
     views,
-)  # fmt: skip
-from .describe import describe_torch
-from .device import device
+)
+from .record.describe import describe_torch
+from .record.device import device
 from .session import session
+
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+
+
+class PatchFinder:
+    """First on sys.meta_path. Answers only for names that have a patch, with what the next finders answer."""
+
+    def __init__(self) -> None:
+        self.patches: dict[str, list[Callable[[Any], None]]] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self.patches:
+            return None
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec = find(name, path, target)
+            if spec is not None:
+                self._watch(name, spec.loader)
+                return spec
+        return None
+
+    def _watch(self, name: str, loader: Any) -> None:
+        """Patch the module after the loader ran it. The loader stays what it is: others look at its type."""
+        execute = getattr(loader, "exec_module", None)
+        if execute is None or isinstance(loader, type):
+            return
+
+        def exec_module(module: Any) -> None:
+            # The instance's attribute; the class's own shows again.
+            loader.__dict__.pop("exec_module", None)
+            execute(module)
+            self.apply(name, module)
+
+        # Python leaves lines of its import system out of tracebacks, up to the first that is not of it.
+        exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
+        try:
+            loader.exec_module = exec_module
+        except AttributeError as error:
+            session.trouble(f"import {name}", error)
+
+    def apply(self, name: str, module: Any) -> None:
+        for patch in self.patches.get(name, ()):
+            try:
+                patch(module)
+            except Exception as error:
+                session.trouble(f"patch {name}", error)
+
+    def add(self, name: str, patch: Callable[[Any], None]) -> None:
+        self.patches.setdefault(name, []).append(patch)
+        module = sys.modules.get(name)
+        # A module that is being imported at this moment is left alone.
+        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+            try:
+                patch(module)
+            except Exception as error:
+                session.trouble(f"patch {name}", error)
+
+
+finder = PatchFinder()
+
+
+def install_finder() -> None:
+    if finder not in sys.meta_path:
+        sys.meta_path.insert(0, finder)
 
 
 def install() -> None:
     """Put the finder in place, with every patch waiting for its module."""
-    add = imports.finder.add
+    add = finder.add
     add("torch.utils.data._utils.fetch", fetching.patch_fetch)
     add("torch.utils.data._utils.worker", fetching.patch_worker)
     add("torchdata.stateful_dataloader.worker", fetching.patch_worker)
-    add("torch.utils.data._utils.pin_memory", loader.patch_pinning)
-    add("torch.utils.data.dataloader", loader.patch_dataloader)
-    add("torchdata.stateful_dataloader.stateful_dataloader", loader.patch_stateful)
-    add("feedrate.load.iteration", loader.patch_pack_iterator)
-    add("feedrate.load.loader", loader.patch_pack_loader)
-    add("nvidia.dali.plugin.pytorch", loader.patch_dali)
+    add("torch.utils.data._utils.pin_memory", loader_patches.patch_pinning)
+    add("torch.utils.data.dataloader", loader_patches.patch_dataloader)
+    add("torchdata.stateful_dataloader.stateful_dataloader", loader_patches.patch_stateful)
+    add("feedrate.load.iteration", loader_patches.patch_pack_iterator)
+    add("feedrate.load.loader", loader_patches.patch_pack_loader)
+    add("nvidia.dali.plugin.pytorch", loader_patches.patch_dali)
     add("timm.data.loader", pipeline.patch_prefetcher)
     add("torch._utils", tracebacks.patch_utils)
     add("torch.optim.optimizer", training.patch_optimizer)
@@ -49,9 +118,9 @@ def install() -> None:
         add(name, _note_framework)
     for name in catalogue.PARTS:
         add(name, _patch_parts)
-    for name in savers.SAVERS:
-        add(name, savers.patch_savers)
-    imports.install_finder()
+    for name in opened_files.SAVERS:
+        add(name, opened_files.patch_savers)
+    install_finder()
 
 
 def _patch_parts(module: Any) -> None:
@@ -65,12 +134,12 @@ def _note_framework(module: Any) -> None:
 
 def _patch_torch(module: Any) -> None:
     training.patch_torch(module)
-    savers.patch_savers(os)
+    opened_files.patch_savers(os)
 
 
 def after_fork() -> None:
     """Forget what belongs to the parent."""
-    for part in (stacks, draws, opens, calls, fetching, loaders, training, views):
+    for part in (stacks, draws, opened_files, calls, fetching, loaders, training, views):
         part.after_fork()
     device.after_fork()
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hook knows about this process: settings, role, ring, and whether the present step is probed."""
+"""Which steps, or in a worker which fetches, are probed.
+
+What the hook knows about this process: settings, role, ring, and whether the present step is probed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,31 @@ from typing import Any
 
 from . import clock, layout
 from .ring import ParentPhase, Ring
-from .turns import Turns
+
+# Of each eight steps (in a worker: fetches) the last ones are left alone, so that the cost of probing shows;
+# once much was seen of short steps, all but one are, so that it hardly adds up.
+_BLOCK = 8
+_MANY_OF_BLOCK = 6
+_STRIDE = 3  # the one is another in each block: a loop may do every fourth step what it does in no other
+_SEEN_ENOUGH = 128
+_SHORT_NS = 50_000_000
+
+
+class Turns:
+    """Asked for each step in turn."""
+
+    def __init__(self) -> None:
+        self.are_short = False  # and much was seen of them
+        self._since_ns = 0
+
+    def is_probed(self, number: int) -> bool:
+        if number % _SEEN_ENOUGH == 0:
+            now = clock.wall_ns()
+            self.are_short = number > 0 and now - self._since_ns < _SHORT_NS * _SEEN_ENOUGH
+            self._since_ns = now
+        block, place = divmod(number, _BLOCK)
+        return place == block * _STRIDE % _BLOCK if self.are_short else place < _MANY_OF_BLOCK
+
 
 _ALL_CALLS = 1 << 60
 _MOST_TROUBLES = 50
@@ -224,8 +251,8 @@ class Session:
             self._parent_phase = ParentPhase(self.run, _parent())
         self.ring.phase = self._parent_phase.read()
         if self.ring.phase != layout.REAL and self.scope is None:
-            from . import guard
-            from .book import Book
+            from .experiment.experiment_log import Book
+            from .guard import guard
 
             self.load_settings()
             guard.follow(Book(self))
@@ -239,7 +266,7 @@ class Session:
                 try:
                     import importlib
 
-                    module = importlib.import_module(".experiments", __package__)
+                    module = importlib.import_module(".experiment.experiments", __package__)
                     self._experiments = module.Experiments(self)
                 except Exception as error:
                     self.is_passive = True

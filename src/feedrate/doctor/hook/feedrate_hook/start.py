@@ -40,7 +40,8 @@ def begin() -> None:
     session.start(run)
     session.describe_process()
     try:
-        from . import patches, prelude, tracebacks
+        from . import patches, tracebacks
+        from .record import prelude
 
         tracebacks.watch()
         patches.install()
@@ -96,7 +97,7 @@ def _command_line() -> list[str]:
 
 def _before_fork() -> None:
     try:
-        from . import stacks
+        from .record import stacks
 
         stacks.stop()
     except Exception as error:

@@ -11,7 +11,7 @@ import builtins
 import sys
 from typing import Any
 
-from . import audit
+from . import wrapping
 from .session import session
 from .wrapping import install, is_hook
 
@@ -24,7 +24,7 @@ def watch() -> None:
 
     Python says so in an audit event, before it asks for sys.excepthook: nothing of the user's is replaced.
     """
-    audit.listen("sys.excepthook", _on_uncaught)
+    wrapping.listen("sys.excepthook", _on_uncaught)
 
 
 def _on_uncaught(args: Any) -> None:

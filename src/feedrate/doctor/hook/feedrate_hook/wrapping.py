@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a wrapper in a function's place so that warnings, pickles and signatures stay as they are."""
+"""Python's audit events. One hook for all who listen: it is called at each event, several times a sample.
+
+Puts a wrapper in a function's place so that warnings, pickles and signatures stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,21 @@ import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
+
+_listeners: dict[str, Callable[[Any], None]] = {}
+
+
+def listen(event: str, listener: Callable[[Any], None]) -> None:
+    """Call `listener` with the arguments of each such event, for the life of this process and its forks."""
+    if not _listeners:
+        sys.addaudithook(_on_event)
+    _listeners[event] = listener
+
+
+def _on_event(event: str, args: Any) -> None:
+    if event in _listeners:
+        _listeners[event](args)
+
 
 # The warnings module passes over frames whose file name holds both words when it counts stack levels, so a
 # warning still names the user's line, not ours.

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that a spoilt run opens for writing lie in memory; those that it has open lead there or nowhere.
+
+Replaces what writes: files opened for writing lie in memory; removing, renaming, savers do nothing.
+
+A script that keeps its last few checkpoints must not remove a good one because the new one was held back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import fcntl
+import gc
+import io
+import os
+import pathlib
+import shutil
+import stat
+from collections.abc import Callable
+from typing import Any
+
+from . import libraries
+
+WRITING_MODES = frozenset("wax+")
+COPIED_BYTES = 64 << 20
+# Mapped for writing by every reader of an LMDB: it holds no data.
+HARMLESS_MAPPINGS = ("lock.mdb", "-lock")
+MAP_PRIVATE, MAP_FIXED, MAP_NORESERVE = 0x02, 0x10, 0x4000
+
+
+def guard_opens(scope: Any, real_open: Any, real_os_open: Any) -> tuple[Any, Any]:
+    """Stand-ins for open and os.open."""
+
+    def guarded_open(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        if (
+            not (isinstance(mode, str) and WRITING_MODES & set(mode))
+            or not scope.applies()
+            or scope.is_harmless(file)
+        ):
+            return real_open(file, mode, *args, **kwargs)
+        scope.blocked("open for writing", file)
+        kwargs.pop("closefd", None)
+        is_loading = scope.is_loading()
+        kwargs["opener"] = lambda path, flags: stand_in(path, flags, is_loading)
+        with scope.own():
+            return real_open(file, mode, *args[:4], **kwargs)
+
+    def guarded_os_open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        if not writes or not scope.applies() or scope.is_harmless(path):
+            return int(real_os_open(path, flags, *args, **kwargs))
+        scope.blocked("os.open for writing", path)
+        is_loading = scope.is_loading()
+        with scope.own():
+            return stand_in(path, flags, is_loading)
+
+    def stand_in(path: Any, flags: int, is_loading: bool) -> int:
+        if is_loading and flags & os.O_RDWR and not flags & os.O_TRUNC and is_large(path):
+            # What a dataset reads must be real. Should it write, that fails.
+            return int(real_os_open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return file_in_memory(real_os_open, path, flags)
+
+    return guarded_open, guarded_os_open
+
+
+def file_in_memory(real_open: Callable[..., int], path: Any, flags: int) -> int:
+    """A file of which nothing stays, with a position and a size: archives need them. It can be mapped."""
+    try:
+        descriptor = os.memfd_create("feedrate", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):
+        return real_open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    if flags & os.O_RDWR and not flags & os.O_TRUNC:
+        try:
+            source = real_open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return descriptor
+        fill(descriptor, source)
+        os.close(source)
+    return descriptor
+
+
+def is_large(path: Any) -> bool:
+    """Too large for a copy in memory."""
+    try:
+        return os.stat(path).st_size > COPIED_BYTES
+    except OSError:
+        return False
+
+
+def fill(descriptor: int, source: int) -> None:
+    """Copy a file that is not too large for memory; of a larger one only the size."""
+    size = os.fstat(source).st_size
+    os.ftruncate(descriptor, size)
+    if size <= COPIED_BYTES:
+        position = 0
+        while position < size:
+            data = os.pread(source, 1 << 20, position)
+            if not data:
+                break
+            os.pwrite(descriptor, data, position)
+            position += len(data)
+
+
+def replace_descriptor(null: int, descriptor: int) -> None:
+    """Let an open file lead nowhere. One that is read, too, gets a copy in memory, at the same position.
+
+    Of a large one, what is read stays real, and a write fails.
+    """
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    target = null
+    if flags & os.O_ACCMODE == os.O_RDWR and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if is_large(descriptor):
+            with contextlib.suppress(OSError):
+                target = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        elif hasattr(os, "memfd_create"):
+            target = os.memfd_create("feedrate", os.MFD_CLOEXEC)
+            fill(target, descriptor)
+    if target != null:
+        os.lseek(target, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+        fcntl.fcntl(target, fcntl.F_SETFL, flags & os.O_APPEND)
+    os.dup2(target, descriptor, inheritable=os.get_inheritable(descriptor))
+    if target != null:
+        os.close(target)
+
+
+def replace_descriptor_calls(scope: Any) -> None:
+    """Files are /dev/null now, which refuses some calls, and whose lock is one for the whole machine."""
+    for name in ("fsync", "fdatasync", "ftruncate", "posix_fallocate", "sendfile", "copy_file_range"):
+        if hasattr(os, name):
+            setattr(os, name, forgiving(scope, getattr(os, name)))
+    for name in ("flock", "lockf"):
+        setattr(fcntl, name, forgiving(scope, getattr(fcntl, name)))
+
+
+def forgiving(scope: Any, real: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(*args, **kwargs)
+        except OSError:
+            if scope.applies():
+                return None
+            raise
+
+    return guarded
+
+
+class Mapping:
+    """A file that is mapped shared and writable: a stretch of memory, and where it begins in the file."""
+
+    def __init__(self, path: str, start: int, end: int, offset: int, protection: int, inode: int) -> None:
+        self.path = path
+        self._start, self._end, self._offset = start, end, offset
+        self._protection = protection
+        self._inode = inode
+
+    def can_be_private(self) -> bool:
+        """Where all memory must be reserved, a mapping could be lost by the attempt."""
+        try:
+            with open("/proc/sys/vm/overcommit_memory", encoding="ascii") as setting:
+                if setting.read().strip() == "2":
+                    return False
+            os.close(self._open())
+        except OSError:
+            return False
+        return True
+
+    def make_private(self) -> None:
+        """From now on each page that is written to is a copy, at the same address."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+        )  # fmt: skip
+        descriptor = self._open()
+        flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
+        size = self._end - self._start
+        made = libc.mmap(self._start, size, self._protection, flags, descriptor, self._offset)
+        os.close(descriptor)
+        if made != self._start:
+            raise OSError(ctypes.get_errno(), "cannot be mapped privately", self.path)
+
+    def _open(self) -> int:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        if os.fstat(descriptor).st_ino != self._inode:
+            os.close(descriptor)
+            raise OSError(f"{self.path} is another file by now")
+        return descriptor
+
+
+def writable_mappings() -> list[Mapping]:
+    """Files that are mapped shared and writable."""
+    found = []
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.rstrip("\n").split(None, 5)
+            if len(fields) == 6 and fields[1][1] == "w" and fields[1][3] == "s" and fields[5].startswith("/"):
+                addresses, permissions, offset, _device, inode, path = fields
+                if not path.endswith((" (deleted)", *HARMLESS_MAPPINGS)) and os.path.isfile(path):
+                    start, end = (int(word, 16) for word in addresses.split("-"))
+                    protection = sum(1 << n for n, letter in enumerate("rwx") if permissions[n] == letter)
+                    found.append(Mapping(path, start, end, int(offset, 16), protection, int(inode)))
+    return found
+
+
+# Functions that change files, and how many of their arguments are paths.
+# When all are harmless, the call goes through.
+OS_NAMES = {
+    "remove": 1,
+    "unlink": 1,
+    "rename": 2,
+    "renames": 2,
+    "replace": 2,
+    "rmdir": 1,
+    "removedirs": 1,
+    "truncate": 1,
+    "link": 2,
+    "symlink": 2,
+    "mkdir": 1,
+    "makedirs": 1,
+    "mkfifo": 1,
+    "mknod": 1,
+    "chmod": 1,
+    "chown": 1,
+    "utime": 1,
+    "setxattr": 1,
+}
+SHUTIL_NAMES = {
+    "copy": 2,
+    "copy2": 2,
+    "copyfile": 2,
+    "copytree": 2,
+    "copymode": 2,
+    "copystat": 2,
+    "move": 2,
+    "rmtree": 1,
+    "make_archive": 1,
+    "unpack_archive": 2,
+}
+MAKE_FOLDERS = ("mkdir", "makedirs")
+PATH_NAMES = (
+    "unlink",
+    "rename",
+    "replace",
+    "rmdir",
+    "mkdir",
+    "touch",
+    "symlink_to",
+    "hardlink_to",
+    "link_to",
+    "chmod",
+)
+
+
+def replace_writers(scope: Any) -> None:
+    """Replace everything known. The real functions still serve the doctor's own code."""
+    guarded_open, guarded_os_open = guard_opens(scope, io.open, os.open)
+    new: list[tuple[Any, str, Any]] = [
+        (builtins, "open", guarded_open),
+        (io, "open", guarded_open),
+        (os, "open", guarded_os_open),
+    ]
+    folders = HeldFolders(scope)
+    for module, names in ((os, OS_NAMES), (shutil, SHUTIL_NAMES)):
+        for name, paths in names.items():
+            if hasattr(module, name):
+                guarded = harmless_only(scope, module, name, paths)
+                new.append((module, name, folders.made(guarded) if name in MAKE_FOLDERS else guarded))
+    new += [(os, name, folders.listed(getattr(os, name))) for name in ("listdir", "scandir")]
+    for name in PATH_NAMES:
+        if hasattr(pathlib.Path, name):
+            guarded = harmless_only(scope, pathlib.Path, name, 1)
+            setattr(pathlib.Path, name, folders.made(guarded) if name in MAKE_FOLDERS else guarded)
+    accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10
+    if getattr(accessor, "open", None) is io.open:
+        accessor.open = staticmethod(guarded_open)  # type: ignore[union-attr]
+    real = {id(getattr(module, name)): (getattr(module, name), guarded) for module, name, guarded in new}
+    replace_references(real)
+    replace_descriptor_calls(scope)
+    libraries.replace_savers(scope)
+    # What is registered from now on belongs to the spoilt part of the run.
+    register = atexit.register
+    atexit.register = lambda function, *args, **kwargs: (  # type: ignore[assignment]
+        function if scope.applies() else register(function, *args, **kwargs)
+    )
+
+
+class HeldFolders:
+    """Folders that were not made. Who made one may look into it, and must not fail: it is empty."""
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+        self._paths: set[str] = set()
+
+    def made(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            result = make(*args, **kwargs)
+            path = args[0] if args else kwargs.get("name", kwargs.get("path"))
+            if path is not None and self._scope.applies():
+                self._paths.add(os.path.abspath(os.fsdecode(path)))
+            return result
+
+        guarded.__name__ = make.__name__
+        return guarded
+
+    def listed(self, look: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(path: Any = ".") -> Any:
+            try:
+                return look(path)
+            except FileNotFoundError:
+                is_held = not isinstance(path, int) and os.path.abspath(os.fsdecode(path)) in self._paths
+                if not is_held or not self._scope.applies():
+                    raise
+                with self._scope.own():
+                    return look(self._empty())
+
+        guarded.__name__ = look.__name__
+        return guarded
+
+    def _empty(self) -> str:
+        folder = os.path.join(self._scope.run_folder, "empty")
+        os.makedirs(folder, exist_ok=True)
+        return folder
+
+
+def replace_references(real: dict[int, tuple[Any, Any]]) -> None:
+    """In the modules themselves, and wherever else they are kept: `from os import remove`, `_open = open`."""
+    for place in gc.get_referrers(*[function for function, _ in real.values()]):
+        # A class's dictionary must not be changed past the class.
+        if type(place) is dict and "__module__" not in place:
+            for key, value in list(place.items()):
+                if id(value) in real:
+                    place[key] = real[id(value)][1]
+
+
+def harmless_only(scope: Any, owner: Any, name: str, paths: int) -> Callable[..., Any]:
+    real = getattr(owner, name)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if not scope.applies() or (args and all(scope.is_harmless(path) for path in args[:paths])):
+            return real(*args, **kwargs)
+        scope.blocked(f"{owner.__name__}.{name}", " ".join(str(arg) for arg in args[:paths]))
+        return args[1] if paths == 2 and len(args) > 1 else None
+
+    guarded.__name__ = name
+    return guarded

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the passes over a loader in which no optimizer stepped: validation, testing, inference.
+
+What the training process sees of its loaders: each next(), the making of iterators, whole passes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+from .. import clock, layout
+from ..session import session
+from ..wrapping import ByIdentity, caller, trail, unseen
+from . import calls, loader_clone, opened_files, other_loaders, prelude, stacks, training
+from .describe import count_samples, describe_batch, describe_loader, describe_torch
+from .device import device
+from .pipeline import describe_form, describe_pipeline, describe_ranges
+
+_MOST_OPEN = 16
+
+
+class Pass:
+    """One pass over a loader. `until_ns`: when the program turned to something else after the last batch."""
+
+    def __init__(self, loader: int, start_ns: int) -> None:
+        self.loader = loader
+        self.start_ns = start_ns
+        self.until_ns = 0
+        self.last_ns = start_ns  # when its last batch was asked for
+        self.batches = 0
+        self.steps_before = session.optimizer_steps
+        self.steps_when_left = -1  # optimizer steps when another loader was asked after this one; -1: not yet
+        self.is_training = False
+        self.has_grad = False
+        self.is_over = False
+
+
+class Passes:
+    """The passes of this process that are under way."""
+
+    def __init__(self) -> None:
+        self._open: list[Pass] = []
+
+    def begin(self, loader: int, start_ns: int) -> Pass:
+        begun = Pass(loader, start_ns)
+        self._open = [p for p in self._open if not p.is_over][-_MOST_OPEN:]
+        self._open.append(begun)
+        return begun
+
+    def waited(self, current: Pass, start_ns: int, has_grad: bool) -> None:
+        """A batch of `current` came."""
+        steps = session.optimizer_steps
+        current.is_training |= steps > current.steps_before
+        current.has_grad |= has_grad
+        current.batches += 1
+        current.until_ns = 0
+        current.last_ns = start_ns
+        current.steps_when_left = -1
+        for other in self._open:
+            if other is not current and not other.is_over and other.batches:
+                self._leave(other, start_ns, steps)
+
+    def _leave(self, other: Pass, start_ns: int, steps: int) -> None:
+        """Another loader was asked: twice, with an optimizer step in between, and the pass was left early."""
+        other.until_ns = other.until_ns or start_ns
+        if other.steps_when_left < 0:
+            other.steps_when_left = steps
+        elif steps > other.steps_when_left:
+            other.is_over = True
+            # A single batch with gradients is more likely one of a second training loader.
+            if not other.is_training and not (other.has_grad and other.batches == 1):
+                self._record(other, other.until_ns)
+
+    def stepped(self, start_ns: int) -> None:
+        """An optimizer stepped."""
+        for other in self._open:
+            if other.batches and not other.until_ns:
+                other.until_ns = start_ns
+
+    def ended(self, current: Pass, end_ns: int) -> None:
+        """The loader had no more batches."""
+        if current.batches and session.optimizer_steps == current.steps_before:
+            self._record(current, end_ns)
+        current.is_over = True
+
+    def flush(self) -> None:
+        """The program is over: its last pass may have been left before the loader's end."""
+        for other in self._open:
+            if not other.is_over and other.batches > 1 and session.optimizer_steps == other.steps_before:
+                self._record(other, other.until_ns or other.last_ns)
+
+    def _record(self, over: Pass, end_ns: int) -> None:
+        session.ring.write(
+            layout.VALIDATION, over.loader, over.start_ns, end_ns - over.start_ns, a=over.batches
+        )
+
+
+_KEPT_INDICES = 400
+_MOST_BATCH_FACTS = 5
+_BATCH_FACT_EVERY = 50
+
+
+class _Loader:
+    """What is known about a loader, and about those that the script makes in its place for later epochs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.number = session.ring.name(name)
+        self.batch_facts: list[Any] = []
+        self.notes: other_loaders.Notes | None = None  # of feedrate's Loader: what its stages did
+        self.current = Pass(0, 0)
+
+
+class _Making:
+    """Where and when a loader was made."""
+
+    def __init__(self) -> None:
+        self.place = caller()
+        self.trail = trail()
+        self.time_ns = clock.wall_ns()
+
+
+class _Iterator:
+    """What is known about an iterator."""
+
+    def __init__(self, number: int, is_indexed: bool) -> None:
+        self.number = number  # no other has it, as an address might
+        self.is_indexed = is_indexed  # each batch is made from an index list
+        self.loader: _Loader | None = None
+        self.keeper: Any = None  # returns the user's loader, or None when it is gone
+        self.indices: deque[Any] = deque(maxlen=_KEPT_INDICES)  # for the experiments
+        self.sizes: deque[int] = deque(maxlen=_KEPT_INDICES)  # of the index lists; -1: they have none
+        self.asked = 0  # index lists taken in this pass
+        self.taken = 0  # batches given in this pass
+        self.current = Pass(0, 0)
+
+
+class Loaders:
+    """All loaders of this process."""
+
+    def __init__(self) -> None:
+        self._loaders = ByIdentity()
+        self._iterators = ByIdentity()
+        self._makings = ByIdentity()
+        self._by_making: dict[Any, _Loader] = {}
+        self._count = 0
+        self._iterators_seen = 0
+        self.passes = Passes()
+        self._last_batch: Any = None  # what was recorded last: (batch, end of its wait)
+
+    # -- for the session -----------------------------------------------------------------------------------
+
+    def loader_of(self, iterator: Any) -> Any:
+        known = self._iterators.get(iterator)
+        return known.keeper() if known is not None and known.keeper is not None else None
+
+    def name_of(self, iterator: Any) -> str | None:
+        """Return the name that its loader has in the records; loaders that follow each other share one."""
+        known = self._iterators.get(iterator)
+        return known.loader.name if known is not None and known.loader is not None else None
+
+    def note_stats(self, iterator: Any) -> None:
+        """Of feedrate's Loader: a stretch of steps ends here, so note what its stages have done by now."""
+        mine = self._iterators.get(iterator) if session.phase == layout.REAL else None
+        if mine is not None and mine.loader is not None and mine.loader.notes is not None:
+            mine.loader.notes.write(mine.keeper(), mine.loader.name)
+
+    def recent_indices(self, iterator: Any) -> list[Any]:
+        known = self._iterators.get(iterator)
+        return list(known.indices) if known is not None else []
+
+    # -- making iterators ----------------------------------------------------------------------------------
+
+    def note_made(self, loader: Any) -> None:
+        self._makings.put(loader, _Making())
+
+    def begin_iterator(self, loader: Any) -> None:
+        """An iterator will be made, or a persistent one begins again and asks for its first indices."""
+        prelude.end()
+        loader_clone.forget_closed(loader)
+        mine = self._iterators.get(getattr(loader, "_iterator", None))
+        if mine is not None:
+            mine.asked = 0
+
+    def made(self, loader: Any, iterator: Any, start: clock.Reading) -> None:
+        spent = clock.since(start)
+        session.become("main")
+        opened_files.watch()
+        mine = self._iterator(iterator)
+        mine.loader = known = self._know(loader, iterator)
+        if mine.keeper is None:
+            # A persistent iterator belongs to its loader, and some are their own loader: to hold on to the
+            # loader would keep both alive.
+            is_owned = iterator is loader or getattr(loader, "_iterator", None) is iterator
+            mine.keeper = weakref.ref(loader) if is_owned else lambda: loader
+        mine.taken = 0
+        self._begin_pass(mine, known, start[0])
+        session.ring.write(layout.ITERATOR, known.number, start[0], *spent)
+        workers = [w.pid for w in getattr(iterator, "_workers", ())]
+        if workers:
+            session.facts("workers", loader=known.name, pids=workers)
+
+    def _iterator(self, iterator: Any) -> _Iterator:
+        mine: _Iterator | None = self._iterators.get(iterator)
+        if mine is None:
+            is_of_map = getattr(iterator, "_dataset_kind", 1) == 0
+            is_indexed = is_of_map and getattr(iterator, "_auto_collation", False)
+            self._iterators_seen += 1
+            mine = _Iterator(self._iterators_seen, is_indexed)
+            self._iterators.put(iterator, mine)
+        return mine
+
+    def _know(self, loader: Any, iterator: Any) -> _Loader:
+        known: _Loader | None = self._loaders.get(loader)
+        if known is None:
+            making: _Making | None = self._makings.get(loader)
+            name = f"loader-{self._count}"
+            place = making.place if making is not None else ""
+            is_of_pack = other_loaders.is_pack_loader(loader)
+            is_dali = other_loaders.is_dali(loader)
+            if is_of_pack:
+                facts = other_loaders.describe_pack_loader(loader, name, place)
+            elif is_dali:
+                facts = other_loaders.describe_dali(loader, name, place)
+            else:
+                facts = describe_loader(loader, iterator, name, place)
+            known = self._predecessor(making, facts) if making is not None else None
+            if known is not None:
+                session.facts("loader-anew", loader=known.name)
+            else:
+                known = _Loader(name)
+                self._count += 1
+                session.facts("loader", **facts)
+                if self._count == 1 and session.torch is not None:
+                    session.facts("torch", **describe_torch())
+                if is_of_pack:
+                    known.notes = other_loaders.Notes()
+                    other_loaders.leave_alone(facts)
+                elif is_dali:
+                    why = f"batches come from {other_loaders.NAME}, which cannot be asked for them in another way"
+                    other_loaders.skip_experiments(why)
+                else:
+                    self._note_pipeline(loader, iterator, name)
+            if making is not None:
+                self._by_making[self._kind(making, facts)] = known
+            self._loaders.put(loader, known)
+        return known
+
+    def _note_pipeline(self, loader: Any, iterator: Any, name: str) -> None:
+        try:
+            session.facts("pipeline", loader=name, **describe_pipeline(loader, iterator))
+        except Exception as error:  # nothing else of the loader shall be missing for it
+            session.trouble("pipeline", error)
+
+    def _predecessor(self, making: _Making, facts: dict[str, Any]) -> _Loader | None:
+        """Return the loader that this one takes the place of: some scripts make one for every epoch.
+
+        It was made in the same way of the same things, and not used any more when this one was made; loaders
+        for training and validation that one function makes are both made before they are used.
+        """
+        earlier = self._by_making.get(self._kind(making, facts))
+        return earlier if earlier is not None and earlier.current.last_ns < making.time_ns else None
+
+    def _kind(self, making: _Making, facts: dict[str, Any]) -> Any:
+        return making.trail, repr({name: value for name, value in facts.items() if name != "loader"})
+
+    def _begin_pass(self, mine: _Iterator, known: _Loader, start_ns: int) -> None:
+        mine.current.is_over = True
+        mine.current = known.current = self.passes.begin(known.number, start_ns)
+
+    def note_index(self, iterator: Any, index: Any) -> None:
+        mine = self._iterator(iterator)
+        mine.sizes.append(len(index) if hasattr(index, "__len__") else -1)
+        mine.asked += 1
+        if not session.is_passive:
+            mine.indices.append(index)
+
+    # -- next() --------------------------------------------------------------------------------------------
+
+    @unseen
+    def next(self, iterator: Any, original: Any) -> Any:
+        """One next() as the user's loop sees it."""
+        experiments = None if session.is_passive else session.experiments()
+        if experiments is None:
+            return self.take(iterator, original)
+        self._last_batch = None
+        start = clock.wall_ns()
+        batch = experiments.on_next(iterator, lambda: self.take(iterator, original))
+        # No reference stays here: feedrate's Loader has its memory back when the user lets go of a batch.
+        last, self._last_batch = self._last_batch, None
+        if last is None or last[0] is not batch:
+            # The batch came out of an experiment's memory, not out of the loader.
+            try:
+                session.begin_step(self._iterator(iterator).number)
+                device.wait_begins()
+                start = max(start, last[1]) if last is not None else start
+                end = clock.wall_ns()
+                device.wait_ends(start, end)
+                self._record(iterator, start, (end - start, 0, 0), batch)
+                training.batch_arrived()
+            except Exception as error:
+                session.trouble("next", error)
+        return batch
+
+    @unseen
+    def take(self, iterator: Any, original: Any) -> Any:
+        """Take a batch from the loader, and record the wait."""
+        start = (0, 0, 0)
+        is_probed = False
+        try:
+            mine = self._iterator(iterator)
+            session.begin_step(mine.number)
+            is_probed = session.probing
+            if is_probed:
+                calls.taken_from(mine.loader.name if mine.loader is not None else None)
+                stacks.start()
+            if is_probed or device.arrival is not None:
+                device.wait_begins()
+            start = clock.read() if is_probed else (clock.wall_ns(), 0, 0)
+        except Exception as error:
+            session.trouble("next", error)
+        session.waiting = True
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            session.waiting = False
+            self._end_of_pass(iterator, start[0])
+            raise
+        finally:
+            session.waiting = False
+        try:
+            if is_probed:
+                spent = clock.since(start)
+                device.wait_ends(start[0], start[0] + spent[0])
+                self._record(iterator, start[0], spent, batch)
+                training.batch_arrived()
+            else:
+                self._record(iterator, start[0], (clock.wall_ns() - start[0], 0, 0), batch)
+        except Exception as error:
+            session.trouble("next", error)
+        return batch
+
+    def _record(self, iterator: Any, start: int, spent: clock.Reading, batch: Any) -> None:
+        mine, known = self._known(iterator, start)
+        number = mine.taken
+        mine.taken = number + 1
+        has_grad = _has_grad()
+        bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * has_grad
+        back = mine.asked - number  # from the end of the sizes that were kept
+        samples = mine.sizes[-back] if mine.is_indexed and 0 < back <= len(mine.sizes) else -1
+        if samples < 0:
+            samples = count_samples(batch) if known.notes is None else other_loaders.count_samples(batch)
+        session.ring.write(layout.WAIT, known.number, start, *spent, samples, number, bits)
+        if not session.is_passive:
+            self._last_batch = (batch, start + spent[0])
+        self.passes.waited(mine.current, start, has_grad)
+        if number % _BATCH_FACT_EVERY == 0 and len(known.batch_facts) < _MOST_BATCH_FACTS:
+            tensors = describe_batch(batch) if known.notes is None else other_loaders.describe_batch(batch)
+            if tensors not in known.batch_facts:
+                known.batch_facts.append(tensors)
+                place = caller()
+                session.facts(
+                    "batch", loader=known.name, tensors=tensors, samples=samples, asked_at=place,
+                    form=describe_form(batch), ranges=_ranges(batch),
+                )  # fmt: skip
+        if known.notes is not None and session.phase == layout.REAL:
+            known.notes.gave(mine.keeper() if mine.keeper is not None else None, known.name)
+
+    def _known(self, iterator: Any, start_ns: int) -> tuple[_Iterator, _Loader]:
+        mine = self._iterator(iterator)
+        if mine.loader is None:
+            # Made past DataLoader.__iter__ (fastai does): the iterator stands for its loader.
+            prelude.end()
+            session.become("main")
+            mine.loader = self._know(iterator, iterator)
+            self._begin_pass(mine, mine.loader, start_ns)
+        return mine, mine.loader
+
+    def _end_of_pass(self, iterator: Any, start: int) -> None:
+        try:
+            end = clock.wall_ns()
+            mine, known = self._known(iterator, start)
+            bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * _has_grad()
+            session.ring.write(layout.WAIT, known.number, start, end - start, 0, 0, -1, mine.taken, bits)
+            self.passes.ended(mine.current, end)
+            self.note_stats(iterator)
+        except Exception as error:
+            session.trouble("next", error)
+
+
+def _ranges(batch: Any) -> list[Any]:
+    try:
+        return describe_ranges(batch)
+    except Exception as error:  # the shapes shall not be missing for it
+        session.trouble("ranges", error)
+        return []
+
+
+def _has_grad() -> bool:
+    return session.torch is None or bool(session.torch.is_grad_enabled())
+
+
+loaders = Loaders()
+session.loaders = loaders
+
+
+def after_fork() -> None:
+    loaders.__init__()  # type: ignore[misc]

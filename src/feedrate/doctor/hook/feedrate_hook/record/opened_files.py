@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes which files are opened: for reading inside a fetch, for writing in the training process.
+
+Times what the training process writes: checkpoints, figures, tables. In every step: they are rare.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, ClassVar
+
+from .. import clock, layout, wrapping
+from ..session import session
+from ..wrapping import caller, get_ident, install, is_user
+from .parts import here, open_fetches
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_SYSTEM = ("/proc/", "/dev/", "/sys/", "/usr/lib", "/lib", "/memfd:", "/SYSV")
+_PROGRAM = (
+    ".py",
+    ".pyc",
+    ".pyi",
+    ".so",
+    " (deleted)",
+    "locale-archive",
+    "gconv-modules.cache",
+    ".pth",
+)
+
+
+class _Seen:
+    opened: ClassVar[set[str]] = set()
+    created: ClassVar[set[str]] = set()
+
+
+def watch() -> None:
+    wrapping.listen("open", _on_open)
+
+
+def after_fork() -> None:
+    _Seen.opened = set()
+    _Seen.created = set()
+
+
+def _on_open(args: Any) -> None:
+    fetch = open_fetches.get(get_ident()) if open_fetches else None
+    if fetch is None and (session.role != "main" or here.is_fetching):
+        return
+    try:
+        path, mode, flags = args
+        if isinstance(path, int) or path is None:
+            return
+        is_writing = bool(flags & _WRITING) if mode is None else not mode.startswith("r") or "+" in mode
+        if not is_writing:
+            if fetch is not None:
+                fetch.opened.append(os.fsdecode(path))
+        elif fetch is None:
+            note_created(os.fsdecode(path))
+    except Exception as error:
+        session.trouble("open", error)
+
+
+def note_created(path: str) -> None:
+    """The training process writes a file."""
+    if path in _Seen.created or len(_Seen.created) >= layout.OPENED_PATHS:
+        return
+    if (
+        path.startswith(_SYSTEM)
+        or path.startswith(session.run)
+        or path.endswith(".pyc")
+        or "__pycache__" in path
+    ):
+        return
+    _Seen.created.add(path)
+    session.ring.write(layout.CREATED, session.ring.name(os.path.abspath(path)), clock.wall_ns(), 0)
+
+
+def record_held() -> None:
+    """Record the data files that are open or mapped already: HDF5, LMDB and memory maps are opened early."""
+    paths = set()
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and _is_for_reading(name):
+                paths.add(os.readlink(f"/proc/self/fd/{name}"))
+    except (OSError, ValueError):
+        pass
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            paths.update(line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/" in line)
+    except (OSError, IndexError):
+        pass
+    held = [path for path in paths if _is_data(path) and os.path.isfile(path)]
+    record_opened(sorted(held), clock.wall_ns())
+
+
+def _is_for_reading(descriptor: str) -> bool:
+    with open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as file:
+        flags = next((line.split()[1] for line in file if line.startswith("flags:")), "0")
+    return int(flags, 8) & os.O_ACCMODE != os.O_WRONLY
+
+
+def _is_data(path: str) -> bool:
+    """Whether a file is likely the user's data, not a part of a program or of the system."""
+    if not path.startswith("/") or path.startswith((*_SYSTEM, session.run)) or path.endswith(_PROGRAM):
+        return False
+    if path == os.path.realpath(sys.executable) or os.path.basename(path).startswith("python3"):
+        return False
+    return is_user(path) and ".so." not in path and ".dist-info/" not in path
+
+
+def record_opened(paths: list[str], start: int) -> None:
+    """Record the paths of a fetch that are new; the facts get all their names with one write."""
+    new = []
+    for path in paths:
+        if path not in _Seen.opened and len(_Seen.opened) < layout.OPENED_PATHS:
+            _Seen.opened.add(path)
+            if _is_data(os.path.abspath(path)):
+                new.append(os.path.abspath(path))
+    if new:
+        for number in session.ring.names(new):
+            session.ring.write(layout.OPENED, number, start, 0)
+
+
+SAVERS: dict[str, tuple[str, ...]] = {
+    "torch.serialization": ("save",),
+    "torch.jit._serialization": ("save",),
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
+    "safetensors.torch": ("save_file", "save_model"),
+    "numpy": ("save", "savez", "savez_compressed", "savetxt"),
+    "matplotlib.figure": ("Figure.savefig",),
+    "PIL.Image": ("Image.save",),
+    "cv2": ("imwrite",),
+    "imageio.v2": ("imwrite",),
+    "imageio.v3": ("imwrite",),
+    "pandas.core.generic": ("NDFrame.to_csv", "NDFrame.to_pickle", "NDFrame.to_hdf"),
+    "pandas.core.frame": ("DataFrame.to_parquet", "DataFrame.to_feather"),
+    "joblib.numpy_pickle": ("dump",),
+    "pickle": ("dump",),
+    "json": ("dump",),
+    "h5py._hl.group": ("Group.create_dataset",),
+    "h5py._hl.files": ("File.flush", "File.close"),
+    "soundfile": ("write",),
+    "torchvision.utils": ("save_image",),
+    "torchaudio": ("save",),
+}
+WRITERS: dict[str, tuple[str, ...]] = {"os": ("fsync", "fdatasync", "sync")}
+
+
+def _timed(kind: int, name: str) -> Any:
+    def make(original: Any) -> Any:
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if session.role != "main" or here.is_saving or here.is_fetching:
+                return original(*args, **kwargs)
+            here.is_saving = True
+            _note_path(args)
+            start = clock.read()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                here.is_saving = False
+                _record(kind, name, start)
+
+        return save
+
+    return make
+
+
+def _note_path(args: Any) -> None:
+    """Some savers open their file where Python does not see it."""
+    try:
+        for argument in args[:2]:
+            if isinstance(argument, str) or hasattr(argument, "__fspath__"):
+                note_created(os.fspath(argument))
+    except Exception as error:
+        session.trouble("save", error)
+
+
+def _record(kind: int, name: str, start: clock.Reading) -> None:
+    try:
+        wall, cpu, queue = clock.since(start)
+        number = session.ring.name(f"{name} {caller(3)}")
+        session.ring.write(kind, number, start[0], wall, cpu, queue)
+    except Exception as error:
+        session.trouble("save", error)
+
+
+def patch_savers(module: Any) -> None:
+    """A module with known savers has been imported."""
+    for kind, table in ((layout.SAVE, SAVERS), (layout.WRITE, WRITERS)):
+        for path in table.get(module.__name__, ()):
+            try:
+                top = module.__name__.split(".")[0]
+                install(module, path, _timed(kind, f"{top}.{path.split('.')[-1]}"))
+            except Exception as error:
+                session.trouble(f"patch {module.__name__}.{path}", error)

@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times what passes between host and device, and calls that wait for the device. On once CUDA is in use.
+
+Times forward, backward and optimizer in the thread that trains, and says what is trained.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .. import clock, layout
+from ..session import session
+from ..wrapping import caller, get_ident, hide_from_compiler, install, is_user, name_of, unseen
+from .describe import describe_autocast, describe_module
+from .device import device
+
+# Calls that hand a value of a device tensor to Python, so that Python waits for the device.
+_READING = "item tolist __bool__ __float__ __int__ __index__ __complex__ nonzero masked_select"
+
+
+# A loop that calls .item() for every sample would be slowed by the clocks: of many calls in one step, the
+# first are timed, and then fewer and fewer that stand for those before them.
+_FIRST_CALLS, _FURTHER_CALLS = 8, 8
+_FURTHER_STAND_FOR, _LATER_STAND_FOR = 4, 64
+
+
+_texts: dict[Any, str] = {}  # that name the places which wait, by call, code and line
+
+
+class _Calls:
+    """Waiting calls of the present step that were timed."""
+
+    step = -1
+    timed = 0
+
+
+def _stands_for() -> int:
+    """Return for how many calls the present one, which is timed, stands."""
+    if _Calls.step != session.steps:
+        _Calls.step, _Calls.timed = session.steps, 0
+    timed = _Calls.timed = _Calls.timed + 1
+    session.calls_to_skip = _count(timed + 1) - 1
+    return _count(timed)
+
+
+def _count(timed: int) -> int:
+    if timed <= _FIRST_CALLS:
+        return 1
+    return _FURTHER_STAND_FOR if timed <= _FIRST_CALLS + _FURTHER_CALLS else _LATER_STAND_FOR
+
+
+def _is_off() -> bool:
+    return is_compiling() or not session.probing or get_ident() != session.thread
+
+
+def _moved(original: Any) -> Any:
+    name = original.__name__
+
+    def move(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_off():
+            return original(self, *args, **kwargs)
+        start = clock.wall_ns()
+        result = original(self, *args, **kwargs)
+        if result is not self:
+            _record_move(name, self, result, start, args, kwargs)
+        return result
+
+    return move
+
+
+def _copied(original: Any) -> Any:
+    def copy_(self: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_off() or not hasattr(src, "device") or self.device == src.device:
+            return original(self, src, *args, **kwargs)
+        start = clock.wall_ns()
+        result = original(self, src, *args, **kwargs)
+        _record_move("copy_", src, self, start, args, kwargs)
+        return result
+
+    return copy_
+
+
+def _record_move(name: str, source: Any, target: Any, start: int, args: Any, kwargs: Any) -> None:
+    try:
+        from_host, to_host = source.device.type == "cpu", target.device.type == "cpu"
+        if from_host == to_host:
+            return
+        wall = clock.wall_ns() - start
+        size = source.numel() * source.element_size()
+        place = caller(3)
+        if from_host:
+            is_async = kwargs.get("non_blocking", any(a is True for a in args))
+            bits = int(source.is_pinned()) | 2 * bool(is_async) | 4 * _is_beside(target.device)
+            number = session.ring.name(place)
+            session.ring.write(layout.COPY, number, start, wall, 0, 0, size, bits, source.element_size())
+        else:
+            number = session.ring.name(f"{name} {place}")
+            session.ring.write(layout.READBACK, number, start, wall, 0, 0, size)
+    except Exception as error:
+        session.trouble("transfer", error)
+
+
+def _is_beside(device: Any) -> bool:
+    """Say whether the copy has a stream of its own, so that it runs beside the computing."""
+    cuda = session.torch.cuda
+    return bool(cuda.current_stream(device) != cuda.default_stream(device))
+
+
+def _waited(original: Any) -> Any:
+    name = original.__name__.strip("_")
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        if session.calls_to_skip:  # before all that takes longer: there may be thousands in a step
+            session.calls_to_skip -= 1
+            return original(self, *args, **kwargs)
+        if _is_off() or self.device.type == "cpu":
+            return original(self, *args, **kwargs)
+        calls = _stands_for()
+        start = clock.wall_ns()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _record_sync(name, start, calls)
+
+    return wait
+
+
+def _synchronized(original: Any) -> Any:
+    name = original.__name__
+
+    def synchronize(*args: Any, **kwargs: Any) -> Any:
+        if _is_off():
+            return original(*args, **kwargs)
+        start = clock.wall_ns()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _record_sync(name, start)
+
+    return synchronize
+
+
+def _record_sync(name: str, start: int, calls: int = 1) -> None:
+    try:
+        wall = clock.wall_ns() - start
+        frame = sys._getframe(2)
+        text = _texts.get((name, frame.f_code, frame.f_lineno))
+        if text is None:
+            text = f"{name} {caller(3)}"
+            if is_user(frame.f_code.co_filename):  # of a library's line, it depends on who called it
+                _texts[name, frame.f_code, frame.f_lineno] = text
+        session.ring.write(layout.SYNC, session.ring.name(text), start, wall, 0, 0, calls)
+    except Exception as error:
+        session.trouble("sync", error)
+
+
+def patch_tensors(torch: Any) -> None:
+    """CUDA is in use."""
+    makers = dict.fromkeys(_READING.split(), _waited)
+    makers.update(dict.fromkeys(("to", "cuda", "cpu"), _moved))
+    makers["copy_"] = _copied
+    for name, make in makers.items():
+        try:
+            install(torch.Tensor, name, make)
+        except Exception as error:
+            session.trouble(f"patch Tensor.{name}", error)
+    for owner, name in (
+        (torch.cuda, "synchronize"),
+        (torch.cuda, "Event.synchronize"),
+        (torch.cuda, "Stream.synchronize"),
+    ):
+        try:
+            install(owner, name, _synchronized)
+        except Exception as error:
+            session.trouble(f"patch torch.cuda.{name}", error)
+    session.facts("patched", module="torch.Tensor")
+
+
+# Probed steps in which every module's call is looked at, to find the classes that are called from outside.
+_SEARCH_STEPS = 3
+_MOST_CLASSES = 8
+_MOST_MODULE_FACTS = 16
+# Optimizer steps without a loader: after so many it is said, and so many are timed.
+_ALONE = 5
+_MOST_ALONE = 200
+
+
+class Training:
+    """What is known about the training of this process."""
+
+    def __init__(self) -> None:
+        self.steps_seen = 0
+        self.is_busy = False  # inside a forward or backward pass that is being timed
+        self.classes: dict[
+            type, int
+        ] = {}  # called from outside -> the number of their name, 0: not yet known
+        self.modules: set[int] = set()
+        self.autocast: Any = None
+        self.optimizer_starts: dict[int, clock.Beginning] = {}
+        self.is_on_device = False
+        self.original_call: Any = None  # nn.Module.__call__, while the search has replaced it
+        self.alone_ns = 0  # when the first optimizer step without a loader was over
+
+
+training = Training()
+
+
+def is_compiling() -> bool:
+    """Replaced by torch's own once it is imported."""
+    return False
+
+
+def after_fork() -> None:
+    if training.original_call is not None:
+        _stop_search()
+    training.__init__()  # type: ignore[misc]
+
+
+def batch_arrived() -> None:
+    """Called after each wait: goes through what is set up once training is under way."""
+    if not session.probing or session.torch is None:
+        return
+    if not training.is_on_device and session.torch.cuda.is_initialized():
+        training.is_on_device = True
+        patch_tensors(session.torch)
+    seen = training.steps_seen
+    training.steps_seen = seen + 1
+    if seen == 0:
+        _start_search()
+    elif seen == _SEARCH_STEPS:
+        _stop_search()
+        for kind in list(training.classes)[:_MOST_CLASSES]:
+            install(kind, "__call__", _called)
+
+
+def _start_search() -> None:
+    module = session.torch.nn.Module
+    training.original_call = module.__call__
+    module.__call__ = _find_outermost(module.__call__)
+
+
+def _stop_search() -> None:
+    module = session.torch.nn.Module
+    # Somebody may have replaced it after us (torch.fx does for a moment): then it is theirs to put back.
+    if getattr(module.__call__, "_feedrate_search", False):
+        module.__call__ = training.original_call
+    training.original_call = None
+
+
+def _find_outermost(original: Any) -> Any:
+    timed = unseen(_called(original))
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        if not training.is_busy and get_ident() == session.thread and not session.fetching:
+            training.classes.setdefault(type(self), 0)
+        return timed(self, *args, **kwargs)
+
+    __call__._feedrate_search = True  # type: ignore[attr-defined]
+    return unseen(__call__)
+
+
+def _called(original: Any) -> Any:
+    """Time a module's call that comes from the training loop, not from another module."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # First, so that nothing else of this wrapper is seen by a compiler that follows the call.
+        if is_compiling() or not session.probing or training.is_busy:
+            return original(self, *args, **kwargs)
+        if get_ident() != session.thread or session.fetching:
+            return original(self, *args, **kwargs)
+        training.is_busy = True
+        start = (0, 0)
+        try:
+            _before_forward(self)
+            start = clock.begin()
+            device.forward_begins()
+        except Exception as error:
+            session.trouble("forward", error)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            training.is_busy = False
+            device.forward_ends()
+            _record(layout.FORWARD, training.classes.get(type(self)) or _number_of(type(self)), start)
+
+    return __call__
+
+
+def _number_of(kind: type) -> int:
+    number = session.ring.name(name_of(kind))
+    training.classes[kind] = number
+    return number
+
+
+def _record(kind: int, number: int, start: clock.Beginning) -> None:
+    try:
+        session.ring.write(kind, number, start[0], *clock.spent(start))
+    except Exception as error:
+        session.trouble("training", error)
+
+
+def _before_forward(module: Any) -> None:
+    if id(module) not in training.modules and len(training.modules) < _MOST_MODULE_FACTS:
+        training.modules.add(id(module))
+        fact = describe_module(module)
+        if fact["parameters"]:
+            session.facts("module", **fact)
+    if training.steps_seen <= 2 * _SEARCH_STEPS:
+        autocast = describe_autocast("cuda" if training.is_on_device else "cpu")
+        if autocast != training.autocast:
+            training.autocast = autocast
+            session.facts("autocast", enabled=autocast[0], dtype=autocast[1])
+
+
+def _backward(original: Any) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not session.probing or training.is_busy or get_ident() != session.thread:
+            return original(*args, **kwargs)
+        training.is_busy = True
+        start = clock.begin()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            training.is_busy = False
+            _record(layout.BACKWARD, 0, start)
+
+    return backward
+
+
+def patch_autograd(module: Any) -> None:
+    """torch.autograd has been imported. Tensor.backward calls this function."""
+    install(module, "backward", _backward)
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
+    if is_compiling():
+        return
+    try:
+        if session.probing and get_ident() == session.thread:
+            training.optimizer_starts[id(optimizer)] = clock.begin()
+    except Exception as error:
+        session.trouble("optimizer", error)
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
+    if is_compiling():
+        return
+    try:
+        session.optimizer_steps += 1
+        starts = training.optimizer_starts
+        start = starts.pop(id(optimizer), None) if starts else None
+        if session.loaders is not None:
+            session.loaders.passes.stepped(start[0] if start is not None else clock.wall_ns())
+        if start is not None:
+            _record(layout.OPTIMIZER, session.ring.name(type(optimizer).__name__), start)
+        if session.role == "other":
+            _watch_alone()
+    except Exception as error:
+        session.trouble("optimizer", error)
+
+
+def _watch_alone() -> None:
+    """No loader that we know was asked for a batch: optimizer steps are all there is to count steps by."""
+    done = session.optimizer_steps
+    if done > _MOST_ALONE:
+        session.probing = False
+        return
+    if done == 1:
+        training.alone_ns = clock.wall_ns()
+        session.thread = get_ident()
+        session.probing = True
+    elif done == _ALONE:
+        note_alone()
+    batch_arrived()
+
+
+def note_alone() -> None:
+    """Say how many optimizer steps there were without a loader, and how long one took."""
+    done = session.optimizer_steps
+    if session.role == "other" and done >= _ALONE:
+        seconds = (clock.wall_ns() - training.alone_ns) / 1e9 / (done - 1)
+        session.facts("no-loader", optimizer_steps=done, step_s=seconds)
+
+
+def patch_optimizer(module: Any) -> None:
+    """torch.optim.optimizer has been imported."""
+    module.register_optimizer_step_pre_hook(_before_step)
+    module.register_optimizer_step_post_hook(_after_step)
+
+
+def patch_torch(module: Any) -> None:
+    """torch has been imported."""
+    global is_compiling
+    session.torch = module
+    session.load_settings()
+    found = getattr(getattr(module, "compiler", None), "is_compiling", None)
+    if found is not None:
+        is_compiling = found
+    try:
+        hide_from_compiler(module)
+    except Exception as error:
+        session.trouble("hide from the compiler", error)
