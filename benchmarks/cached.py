@@ -25,7 +25,7 @@ import numpy as np
 
 import feedrate
 from feedrate.load import kept_samples
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 from feedrate.units import format_bytes
 
 SIZES = [16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 36 << 20]

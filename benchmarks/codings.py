@@ -21,9 +21,9 @@ from pathlib import Path
 
 from feedrate.bench.feeds import PACK, FeedOptions
 from feedrate.bench.harness import Contestant, run_rounds, sum_up
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, Recode, pack
-from feedrate.probe.cpu import count_usable_cores
-from feedrate.probe.machine import describe_machine
 from feedrate.results.bench import BenchRun
 from feedrate.stats import median_ratio
 from feedrate.units import format_bytes, format_rate, format_seconds

@@ -20,9 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from feedrate import Loader, RandomResizedCrop
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, index, pack
-from feedrate.probe.cpu import count_usable_cores
-from feedrate.probe.machine import describe_machine
 from feedrate.stats import median, median_ratio, spread
 from feedrate.units import format_bytes, format_seconds
 

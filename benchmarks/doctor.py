@@ -43,7 +43,7 @@ from doctor_corpus.run_case import (  # noqa: E402
     measure_both,
     why_not,
 )
-from feedrate.probe.machine import describe_machine  # noqa: E402
+from feedrate.machine.describe import describe_machine  # noqa: E402
 
 # What is raw in a report and would make the file large.
 LEFT_OUT = ("timeline", "curves", "machine")

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 
 SCRIPT = Path(__file__).parent / "gpu_runs" / "train_resnet.py"
 

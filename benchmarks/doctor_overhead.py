@@ -51,7 +51,7 @@ from doctor_corpus.run_case import (  # noqa: E402
     prepare,
     tree_cpu_s,
 )
-from feedrate.probe.machine import describe_machine  # noqa: E402
+from feedrate.machine.describe import describe_machine  # noqa: E402
 
 OWN_CASES = {
     "short-steps": Case(

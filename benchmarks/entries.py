@@ -28,9 +28,9 @@ from feedrate import kernel
 from feedrate.format.entries import AUTO, LEAST
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack, set_entries
-from feedrate.probe.cpu import count_usable_cores
-from feedrate.probe.machine import describe_machine
 from feedrate.stats import median, median_ratio
 
 BATCH = 50

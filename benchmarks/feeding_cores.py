@@ -33,7 +33,7 @@ from feeding import DEVICE, OPTIONS, drain, endless, hold, make_step, order_as_i
 from threads import BATCH, say
 
 import feedrate
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 
 MODELS = ["resnet18", "resnet50", "densenet121", "resnet18:infer"]
 CACHE = "cache"

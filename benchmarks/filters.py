@@ -26,8 +26,8 @@ from feedrate.bench.kernel import KernelOptions, bench_source
 from feedrate.bench.sets import write_set
 from feedrate.filters import FILTERS
 from feedrate.kernel import simd_level
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
-from feedrate.probe.machine import describe_machine
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ from feedrate import kernel
 from feedrate.filters import FILTERS
 from feedrate.kernel.cuda import batch as contract
 from feedrate.kernel.cuda.launcher import compile_source
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 
 DEVICE = "cuda"
 TIMED_BATCHES = 64  # kernel by kernel; each is timed once

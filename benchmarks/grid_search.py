@@ -36,8 +36,8 @@ from staging import BATCH, SIDE, SURROUNDINGS, say
 
 from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
-from feedrate.probe.machine import describe_machine
 from feedrate.scratch.listing import list_copies
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

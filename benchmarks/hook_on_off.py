@@ -27,7 +27,7 @@ import torch
 from short_steps import make_dataset, make_model
 from torch.utils.data import DataLoader, _utils, dataloader
 
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 
 BLOCK, BLOCK_OF_PICTURES = 128, 16
 WARM_UP = 256

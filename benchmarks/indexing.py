@@ -25,7 +25,7 @@ from PIL import Image
 from feedrate.format.containers import Content, Output
 from feedrate.format.containers.tar import Tar
 from feedrate.format.fields import Field, Kind
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 
 PER_SHARD = 10_000
 IMAGE, LABEL = Field("image", Kind.IMAGE), Field("label", Kind.NUMBER, dtype="int64")

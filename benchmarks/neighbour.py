@@ -29,9 +29,9 @@ import numpy as np
 import feedrate
 from feedrate.demo.dataset import write_photographs
 from feedrate.format.pack import Pack
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
-from feedrate.probe.cpu import count_usable_cores
-from feedrate.probe.machine import describe_machine
 
 AUTO = "auto"
 EPOCH = 2_000_000

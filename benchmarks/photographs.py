@@ -24,7 +24,7 @@ from PIL import Image
 
 from feedrate.bench.files import list_images
 from feedrate.bench.photographs import make_photographs
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 from feedrate.stats import median
 
 SAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0"}

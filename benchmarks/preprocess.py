@@ -21,9 +21,9 @@ from typing import Any
 
 from feedrate.bench.feeds import PACK, FeedOptions
 from feedrate.bench.harness import Contestant, run_rounds, sum_up
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, Recode, pack
-from feedrate.probe.cpu import count_usable_cores
-from feedrate.probe.machine import describe_machine
 from feedrate.results.pack import PackResult
 from feedrate.stats import median_ratio
 from feedrate.units import format_bytes, format_seconds

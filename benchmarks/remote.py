@@ -24,8 +24,8 @@ from typing import Any
 
 from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
-from feedrate.probe.machine import describe_machine
 from feedrate.remote.pack import RemotePack
 from feedrate.units import parse_bytes
 

@@ -30,8 +30,8 @@ from PIL import Image
 
 from feedrate import Loader, RandomResizedCrop
 from feedrate.bench.photographs import make_photographs
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
-from feedrate.probe.machine import describe_machine
 from feedrate.scratch.commands import stage
 
 SURROUNDINGS = Path(__file__).parent.parent / "tests" / "doctor_corpus" / "surroundings.py"

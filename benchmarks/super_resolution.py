@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from feedrate.probe.machine import describe_machine
+    from feedrate.machine.describe import describe_machine
 
     options = {
         "images": arguments.images,

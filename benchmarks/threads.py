@@ -27,9 +27,9 @@ from feedrate import kernel
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.load.geometry import Artist, Places, decode_pixels
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
-from feedrate.probe.cpu import count_usable_cores
-from feedrate.probe.machine import describe_machine
 
 BATCH = 256
 CROP = feedrate.RandomResizedCrop(224)

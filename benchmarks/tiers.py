@@ -28,8 +28,8 @@ from PIL import Image
 
 import feedrate
 from feedrate.bench.files import list_images
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
-from feedrate.probe.machine import describe_machine
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 CROP = feedrate.RandomResizedCrop(224)

@@ -19,7 +19,7 @@ from typing import Any
 
 from feedrate.doctor.analyse.records import Recording, read_run
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.probe.process import list_processes, read_command_line, read_environ, read_stat
+from feedrate.machine.process import list_processes, read_command_line, read_environ, read_stat
 from torch_forks import HOOK, Ended, run_in_fork
 
 LIBRARIES = ("torchinductor", "torchelastic")  # their folders stay without us, too

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.cache.limits import MemoryWatch, margin_of
-from feedrate.probe.memory import MemoryGauge, MemoryRoom
+from feedrate.machine.memory import MemoryGauge, MemoryRoom
 
 MEMINFO = "MemTotal: 1000 kB\nMemAvailable: 500 kB\nDirty: 8 kB\nWriteback: 2 kB\nHugePages_Total: 0\n"
 

@@ -23,7 +23,7 @@ from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.run import launch
 from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError, UsageError
-from feedrate.probe.process import is_alive, read_stat
+from feedrate.machine.process import is_alive, read_stat
 
 # Runs the doctor's launcher on the words after it, in a process that a test can kill.
 DOCTOR = """

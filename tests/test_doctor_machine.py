@@ -25,7 +25,7 @@ from feedrate.doctor.run import processes, sampler
 from feedrate.doctor.run.processes import ENVIRONMENT, Tree
 from feedrate.doctor.run.sampler import Sampler, pace
 from feedrate.doctor.run.sampler_readers import GpuMeter
-from feedrate.probe.process import read_stat
+from feedrate.machine.process import read_stat
 from test_probe_counters import make_nvml
 
 SECOND = 10**9
@@ -118,7 +118,7 @@ def test_a_part_that_cannot_be_read_is_unknown_and_the_rest_goes_on(
     def fail() -> None:
         raise ValueError("an odd line")
 
-    monkeypatch.setattr("feedrate.probe.counters.read_network", fail)
+    monkeypatch.setattr("feedrate.machine.counters.read_network", fail)
     assert taker.take()["network"] is None
     sample = taker.take()
     assert sample["troubles"] == {"network": "ValueError: an odd line"}

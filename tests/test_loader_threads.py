@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from feedrate import Loader, Resize, kernel
 from feedrate.load.threads import FIRST_PATIENCE_S, LONGEST_PATIENCE_S, ThreadController
-from feedrate.probe.cpu import count_usable_cores
+from feedrate.machine.cpu import count_usable_cores
 from packs import write_images
 
 Curve = Callable[[int], float]

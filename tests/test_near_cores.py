@@ -11,8 +11,8 @@ import pytest
 
 from feedrate import Loader, Resize
 from feedrate.load.device.transfer import Placement, Transfer
-from feedrate.probe import rank_cores
-from feedrate.probe.rank_cores import find_near_cores, parse_cores
+from feedrate.machine import cpu
+from feedrate.machine.cpu import find_near_cores, parse_cores
 from packs import write_images
 
 GPU = "0000:17:00.0"
@@ -103,7 +103,7 @@ def test_the_threads_of_a_loader_and_no_others_keep_to_the_cores_near_its_gpu(
     pack = write_images(tmp_path / "pack", count=64, side=16)
     usable = os.sched_getaffinity(0)
     near = min(usable)
-    monkeypatch.setattr(rank_cores, "SYSFS", write_sysfs(tmp_path / "sys", {GPU: ("0", f"{near}")}))
+    monkeypatch.setattr(cpu, "SYSFS", write_sysfs(tmp_path / "sys", {GPU: ("0", f"{near}")}))
     monkeypatch.setattr(Placement, "find_pci_address", lambda _: GPU)
     before = set(os.listdir("/proc/self/task"))
     with Loader(pack, 2, image=Resize(8), output="numpy", threads=threads, prefetch=2) as loader:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.probe.cpu import count_usable_cores, read_cpu_quota
-from feedrate.probe.machine import describe_machine, find_commit, read_cpu_model
-from feedrate.probe.memory import (
+from feedrate.machine.cpu import count_usable_cores, read_cpu_quota
+from feedrate.machine.describe import describe_machine, find_commit, read_cpu_model
+from feedrate.machine.memory import (
     count_usable_memory_bytes,
     measure_tree_memory,
     read_memory_limit,

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from feedrate.probe import counters
-from feedrate.probe.cgroup import MemoryUse, find_memory_group, find_throttled_folder, read_throttling
-from feedrate.probe.gpu import describe_gpus
-from feedrate.probe.process import (
+from feedrate.machine import counters
+from feedrate.machine.cgroup import MemoryUse, find_memory_group, find_throttled_folder, read_throttling
+from feedrate.machine.gpu import describe_gpus
+from feedrate.machine.process import (
     is_alive,
     is_pending,
     parse_stat,

@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import StorageError
-from feedrate.probe import residency
-from feedrate.probe.disk import measure_scratch
-from feedrate.probe.residency import measure_file_residency, measure_residency
-from feedrate.probe.storage import describe_storage, find_disk, find_scratch, is_scratch, read_rotational
+from feedrate.machine import residency
+from feedrate.machine.disk import (
+    describe_storage,
+    find_disk,
+    find_scratch,
+    is_scratch,
+    measure_scratch,
+    read_rotational,
+)
+from feedrate.machine.residency import measure_file_residency, measure_residency
 
 MOUNTS = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from feedrate import Loader, Resize
-from feedrate.probe import rank_cores
-from feedrate.probe.rank_cores import count_local_ranks, count_rank_cores, share_cores
+from feedrate.machine import cpu
+from feedrate.machine.cpu import count_local_ranks, count_rank_cores, share_cores
 from packs import write_images
 
 
@@ -79,7 +79,7 @@ def have_cores(monkeypatch: pytest.MonkeyPatch, own: int, of_parent: int) -> Non
     """Let this process and the one that started it be bound to so many cores, without a quota."""
     cores = {0: set(range(own)), os.getppid(): set(range(of_parent))}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores[pid], raising=False)
-    monkeypatch.setattr(rank_cores, "read_cpu_quota", lambda: None)
+    monkeypatch.setattr(cpu, "read_cpu_quota", lambda: None)
 
 
 def test_ranks_of_torchrun_divide_the_cores_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_launcher_that_cannot_be_seen_is_taken_to_have_the_cores_of_its_ranks(
         return set(range(16))
 
     monkeypatch.setattr(os, "sched_getaffinity", hide_others, raising=False)
-    monkeypatch.setattr(rank_cores, "read_cpu_quota", lambda: None)
+    monkeypatch.setattr(cpu, "read_cpu_quota", lambda: None)
     assert count_rank_cores(4, {"LOCAL_WORLD_SIZE": "4"}) == 4
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import NotFound, StorageError
-from feedrate.probe.room import measure_room, try_to_reserve
-from feedrate.probe.storage import describe_storage, is_scratch, list_scratch
+from feedrate.machine.disk import describe_storage, is_scratch, list_scratch, measure_room, try_to_reserve
 from feedrate.scratch import folder
 from feedrate.scratch.folder import find_scratch
 

@@ -21,7 +21,7 @@ from feedrate.cache import sharing, store
 from feedrate.cache.limits import MemoryWatch
 from feedrate.cache.store import SampleCache, Tier
 from feedrate.errors import UsageError
-from feedrate.probe.memory import MemoryRoom
+from feedrate.machine.memory import MemoryRoom
 
 RAM = Tier("ram", 10_000)
 PLENTY = MemoryRoom(free_bytes=10**12, unwritten_bytes=0, limit_bytes=10**9)

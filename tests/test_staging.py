@@ -19,8 +19,8 @@ import pytest
 
 import feedrate
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
+from feedrate.machine.disk import Room
 from feedrate.packing import MergeOptions, PackOptions, index, merge, pack, verify
-from feedrate.probe.room import Room
 from feedrate.remote.copier import Fetcher, Incoming, Stopped
 from feedrate.results.progress import Tick
 from feedrate.scratch import folder as scratch_module

@@ -19,7 +19,7 @@ import pytest
 from feedrate.cli import main
 from feedrate.cli.output import check_target
 from feedrate.errors import DoctorError, StorageError
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 from feedrate.report.document import dump_document
 from feedrate.results.doctor import Diagnosis, Fact, RunFacts
 from scratches import as_stranger

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.doctor.run.processes import read_mapped_names
-from feedrate.probe.process import list_processes, read_environ
+from feedrate.machine.process import list_processes, read_environ
 from slurm_cluster import cluster_or_skip
 from trees import find_below
 

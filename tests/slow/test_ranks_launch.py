@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from feedrate.probe.cpu import count_usable_cores
+from feedrate.machine.cpu import count_usable_cores
 from packs import write_images
 from slurm_cluster import cluster_or_skip
 

@@ -23,7 +23,7 @@ from feedrate.format.folder import find_images, is_pack
 from feedrate.kernel import I64, U8
 from feedrate.load.pixels import compare_pixels
 from feedrate.load.samples import Samples, open_files, open_pack, pick
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.results.bench import KernelResult, KernelSet, KernelStanding
 from feedrate.stats import median, median_ratio, spread

@@ -13,7 +13,7 @@ from feedrate.errors import PackError, UsageError
 from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
 from feedrate.load.pixels import check_pixels
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.describe import describe_machine
 from feedrate.results.bench import BenchResult
 
 # Below this an epoch takes so little time that the change from one to the next is what one measures.

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import feedrate
 from feedrate.errors import FeedrateError, need
-from feedrate.probe.memory import measure_tree_memory
+from feedrate.machine.memory import measure_tree_memory
 
 # A look at a process of some hundred MB takes milliseconds of kernel time: seldom enough not to disturb, and
 # often enough to see the peak of a run of seconds.

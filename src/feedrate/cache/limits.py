@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 
 from feedrate.errors import UsageError
-from feedrate.probe.memory import MemoryGauge, MemoryRoom
-from feedrate.probe.storage import describe_storage
+from feedrate.machine.disk import describe_storage
+from feedrate.machine.memory import MemoryGauge, MemoryRoom
 from feedrate.units import parse_bytes
 
 TierKind = Literal["ram", "disk"]

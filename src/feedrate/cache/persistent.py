@@ -29,7 +29,7 @@ from feedrate import kernel
 from feedrate.cache.table import ROW, Rows
 from feedrate.errors import StorageError
 from feedrate.files.tree import opened_folder
-from feedrate.probe.process import find_openers
+from feedrate.machine.process import find_openers
 
 _DATA, _ROWS, _LOCK = "data", "rows", "lock"
 NAMES = (_DATA, _ROWS, _LOCK)

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from feedrate.bench.feeds import require_torch
     from feedrate.bench.loader import BenchOptions, bench_loader
-    from feedrate.probe.cpu import count_usable_cores
+    from feedrate.machine.cpu import count_usable_cores
     from feedrate.report.bench import draw_bench
     from feedrate.report.document import dump_document
 

@@ -103,7 +103,7 @@ def read_before(path: Path) -> dict[str, Any]:
     Raises:
         NotFound, UsageError: there is none, or nothing can be compared with it.
     """
-    from feedrate.probe.paths import suggest_path
+    from feedrate.errors import suggest_path
     from feedrate.report.doctor_earlier import read_earlier
 
     try:

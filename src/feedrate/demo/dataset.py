@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from feedrate.bench.photographs import CLASSES, make_photograph
-from feedrate.probe.cpu import count_usable_cores
+from feedrate.machine.cpu import count_usable_cores
 
 
 def write_photographs(folder: Path, count: int, *, seed: int) -> int:

@@ -17,9 +17,9 @@ from feedrate.bench.photographs import CLASSES
 from feedrate.bench.process import run_in_process
 from feedrate.demo.dataset import write_photographs
 from feedrate.errors import AlreadyExists, StorageError, UsageError
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
-from feedrate.probe.cpu import count_usable_cores
-from feedrate.probe.machine import describe_machine
 from feedrate.results.bench import BenchRun, DemoResult
 from feedrate.units import format_bytes, format_count, format_seconds
 

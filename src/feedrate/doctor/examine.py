@@ -33,10 +33,9 @@ from feedrate.doctor.no_result import check_seen, judge_death
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError
-from feedrate.probe.cpu import measure_usable_cores
-from feedrate.probe.disk import measure_scratch
-from feedrate.probe.machine import describe_machine
-from feedrate.probe.storage import find_scratch
+from feedrate.machine.cpu import measure_usable_cores
+from feedrate.machine.describe import describe_machine
+from feedrate.machine.disk import find_scratch, measure_scratch
 from feedrate.results.doctor import Diagnosis
 
 _GOOD_PART = 0.4  # of what others use: who has less does not explain it

@@ -26,8 +26,8 @@ from feedrate.doctor.run.command import read_python_call
 from feedrate.doctor.run.launch import Observed
 from feedrate.doctor.run.standstill import LOADERS
 from feedrate.errors import DoctorError
-from feedrate.probe.cpu import measure_usable_cores
-from feedrate.probe.machine import describe_machine
+from feedrate.machine.cpu import measure_usable_cores
+from feedrate.machine.describe import describe_machine
 from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts
 from feedrate.units import format_bytes, format_count, format_seconds
 

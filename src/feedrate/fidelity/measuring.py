@@ -26,8 +26,8 @@ from feedrate.load.pixels import (
     decode_as_torchvision,
     decode_part,
 )
+from feedrate.machine.describe import describe_machine
 from feedrate.pillow import Box
-from feedrate.probe.machine import describe_machine
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Pictures
 from feedrate.results.progress import Rejection, Tick
 

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from feedrate.errors import NotFound, UsageError
+from feedrate.errors import NotFound, UsageError, suggest_path
 from feedrate.format.folder import find_images, is_pack
 from feedrate.load.samples import Samples, open_files, open_pack, pick
-from feedrate.probe.paths import suggest_path
 from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.units import printable
 

@@ -7,10 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from feedrate.errors import NotFound, SourceError
+from feedrate.errors import NotFound, SourceError, suggest_path
 from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
 from feedrate.format.manifest import FILE_NAME, is_unfinished, read_manifest
-from feedrate.probe.paths import suggest_path
 
 
 def find_images(sources: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from feedrate.errors import NotFound, PackError
+from feedrate.errors import NotFound, PackError, suggest_path
 from feedrate.format import containers
 from feedrate.format.addresses import find_address_problem
 from feedrate.format.entries import AUTO, dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.probe.paths import suggest_path
 from feedrate.units import typed
 
 FORMAT = "feedrate-pack"

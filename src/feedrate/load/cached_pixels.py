@@ -39,7 +39,7 @@ from feedrate.load.keeping import (
 from feedrate.load.options import Wanted
 from feedrate.load.state import fingerprint
 from feedrate.load.tally import Tally
-from feedrate.probe.memory import MemoryGauge
+from feedrate.machine.memory import MemoryGauge
 from feedrate.results.load import CacheStats
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from feedrate.load.meter import Meter
 from feedrate.load.tally import Tally
 from feedrate.load.tensors import choose_output, to_torch
 from feedrate.load.values import explain_status
-from feedrate.probe.rank_cores import count_rank_cores
+from feedrate.machine.cpu import count_rank_cores
 
 
 class CropStatus(NamedTuple):

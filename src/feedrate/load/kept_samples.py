@@ -16,7 +16,7 @@ from feedrate.cache.views import Views
 from feedrate.errors import UsageError
 from feedrate.kernel import U8
 from feedrate.load.fingerprint import list_inner
-from feedrate.probe.process import read_file
+from feedrate.machine.process import read_file
 
 # Smaller samples are copied: that takes less time than to map them (benchmarks/cached.py).
 MAPPED_BYTES = 512 << 10

@@ -61,7 +61,7 @@ from feedrate.load.splits import find_split, members
 from feedrate.load.state import check_state, dump_state, fingerprint
 from feedrate.load.tensors import choose_output, make_collate
 from feedrate.load.threads import ThreadController
-from feedrate.probe.rank_cores import count_rank_cores, find_near_cores
+from feedrate.machine.cpu import count_rank_cores, find_near_cores
 from feedrate.remote.pack import RemotePack, open_pack
 from feedrate.remote.prefetch import Ahead
 from feedrate.results.load import CacheStats, LoaderStats

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedrate.errors import FeedrateError
+from feedrate.machine.cpu import count_usable_cores
 from feedrate.overlap import one_ahead
-from feedrate.probe.cpu import count_usable_cores
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, MissingExtra, NotFound, SourceError, StorageError
-from feedrate.probe.paths import suggest_path
+from feedrate.errors import FeedrateError, MissingExtra, NotFound, SourceError, StorageError, suggest_path
 from feedrate.units import printable
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from feedrate import kernel
 from feedrate.errors import FeedrateError
 from feedrate.kernel import I64
-from feedrate.probe.memory import count_usable_memory_bytes
+from feedrate.machine.memory import count_usable_memory_bytes
 from feedrate.remote.fetch import PendingFetch
 from feedrate.remote.pack import BatchBytes, IsKept, RemotePack
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from feedrate.cache.sharing import sweep
-from feedrate.errors import FeedrateError, NotFound, UsageError
+from feedrate.errors import FeedrateError, NotFound, UsageError, suggest_path
 from feedrate.files.atomic import free_bytes
 from feedrate.files.trust import find_replaceable
-from feedrate.probe.paths import suggest_path
-from feedrate.probe.storage import describe_storage
+from feedrate.machine.disk import describe_storage
 from feedrate.remote.addresses import is_url
 from feedrate.remote.sources import read_addresses
 from feedrate.results.progress import Tick

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, NotFound, PackError, SourceError
+from feedrate.errors import FeedrateError, NotFound, PackError, SourceError, suggest_path
 from feedrate.files.permissions import Readers, walk_local
 from feedrate.format.containers import FILES
 from feedrate.format.folder import is_pack
@@ -30,7 +30,6 @@ from feedrate.format.manifest import (
     Shard,
     dump_manifest,
 )
-from feedrate.probe.paths import suggest_path
 from feedrate.remote.addresses import Place, PlacedFile, is_address, is_url, split_source
 from feedrate.remote.copier import Told
 from feedrate.remote.fetch import fetch_manifest

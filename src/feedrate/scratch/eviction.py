@@ -25,7 +25,7 @@ from pathlib import Path
 
 from feedrate.files.lock import CopyGone, Lock, take_lock
 from feedrate.files.tree import opened_folder, read_small, remove_known, walk
-from feedrate.probe.process import find_openers
+from feedrate.machine.process import find_openers
 from feedrate.remote.addresses import is_url
 from feedrate.scratch.copy import DATA, GATE, LEASES, MARKER, USED, WRITER
 from feedrate.scratch.lease import live_leases

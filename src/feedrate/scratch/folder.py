@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from feedrate.errors import FeedrateError, NotFound, StorageError
-from feedrate.probe.memory import count_usable_memory_bytes
-from feedrate.probe.paths import suggest_path
-from feedrate.probe.room import measure_room, try_to_reserve
-from feedrate.probe.storage import describe_storage, is_scratch, list_scratch
+from feedrate.errors import FeedrateError, NotFound, StorageError, suggest_path
+from feedrate.machine.disk import describe_storage, is_scratch, list_scratch, measure_room, try_to_reserve
+from feedrate.machine.memory import count_usable_memory_bytes
 from feedrate.units import format_bytes, format_count
 
 # Left free: a disk that is filled to the brim is slow, and somebody else's.

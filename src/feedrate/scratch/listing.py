@@ -30,7 +30,7 @@ from feedrate.files.atomic import atomic_write
 from feedrate.files.lock import CopyGone, is_locked
 from feedrate.files.permissions import user_name
 from feedrate.files.trust import ROOT, open_trusted
-from feedrate.probe.process import find_openers
+from feedrate.machine.process import find_openers
 from feedrate.results.scratch import CacheInfo, CopyInfo, Leftover, StagedCopy
 from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
 from feedrate.scratch.lease import live_leases

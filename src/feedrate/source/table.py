@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, NotFound, SourceError, need
-from feedrate.probe.paths import suggest_path
+from feedrate.errors import FeedrateError, NotFound, SourceError, need, suggest_path
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _PIECE_BYTES = 2**20

@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feedrate.errors import NotFound, StorageError
+from feedrate.errors import NotFound, StorageError, suggest_path
 from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
 from feedrate.format.texts import Texts
 from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
 from feedrate.overlap import one_ahead
-from feedrate.probe.paths import suggest_path
 
 Above = frozenset[tuple[int, int]]  # the folders that one lies in, by device and inode
 Folder = tuple[bytes, Above]  # its path

@@ -37,8 +37,8 @@ from feedrate.load.geometry import Geometry, read_sides
 from feedrate.load.image import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
 from feedrate.load.loader import Loader
 from feedrate.load.samples import IMAGE, Samples, open_files, open_pack, pick
-from feedrate.probe.residency import measure_residency
-from feedrate.probe.storage import describe_storage
+from feedrate.machine.disk import describe_storage
+from feedrate.machine.residency import measure_residency
 from feedrate.stats import median
 
 _NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")

@@ -24,8 +24,8 @@ from feedrate.load.meter import Meter
 from feedrate.load.pipeline import Feed
 from feedrate.load.ring import DEFAULT_PREFETCH, Ring
 from feedrate.load.samples import IMAGE, Samples, open_files
-from feedrate.probe.cpu import count_usable_cores
-from feedrate.probe.process import read_queued_s
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.process import read_queued_s
 from feedrate.units import format_seconds
 
 _MOST_FILES = 256

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feedrate.errors import NotFound, UsageError
-from feedrate.probe.paths import suggest_path
+from feedrate.errors import NotFound, UsageError, suggest_path
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 _LAUNCHERS = {"srun", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun"}

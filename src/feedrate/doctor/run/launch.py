@@ -32,7 +32,7 @@ from feedrate.doctor.run.processes import (
 from feedrate.doctor.run.standstill import Standstill
 from feedrate.doctor.run.supervisor import Child, Companion, Signals
 from feedrate.errors import StorageError
-from feedrate.probe.cpu import measure_usable_cores
+from feedrate.machine.cpu import measure_usable_cores
 from feedrate.units import format_count, format_seconds
 
 SETTINGS_VERSION = 1

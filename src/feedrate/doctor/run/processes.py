@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.doctor.facts import read_facts
-from feedrate.probe.process import (
+from feedrate.machine.process import (
     ProcessStat,
     is_alive,
     list_processes,

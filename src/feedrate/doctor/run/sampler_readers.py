@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.doctor.run.processes import Tree
-from feedrate.probe import cgroup, counters
-from feedrate.probe.gpu import GpuReader
-from feedrate.probe.process import ProcessStat, read_anonymous, read_io, read_rollup
+from feedrate.machine import cgroup, counters
+from feedrate.machine.gpu import GpuReader
+from feedrate.machine.process import ProcessStat, read_anonymous, read_io, read_rollup
 
 _ROLLUP_EVERY_S = 3.0
 _ROLLUP_SHARE = 0.002  # of one core, at most

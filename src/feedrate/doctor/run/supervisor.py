@@ -19,7 +19,7 @@ import feedrate
 from feedrate.doctor.run import sampler
 from feedrate.doctor.run.signal_relay import SIGNALS
 from feedrate.errors import UsageError
-from feedrate.probe.process import is_pending
+from feedrate.machine.process import is_pending
 
 _START_S = 10.0  # a loaded machine starts a Python process in seconds
 _WITNESS_S = 0.05

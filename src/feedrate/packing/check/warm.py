@@ -16,9 +16,9 @@ import numpy as np
 from feedrate.errors import PackError, UsageError
 from feedrate.format.containers import FILES
 from feedrate.format.pack import Pack
-from feedrate.probe.cgroup import PROC, ROOT
-from feedrate.probe.memory import MemoryGauge
-from feedrate.probe.residency import measure_residency, open_quietly
+from feedrate.machine.cgroup import PROC, ROOT
+from feedrate.machine.memory import MemoryGauge
+from feedrate.machine.residency import measure_residency, open_quietly
 from feedrate.remote.addresses import is_url
 from feedrate.results.cache import WarmResult
 from feedrate.results.progress import Tick

@@ -1,16 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which file system and which disk lie under a path, and where is there scratch space?"""
+"""How fast is a scratch folder?
+
+How much can still be written to a folder?
+
+Which file system and which disk lie under a path, and where is there scratch space?
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feedrate.results.machine import Storage
+from feedrate.errors import StorageError
+from feedrate.results.machine import ScratchRate, Storage
+
+_BLOCK_BYTES = 1 << 20
+_SCRATCH_BYTES = 64 << 20
+
+
+def measure_scratch(
+    folder: str | os.PathLike[str], *, size_bytes: int = _SCRATCH_BYTES, seconds: float = 2.0
+) -> ScratchRate:
+    """Write a file of at most `size_bytes` for at most about `seconds`, and read it back from the disk.
+
+    The file has no name, so that nothing is left behind however this ends.
+
+    Raises:
+        StorageError: the folder cannot be written to, or has no room.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            return _measure_file(file.fileno(), size_bytes, seconds)
+    except OSError as error:
+        raise StorageError(
+            f"cannot measure {os.fspath(folder)}: {error.strerror or error}",
+            hint="name a folder on a local disk that you may write to: --scratch DIR",
+        ) from error
+
+
+def _measure_file(descriptor: int, size_bytes: int, seconds: float) -> ScratchRate:
+    room = os.fstatvfs(descriptor)
+    size_bytes = min(size_bytes, room.f_bavail * room.f_frsize // 4)
+    block = os.urandom(_BLOCK_BYTES)  # a file system that compresses must not look fast
+    began, written = time.perf_counter(), 0
+    while written < size_bytes and time.perf_counter() - began < seconds:
+        written += os.write(descriptor, block[: size_bytes - written])
+    os.fsync(descriptor)
+    write_s = time.perf_counter() - began
+    if not written:
+        raise OSError(28, "no room left")
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    # On tmpfs and the like the pages stay: what is then read says nothing of a disk.
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    buffer = bytearray(_BLOCK_BYTES)
+    began, back = time.perf_counter(), 0
+    while (got := os.readv(descriptor, [buffer])) > 0 and time.perf_counter() - began < seconds:
+        back += got
+    read_s = time.perf_counter() - began
+    return ScratchRate(written, written / write_s, back / read_s if back else None)
+
+
+_KEEP_SIZE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the file system of a folder has left for this user; `free_files`: None: it has no such limit."""
+
+    free_bytes: int
+    free_files: int | None
+
+
+def measure_room(folder: str | os.PathLike[str]) -> Room:
+    """Ask the file system.
+
+    Raises:
+        OSError: the folder is not there, or may not be looked at.
+    """
+    stats = os.statvfs(folder)
+    return Room(stats.f_bavail * stats.f_frsize, stats.f_favail if stats.f_files else None)
+
+
+def try_to_reserve(folder: str | os.PathLike[str], size_bytes: int) -> OSError | None:
+    """Reserve room for a moment, and return why that fails; None: it does not, or cannot be tried.
+
+    What is free is not always this user's: quotas, of users, groups and projects alike, show only so. The
+    file has no name, so that nothing is left behind however this ends. Not for file systems in memory.
+    """
+    try:
+        reserve = ctypes.CDLL(None, use_errno=True).fallocate64
+    except (AttributeError, OSError, TypeError):
+        return None
+    reserve.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        # Never by way of posix_fallocate, which writes zeros where a file system cannot reserve.
+        if reserve(file.fileno(), _KEEP_SIZE, 0, max(size_bytes, 1)) == 0:
+            return None
+        number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
 
 _NETWORK = {
     "nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs",

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from feedrate.probe.cpu import count_usable_cores
-from feedrate.probe.gpu import describe_gpus
-from feedrate.probe.memory import count_usable_memory_bytes
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.gpu import describe_gpus
+from feedrate.machine.memory import count_usable_memory_bytes
 from feedrate.results.machine import Machine
 
 PACKAGES = (

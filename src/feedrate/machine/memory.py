@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.errors import need
-from feedrate.probe.cgroup import PROC, ROOT, MemoryGroup, find_limited_groups, find_memory_group
+from feedrate.machine.cgroup import PROC, ROOT, MemoryGroup, find_limited_groups, find_memory_group
 
 
 def count_usable_memory_bytes() -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from feedrate.probe.process import read_file
+from feedrate.machine.process import read_file
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own sectors are
