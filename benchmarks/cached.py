@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import feedrate
-from feedrate.load import kept_samples
+from feedrate.loader import cached
 from feedrate.machine.describe import describe_machine
 from feedrate.units import format_bytes
 
@@ -70,7 +70,7 @@ def measure(size_bytes: int, seconds: float) -> dict[str, Any]:
         _ = dataset[number]
     row: dict[str, Any] = {"size_bytes": size_bytes}
     for name, threshold in (("copied", 1 << 60), ("mapped", 0)):
-        kept_samples.MAPPED_BYTES = threshold
+        cached.MAPPED_BYTES = threshold
         row[f"{name}, all of it read"] = time_access(dataset.__getitem__, lambda a: a.sum(), seconds)
         row[f"{name}, 1 % read"] = time_access(dataset.__getitem__, lambda a: a[50:52].sum(), seconds)
     dataset.close()

@@ -26,7 +26,7 @@ import feedrate
 from feedrate import kernel
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.load.geometry import Artist, Places, decode_pixels
+from feedrate.loader.geometry import CropSampler, Places, decode_pixels
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
@@ -110,7 +110,7 @@ class BareKernel:
         self.pack = Pack(target)
         self.pool = kernel.Pool(threads)
         self.field = next(f for f in self.pack.fields if f.kind is Kind.IMAGE)
-        self.artist = Artist(self.field, CROP, 0.5, seed=0)
+        self.artist = CropSampler(self.field, CROP, 0.5, seed=0)
         self.order = np.random.default_rng(0).permutation(len(self.pack))
         self.out = np.empty((BATCH, 224, 224, 3), np.uint8)
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from cuda_on_cpu import Emulator
-from feedrate.load import crops, loader
-from feedrate.load.device import gpu_decode, transfer
+from feedrate.loader import crops, loader
+from feedrate.loader.device import gpu_decode, transfer
 
 Spoil = Callable[[str, Sequence[Any]], None]
 

@@ -21,8 +21,8 @@ from feedrate.bench.sets import SETS, MadeSet, write_set
 from feedrate.bench.stages import measure_stages
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.kernel import U8
-from feedrate.load.pixels import compare_pixels
-from feedrate.load.samples import Samples, open_files
+from feedrate.loader.pixels import compare_pixels
+from feedrate.loader.samples import Samples, open_files
 from feedrate.packing import PackOptions, pack
 from images import save_image
 

@@ -16,7 +16,7 @@ from feedrate.bench.files import draw_crop, list_images
 from feedrate.bench.loader import BenchOptions, bench_loader
 from feedrate.demo.dataset import write_photographs
 from feedrate.errors import PackError, SourceError, UsageError
-from feedrate.load.pixels import check_pixels
+from feedrate.loader.pixels import check_pixels
 from feedrate.packing import PackOptions, Recode, pack
 
 

@@ -24,7 +24,7 @@ from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, R
 from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.raw import dump_bare_table, measure_table
-from feedrate.load import cached_pixels
+from feedrate.loader import cached_pixels
 from feedrate.packing import PackOptions, Recode, pack
 from packs import IMAGE, LABEL, encode_image, make_image, write_everything, write_images, write_pack
 
@@ -441,7 +441,7 @@ def test_a_loader_whose_cache_is_closed_says_so(tmp_path: Path) -> None:
 
 
 def test_without_a_cache_nothing_of_it_is_imported() -> None:
-    check = "import feedrate.load.loader, sys; sys.exit('feedrate.cache.store' in sys.modules)"
+    check = "import feedrate.loader.loader, sys; sys.exit('feedrate.cache.store' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 

@@ -18,7 +18,7 @@ import pytest
 import feedrate
 from feedrate import UsageError
 from feedrate.cache.views import Views
-from feedrate.load.fingerprint import name_dataset
+from feedrate.loader.cached import name_dataset
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset  # noqa: E402

@@ -19,8 +19,8 @@ from fake_gpu import FakeGpu
 from feedrate import decode_batch, kernel, pillow
 from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS
-from feedrate.load import crops as module
-from feedrate.load.device import gpu_decode
+from feedrate.loader import crops as module
+from feedrate.loader.device import gpu_decode
 from packs import encode_image, encode_mixed, make_noise
 
 torch = pytest.importorskip("torch")
@@ -191,7 +191,7 @@ def test_more_than_the_gpu_decodes_at_once_is_decoded_there_in_turns(
     decode_batch(MIXED, boxes, 16, image_index=index, device="cuda")
     turns, on_cpu = gpu.launches.count("read_coefficients"), sum(by_cpu)
     monkeypatch.setattr(module, "_opened", {})
-    monkeypatch.setattr(f"feedrate.load.crops.{limit}", value)
+    monkeypatch.setattr(f"feedrate.loader.crops.{limit}", value)
     got = decode_batch(MIXED, boxes, 16, image_index=index, device="cuda")
     assert torch.equal(got, want)
     assert sum(by_cpu) == 2 * on_cpu

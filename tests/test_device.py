@@ -13,8 +13,8 @@ import pytest
 
 from feedrate import Loader, RandomResizedCrop
 from feedrate.errors import UsageError
-from feedrate.load.assemble import Batch
-from feedrate.load.device import transfer
+from feedrate.loader.batch import Batch
+from feedrate.loader.device import transfer
 from packs import write_images
 
 torch = pytest.importorskip("torch")

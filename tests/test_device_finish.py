@@ -29,10 +29,10 @@ from feedrate import (
 )
 from feedrate.draws import draw_uniforms, make_key
 from feedrate.errors import UsageError
-from feedrate.load.assemble import Batch, Origin
-from feedrate.load.device import transfer
-from feedrate.load.device.finish import Finish, Label
-from feedrate.load.device.mixing import Noise
+from feedrate.loader.batch import Batch, Origin
+from feedrate.loader.device import transfer
+from feedrate.loader.device.finish import Finish, Label
+from feedrate.loader.device.mixing import Noise
 from finishing import load, load_images, write_pictures
 from packs import write_everything, write_images, write_numbers
 

@@ -17,7 +17,7 @@ from feedrate.draws import draw_uniforms
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from feedrate.load.device.mixing import draw_beta
+from feedrate.loader.device.mixing import draw_beta
 from finishing import load, load_images, write_plain
 from packs import encode_image, make_image, write_multi_label, write_pack
 

@@ -211,7 +211,7 @@ def test_a_dataset_that_cached_wraps_is_held_against_caching() -> None:
         Remedy("preprocess-once", "do it once", 2.2, 1.8, 2.6),
     )
     before = replace(before, remedies=remedies, facts=(Fact("dataset", "data.Photos, 900 samples"),))
-    for wrapper in ("feedrate.load.cached.Cached", "feedrate.load.cached.Mapped"):
+    for wrapper in ("feedrate.loader.cached.Cached", "feedrate.loader.cached.Mapped"):
         after = rerun(before, 1.9, facts=(Fact("dataset", f"{wrapper}, 900 samples"),))
         verification = compare_runs(write(before), after)
         assert verification.applied is not None
@@ -227,7 +227,7 @@ def test_what_a_normalised_pack_would_give_is_said_beside_what_a_plain_one_would
         Remedy("faster-decode", "decode with feedrate", 1.4, 1.2, 1.7),
     )
     before = replace(before, remedies=remedies, facts=(Fact("dataset", "data.Photos, 900 samples"),))
-    after = rerun(before, 1.4, facts=(Fact("dataset", "feedrate.load.dataset.Dataset, 900 samples"),))
+    after = rerun(before, 1.4, facts=(Fact("dataset", "feedrate.loader.dataset.Dataset, 900 samples"),))
     verification = compare_runs(write(before), after)
     assert verification.applied is not None
     assert verification.applied.name == "faster-decode"

@@ -24,7 +24,7 @@ from feedrate.doctor.examine import measure_run
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
-from feedrate.load.geometry import Geometry
+from feedrate.loader.geometry import Geometry
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.results.doctor import Diagnosis
 from images import save_image

@@ -288,7 +288,7 @@ def test_without_a_trial_nothing_is_said(tmp_path: Path) -> None:
     ("fact", "after", "applied"),
     [
         ("loader", "feedrate.Loader, made at a.py:3", "loader"),
-        ("dataset", "feedrate.load.dataset.Dataset, 9 samples", "faster-decode"),
+        ("dataset", "feedrate.loader.dataset.Dataset, 9 samples", "faster-decode"),
     ],
 )
 def test_a_loader_is_told_from_a_dataset_in_the_dataloader(fact: str, after: str, applied: str) -> None:

@@ -13,7 +13,7 @@ import feedrate
 from feedrate.doctor.analyse import loader_trial
 from feedrate.doctor.analyse.loader_trial import TrialOptions, guess_options, options_of, try_loader
 from feedrate.errors import StorageError
-from feedrate.load.samples import Samples, open_files
+from feedrate.loader.samples import Samples, open_files
 from feedrate.machine.cpu import count_usable_cores
 from images import save_image
 

@@ -279,7 +279,7 @@ def judge_dataset(folder: Path, dataset: str) -> Diagnosis:
 
 
 def test_nobody_is_told_to_pack_what_is_a_pack(tmp_path: Path) -> None:
-    diagnosis = judge_dataset(tmp_path / "plain", "feedrate.load.dataset.Dataset")
+    diagnosis = judge_dataset(tmp_path / "plain", "feedrate.loader.dataset.Dataset")
     assert diagnosis.findings[0].code == "decode-bound"
     assert diagnosis.findings[0].cause.startswith("feedrate decodes the pack's images")
     assert "cache-in-memory" in names_of(diagnosis)
@@ -287,7 +287,7 @@ def test_nobody_is_told_to_pack_what_is_a_pack(tmp_path: Path) -> None:
 
 
 def test_nobody_is_told_to_cache_what_is_cached(tmp_path: Path) -> None:
-    diagnosis = judge_dataset(tmp_path / "cached", "feedrate.load.cached.Mapped")
+    diagnosis = judge_dataset(tmp_path / "cached", "feedrate.loader.cached.Mapped")
     assert "cache-in-memory" not in names_of(diagnosis)
 
 

@@ -329,7 +329,9 @@ BEFORE = tell("train.py")
         tell("train_fast.py", dataset="data.Cached, 9 samples"),
         tell("train_fast.py", model="torch._dynamo.OptimizedModule on cuda:0"),
         tell("train_fast.py", batch="uint8 64x224x224x3, int64 64"),
-        tell("train_feedrate.py", dataset="feedrate.load.dataset.Dataset, 9 samples", model="DDP on cuda:0"),
+        tell(
+            "train_feedrate.py", dataset="feedrate.loader.dataset.Dataset, 9 samples", model="DDP on cuda:0"
+        ),
     ],
     ids=["edited", "copied", "wrapped", "compiled", "as bytes", "fed by feedrate"],
 )

@@ -17,7 +17,7 @@ from feedrate.fidelity import measuring
 from feedrate.fidelity.measuring import FidelityOptions, measure_fidelity
 from feedrate.fidelity.pictures import Pair, choose_gain, draw_pictures
 from feedrate.kernel import U8
-from feedrate.load.samples import Samples
+from feedrate.loader.samples import Samples
 from feedrate.packing import PackOptions, Recode, pack
 from feedrate.results.fidelity import Fidelity, ImageDifference
 from images import save_image

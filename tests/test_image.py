@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from feedrate import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
 from feedrate.draws import draw_uniforms
 from feedrate.errors import UsageError
-from feedrate.load.image import scale_boxes
+from feedrate.loader.image import scale_boxes
 
 OPERATIONS = [
     RandomResizedCrop(32),

@@ -80,7 +80,7 @@ INSIDE = {
         {"", "contract", "hdf5", "records", "tar", "wire"},
     ),
     "feedrate.kernel.cuda": ({"decoding", "door", "reading"}, {"batch", "driver", "launcher", "stored"}),
-    "feedrate.load.device": (
+    "feedrate.loader.device": (
         {"assemble", "cache", "geometry", "image", "keeping", "meter", "options", "tally", "threads"},
         {"colour", "gpu_decode", "gpu_tier", "mixing", "options", "share", "stored_pixels", "transfer"},
     ),

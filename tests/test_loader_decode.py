@@ -18,9 +18,9 @@ from fake_gpu import FakeGpu
 from feedrate import CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View, kernel
 from feedrate.errors import BadSample, FeedrateError, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
-from feedrate.load.cache import Cache
-from feedrate.load.device import gpu_decode
-from feedrate.load.device.transfer import Transfer
+from feedrate.loader.cache import Cache
+from feedrate.loader.device import gpu_decode
+from feedrate.loader.device.transfer import Transfer
 from feedrate.packing import index
 from feedrate.remote.pack import RemotePack
 from packs import (
@@ -445,7 +445,7 @@ def test_a_fork_of_a_process_that_used_cuda_is_told_so(mixed: Path, monkeypatch:
 def test_what_is_more_than_is_read_or_decoded_at_once_comes_from_the_cpu(
     mixed: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
-    monkeypatch.setattr(f"feedrate.load.device.{limit}", value)
+    monkeypatch.setattr(f"feedrate.loader.device.{limit}", value)
     got, stats = load(mixed, "gpu")
     assert_equal(got, load(mixed, "cpu")[0])
     assert stats.cpu_reasons[gpu_decode.NOT_PLANNED] > 0

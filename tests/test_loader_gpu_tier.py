@@ -18,8 +18,8 @@ from fake_gpu import FakeGpu
 from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View, pillow
 from feedrate.errors import BadSample, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
-from feedrate.load.cache import GpuBudget
-from feedrate.load.device import gpu_decode, gpu_tier, stored_pixels
+from feedrate.loader.cache import GpuBudget
+from feedrate.loader.device import gpu_decode, gpu_tier, stored_pixels
 from feedrate.packing import PackOptions, Recode, pack
 from packs import (
     IMAGE,
@@ -500,7 +500,7 @@ def test_a_crop_whose_weights_are_unsure_comes_from_the_cpu(gpu: FakeGpu, mixed:
 def test_what_is_too_much_at_once_is_done_in_turns(
     mixed: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
-    monkeypatch.setattr(f"feedrate.load.device.{limit}", value)
+    monkeypatch.setattr(f"feedrate.loader.device.{limit}", value)
     stats = assert_same_as_without(mixed, Cache(gpu="1GB"), 2, "gpu")
     assert (stats.by_gpu, stats.cache.hit_rate) == (28, 1)
 
@@ -560,7 +560,7 @@ def test_a_second_field_of_another_size_is_cut_at_the_same_place(tmp_path: Path)
 def test_a_batch_waits_for_the_gpu_before_it_takes_memory_there(
     gpu: FakeGpu, mixed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feedrate.load.device.transfer import Transfer
+    from feedrate.loader.device.transfer import Transfer
 
     seen: list[tuple[int, int]] = []
     monkeypatch.setattr(Transfer, "wait", lambda _, step: seen.append((step, len(gpu.launches))))

@@ -274,7 +274,7 @@ def test_an_interrupt_while_waiting_ends_the_iteration(pack: Path):
 def test_a_transform_that_hangs_is_named_and_left_behind(
     pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("feedrate.load.pipeline.STOP_S", 0.01)
+    monkeypatch.setattr("feedrate.loader.pipeline.STOP_S", 0.01)
     both, release, calls = threading.Barrier(3), threading.Event(), []
 
     def hang_on_a_lock(sample: dict) -> dict:
@@ -305,10 +305,10 @@ def test_a_transform_that_hangs_is_named_and_left_behind(
 # Hangs in a transform, and says so once.
 HANGING = """
 import sys, threading
-import feedrate.load.pipeline
+import feedrate.loader.pipeline
 from feedrate import Loader
 
-feedrate.load.pipeline.STOP_S = 0.05
+feedrate.loader.pipeline.STOP_S = 0.05
 never = threading.Event()
 
 def hang(sample):

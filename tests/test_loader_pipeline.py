@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedrate.load.meter import Meter
-from feedrate.load.pipeline import Feed, FeedStopped
-from feedrate.load.tensors import make_collate
+from feedrate.loader.pipeline import Feed, FeedStopped, Meter
+from feedrate.loader.values import make_collate
 
 
 def start(make, steps: int, prefetch: int = 3, makers: int = 2, **options) -> Feed:

@@ -15,7 +15,7 @@ from damage import flip_byte, rewrite_index
 from feedrate import Dataset, Loader, RandomResizedCrop
 from feedrate.errors import BadSample
 from feedrate.format.pack import Pack
-from feedrate.load.geometry import Artist
+from feedrate.loader.geometry import CropSampler
 from feedrate.packing import PackOptions, Recode, describe, pack, verify
 from images import save_image
 
@@ -136,6 +136,6 @@ def crop_boxes(folder: Path, operation: RandomResizedCrop, *, seed: int) -> dict
     """Return the crop that a loader with this seed draws in its first epoch, by number."""
     opened = Pack(folder)
     rows, _ = opened.rows(np.arange(len(opened)))
-    drawn = Artist(opened.fields[0], operation, 0.0, seed).draw(0, rows, None)
+    drawn = CropSampler(opened.fields[0], operation, 0.0, seed).draw(0, rows, None)
     opened.close()
     return {int(n): tuple(box) for n, box in zip(rows["number"], drawn.boxes.tolist(), strict=True)}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate import Loader
-from feedrate.load.ring import Ring
+from feedrate.loader.batch import Ring
 from packs import write_images
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

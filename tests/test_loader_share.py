@@ -15,10 +15,10 @@ import fake_gpu
 from cuda_on_cpu import build
 from fake_gpu import FakeGpu
 from feedrate import Loader, RandomResizedCrop
-from feedrate.load import threads
-from feedrate.load.device import gpu_decode
-from feedrate.load.device.share import ShareController
-from feedrate.load.threads import FIRST_PATIENCE_S, LONGEST_PATIENCE_S, ThreadController, Window
+from feedrate.loader import threads
+from feedrate.loader.device import gpu_decode
+from feedrate.loader.device.share import ShareController
+from feedrate.loader.threads import FIRST_PATIENCE_S, LONGEST_PATIENCE_S, ThreadController, Window
 from packs import write_images, write_mixed
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate import Loader, Resize, kernel
-from feedrate.load.threads import FIRST_PATIENCE_S, LONGEST_PATIENCE_S, ThreadController
+from feedrate.loader.threads import FIRST_PATIENCE_S, LONGEST_PATIENCE_S, ThreadController
 from feedrate.machine.cpu import count_usable_cores
 from packs import write_images
 
@@ -225,7 +225,7 @@ def test_stats_tell_how_many_threads_decode(pack: Path) -> None:
 def test_the_number_carries_over_to_the_next_epoch_and_limits_its_pool(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.load.loader.count_rank_cores", lambda _: 4)
+    monkeypatch.setattr("feedrate.loader.loader.count_rank_cores", lambda _: 4)
     limits = []
     monkeypatch.setattr(kernel.Pool, "set_limit", lambda _, limit: limits.append(limit))
     with make_loader(pack) as loader:
@@ -239,7 +239,7 @@ def test_the_number_carries_over_to_the_next_epoch_and_limits_its_pool(
 def test_batches_are_the_same_while_the_number_changes_within_an_epoch(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.load.loader.count_rank_cores", lambda _: 4)
+    monkeypatch.setattr("feedrate.loader.loader.count_rank_cores", lambda _: 4)
     with make_loader(pack, threads=1) as loader:
         expected = list(loader)
     with make_loader(pack) as loader:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from feedrate import Loader, Resize
-from feedrate.load.device.transfer import Placement, Transfer
+from feedrate.loader.device.transfer import Placement, Transfer
 from feedrate.machine import cpu
 from feedrate.machine.cpu import find_near_cores, parse_cores
 from packs import write_images
@@ -89,7 +89,7 @@ def test_the_place_of_a_gpu_is_written_as_in_sysfs(
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**about))
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
-    monkeypatch.setattr("feedrate.load.device.transfer._streams", {})
+    monkeypatch.setattr("feedrate.loader.device.transfer._streams", {})
     assert Transfer("a GPU", prefetch=1, is_plain=True).find_pci_address() == address
 
 

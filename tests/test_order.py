@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 
 from feedrate.draws import mix_array
 from feedrate.errors import UsageError
-from feedrate.load.order import (
-    Given,
-    Sequential,
-    Shuffled,
-    Weighted,
-    Windowed,
-    cut,
-    permute,
-)
-from feedrate.load.ranks import Shares
+from feedrate.loader.order import Given, Sequential, Shuffled, Weighted, Windowed, cut, permute
+from feedrate.loader.ranks import Shares
 from shuffles import measure_shuffle
 
 FROZEN = [75, 888, 871, 582, 127, 239]

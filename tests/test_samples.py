@@ -12,7 +12,7 @@ import feedrate
 from feedrate.errors import NotFound, PackError, SourceError
 from feedrate.format.folder import find_images
 from feedrate.format.pack import Pack
-from feedrate.load.samples import open_files, open_pack, pick
+from feedrate.loader.samples import open_files, open_pack, pick
 from feedrate.packing import PackOptions, pack
 from images import save_image
 from packs import write_numbers

@@ -19,7 +19,7 @@ from feedrate import Cache, Loader, RandomResizedCrop
 from feedrate.draws import order_shards
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.format.manifest import read_manifest
-from feedrate.load.order import Shuffled, Staged
+from feedrate.loader.order import Shuffled, Staged
 from feedrate.remote.pack import RemotePack
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.listing import describe_copy

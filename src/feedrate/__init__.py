@@ -22,15 +22,15 @@ if TYPE_CHECKING:
         StorageError,
         UsageError,
     )
-    from feedrate.load.cache import Cache
-    from feedrate.load.cached import cached
-    from feedrate.load.crops import decode_batch
-    from feedrate.load.dataset import Dataset
-    from feedrate.load.decode import decode
-    from feedrate.load.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
-    from feedrate.load.device.mixing import CutMix, MixUp, RandomErasing
-    from feedrate.load.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
-    from feedrate.load.loader import Loader
+    from feedrate.loader.cache import Cache
+    from feedrate.loader.cached import cached
+    from feedrate.loader.crops import decode_batch
+    from feedrate.loader.dataset import Dataset
+    from feedrate.loader.decode import decode
+    from feedrate.loader.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
+    from feedrate.loader.device.mixing import CutMix, MixUp, RandomErasing
+    from feedrate.loader.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
+    from feedrate.loader.loader import Loader
     from feedrate.scratch.commands import stage
 
     __version__: str
@@ -79,15 +79,15 @@ _HOMES = {
         "StorageError",
         "UsageError",
     ),
-    "feedrate.load.cache": ("Cache",),
-    "feedrate.load.cached": ("cached",),
-    "feedrate.load.crops": ("decode_batch",),
-    "feedrate.load.dataset": ("Dataset",),
-    "feedrate.load.decode": ("decode",),
-    "feedrate.load.device.colour": ("ColorJitter", "GaussianBlur", "Grayscale", "Solarize"),
-    "feedrate.load.device.mixing": ("CutMix", "MixUp", "RandomErasing"),
-    "feedrate.load.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),
-    "feedrate.load.loader": ("Loader",),
+    "feedrate.loader.cache": ("Cache",),
+    "feedrate.loader.cached": ("cached",),
+    "feedrate.loader.crops": ("decode_batch",),
+    "feedrate.loader.dataset": ("Dataset",),
+    "feedrate.loader.decode": ("decode",),
+    "feedrate.loader.device.colour": ("ColorJitter", "GaussianBlur", "Grayscale", "Solarize"),
+    "feedrate.loader.device.mixing": ("CutMix", "MixUp", "RandomErasing"),
+    "feedrate.loader.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),
+    "feedrate.loader.loader": ("Loader",),
     "feedrate.scratch.commands": ("stage",),
 }
 

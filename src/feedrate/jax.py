@@ -12,10 +12,10 @@ import numpy as np
 
 from feedrate.errors import MissingExtra
 from feedrate.format.pack import Pack
-from feedrate.load.frameworks import open_for
-from feedrate.load.loader import Loader
-from feedrate.load.options import check_whole
-from feedrate.load.ranks import Rank
+from feedrate.loader.frameworks import open_for
+from feedrate.loader.loader import Loader
+from feedrate.loader.options import check_whole
+from feedrate.loader.ranks import Rank
 
 
 def batches(

@@ -13,10 +13,10 @@ import numpy as np
 from feedrate.errors import MissingExtra, UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.load.frameworks import open_for
-from feedrate.load.loader import Loader
-from feedrate.load.options import Wanted
-from feedrate.load.ranks import ALONE, Rank
+from feedrate.loader.frameworks import open_for
+from feedrate.loader.loader import Loader
+from feedrate.loader.options import Wanted
+from feedrate.loader.ranks import ALONE, Rank
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -12,7 +12,7 @@ import pytest
 from feedrate import CutMix, Loader, MixUp, RandomErasing, RandomResizedCrop, Resize
 from feedrate.errors import FeedrateError
 from feedrate.filters import FILTERS
-from feedrate.load import threads
+from feedrate.loader import threads
 from packs import write_mixed
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ from PIL import Image
 from feedrate import decode_batch, kernel
 from feedrate.errors import FeedrateError, GpuError
 from feedrate.filters import FILTERS
-from feedrate.load import crops
+from feedrate.loader import crops
 from packs import encode_mixed
 
 torch = pytest.importorskip("torch")

@@ -22,7 +22,7 @@ from feedrate import (
 )
 from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
-from feedrate.load.device import gpu_tier
+from feedrate.loader.device import gpu_tier
 from packs import write_mixed
 
 torch = pytest.importorskip("torch")

@@ -139,7 +139,7 @@ def run_script(module: str, script: str, *arguments: str | Path) -> str:
 
 # Keeps what the loader gave last, to compare it with what arrives in the training step.
 WATCH = """
-from feedrate.load.iteration import LoaderIterator
+from feedrate.loader.iteration import LoaderIterator
 take = LoaderIterator.__next__
 
 def watched(self):

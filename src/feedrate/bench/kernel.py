@@ -21,8 +21,8 @@ from feedrate.errors import SourceError, UsageError
 from feedrate.filters import check_filter
 from feedrate.format.folder import find_images, is_pack
 from feedrate.kernel import I64, U8
-from feedrate.load.pixels import compare_pixels
-from feedrate.load.samples import Samples, open_files, open_pack, pick
+from feedrate.loader.pixels import compare_pixels
+from feedrate.loader.samples import Samples, open_files, open_pack, pick
 from feedrate.machine.describe import describe_machine
 from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.results.bench import KernelResult, KernelSet, KernelStanding

@@ -12,7 +12,7 @@ from feedrate.bench.process import run_in_process
 from feedrate.errors import PackError, UsageError
 from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.load.pixels import check_pixels
+from feedrate.loader.pixels import check_pixels
 from feedrate.machine.describe import describe_machine
 from feedrate.results.bench import BenchResult
 

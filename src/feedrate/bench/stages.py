@@ -12,7 +12,7 @@ import numpy as np
 from feedrate import kernel
 from feedrate.bench.decoders import Task
 from feedrate.kernel import I64, U8, Ranges
-from feedrate.load.samples import take_ranges
+from feedrate.loader.samples import take_ranges
 from feedrate.results.bench import KernelStage
 from feedrate.stats import median
 

@@ -17,8 +17,8 @@ from feedrate.fidelity.pictures import Pair, draw_pictures
 from feedrate.fidelity.subject import Subject, open_subject
 from feedrate.filters import check_filter
 from feedrate.kernel import U8, Status
-from feedrate.load.geometry import Geometry
-from feedrate.load.pixels import (
+from feedrate.loader.geometry import Geometry
+from feedrate.loader.pixels import (
     LARGEST_DIFFERENCE,
     LOWEST_PSNR_DB,
     Difference,

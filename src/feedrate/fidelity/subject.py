@@ -11,7 +11,7 @@ from pathlib import Path
 
 from feedrate.errors import NotFound, UsageError, suggest_path
 from feedrate.format.folder import find_images, is_pack
-from feedrate.load.samples import Samples, open_files, open_pack, pick
+from feedrate.loader.samples import Samples, open_files, open_pack, pick
 from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.units import printable
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from feedrate.doctor.analyse.transform_steps import FLOATS, Step
 from feedrate.errors import UsageError
-from feedrate.load.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
-from feedrate.load.device.mixing import CutMix, MixUp, RandomErasing
-from feedrate.load.image import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
+from feedrate.loader.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
+from feedrate.loader.device.mixing import CutMix, MixUp, RandomErasing
+from feedrate.loader.image import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _BEYOND = 0.1  # of the range of values: filters overshoot

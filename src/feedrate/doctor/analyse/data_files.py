@@ -31,12 +31,12 @@ from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack
 from feedrate.format.suffixes import IMAGE_SUFFIXES
 from feedrate.kernel import U8
-from feedrate.load.cache import Cache
-from feedrate.load.cached import cached
-from feedrate.load.geometry import Geometry, read_sides
-from feedrate.load.image import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
-from feedrate.load.loader import Loader
-from feedrate.load.samples import IMAGE, Samples, open_files, open_pack, pick
+from feedrate.loader.cache import Cache
+from feedrate.loader.cached import cached
+from feedrate.loader.geometry import Geometry, read_sides
+from feedrate.loader.image import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
+from feedrate.loader.loader import Loader
+from feedrate.loader.samples import IMAGE, Samples, open_files, open_pack, pick
 from feedrate.machine.disk import describe_storage
 from feedrate.machine.residency import measure_residency
 from feedrate.stats import median

@@ -18,12 +18,11 @@ import numpy as np
 from feedrate import kernel
 from feedrate.doctor.analyse.metrics import LoaderTrial
 from feedrate.errors import FeedrateError
-from feedrate.load.geometry import Artist
-from feedrate.load.image import CenterCrop, ImageOp, RandomResizedCrop, Resize
-from feedrate.load.meter import Meter
-from feedrate.load.pipeline import Feed
-from feedrate.load.ring import DEFAULT_PREFETCH, Ring
-from feedrate.load.samples import IMAGE, Samples, open_files
+from feedrate.loader.batch import DEFAULT_PREFETCH, Ring
+from feedrate.loader.geometry import CropSampler
+from feedrate.loader.image import CenterCrop, ImageOp, RandomResizedCrop, Resize
+from feedrate.loader.pipeline import Feed, Meter
+from feedrate.loader.samples import IMAGE, Samples, open_files
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.process import read_queued_s
 from feedrate.units import format_seconds
@@ -156,7 +155,7 @@ class _Maker:
         self, samples: Samples, options: TrialOptions, batch: int, pool: kernel.Pool | None = None
     ) -> None:
         self._samples, self._batch, self._pool = samples, batch, pool
-        self._artist = Artist(IMAGE, options.image, options.flip, _SEED)
+        self._artist = CropSampler(IMAGE, options.image, options.flip, _SEED)
         self._ring = Ring((batch, *options.image.out_size, options.channels), DEFAULT_PREFETCH + 2)
 
     def make(self, step: int) -> int:

@@ -148,7 +148,7 @@ def preprocess_once(m: Measured) -> Remedy | None:
 
 def _is_cached(m: Measured) -> bool:
     """Return whether the dataset is one that feedrate.cached() wraps."""
-    return str(m.loader.get("dataset")).startswith("feedrate.load.cached.")
+    return str(m.loader.get("dataset")).startswith("feedrate.loader.cached.")
 
 
 def _cached(m: Measured, arguments: str = "") -> str | None:

@@ -181,9 +181,9 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
     "requests.sessions": [("Session.request", "read:requests")],
     "boto3.s3.inject": [("download_fileobj", "read:boto3")],
     # One call of the kernel reads and decodes: what it computes is decoding, what it waits for is storage.
-    "feedrate.load.dataset": [
+    "feedrate.loader.dataset": [
         ("_Opened._find", "read:feedrate.index"),
         ("_Opened._decode", "decode:feedrate"),
     ],
-    "feedrate.load.kept_samples": [("KeptSamples.find", "read:feedrate.cached")],
+    "feedrate.loader.cached": [("KeptSamples.find", "read:feedrate.cached")],
 }

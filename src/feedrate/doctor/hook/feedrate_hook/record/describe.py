@@ -97,7 +97,7 @@ def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict
 
 def _find_pack(dataset: Any) -> str | None:
     """Return the pack of a feedrate.Dataset, also of one inside Subset, cached() and the like; None: none."""
-    kind: Any = getattr(sys.modules.get("feedrate.load.dataset"), "Dataset", None)
+    kind: Any = getattr(sys.modules.get("feedrate.loader.dataset"), "Dataset", None)
     for _ in range(_DEEPEST if kind is not None else 0):
         if isinstance(dataset, kind):
             return str(dataset.path)

@@ -112,14 +112,14 @@ def patch_pinning(module: Any) -> None:
 
 
 def patch_pack_loader(module: Any) -> None:
-    """feedrate.load.loader has been imported."""
+    """feedrate.loader.loader has been imported."""
     other_loaders.FoundLoader.loader = getattr(module, "Loader", None)
     install(module, "Loader.__init__", _made_by)
     install(module, "Loader.__iter__", _iterated)
 
 
 def patch_pack_iterator(module: Any) -> None:
-    """feedrate.load.iteration has been imported."""
+    """feedrate.loader.iteration has been imported."""
     install(module, "LoaderIterator.__next__", _waited)
 
 

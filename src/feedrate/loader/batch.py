@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Output buffers that are used again, but only when nobody can see them any more.
+
+A buffer is FREE (in the ring) or LENT. Lending wraps it in a `_Lease`; every numpy view, torch tensor or
+DLPack capsule made from the array keeps that lease alive, and only the lease's end puts the buffer back. So a
+batch that the user keeps stays valid without a copy, and one that they drop costs no new memory.
+
+No locks: a lease can end inside a garbage collection, in any thread, also while this thread is taking a
+buffer, and in a forked child. `deque.append` and `deque.pop` are atomic, which is all that is needed.
+
+Make one batch: index rows, draws, pixels, other fields, transform and collate. Runs in any thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate import kernel
+from feedrate.errors import BadSample, FeedrateError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.kernel import I64, U8
+from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_crops, decode_pixels
+from feedrate.loader.image import Size
+from feedrate.loader.options import Output, Wanted
+from feedrate.loader.pipeline import FeedStopped, Meter
+from feedrate.loader.values import Values, explain_status, move_boxes, read_field, to_torch
+
+if TYPE_CHECKING:
+    from feedrate.loader.cached_pixels import CachedPixels
+    from feedrate.loader.device.gpu_decode import GpuDecoder, PackRequest
+    from feedrate.loader.device.stored_pixels import StoredPixels
+
+# One batch in the kernel, one queued there; with the one that the loop holds, three buffers are in use.
+DEFAULT_PREFETCH = 2
+PREFETCH_BYTES = 2**30
+
+
+def choose_prefetch(batch_bytes: int, makers: int) -> int:
+    """Return how many batches to make ahead for so many threads that make them, while memory allows."""
+    return max(2, min(max(DEFAULT_PREFETCH, makers), PREFETCH_BYTES // max(1, batch_bytes)))
+
+
+class Ring:
+    """Lends uint8 arrays of up to `shape`; keeps at most `spare` free ones."""
+
+    def __init__(self, shape: tuple[int, ...], spare: int) -> None:
+        self.shape = shape
+        self.spare = spare
+        self.made = 0  # buffers allocated so far
+        self._free: deque[U8] = deque()
+
+    def lend(self, count: int) -> U8:
+        """Return an array of shape (count, *shape[1:]) whose contents are arbitrary."""
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = np.empty(math.prod(self.shape), np.uint8)
+            self.made += 1
+        array: U8 = np.asarray(_Lease(buffer, self))
+        return array[: count * math.prod(self.shape[1:])].reshape(count, *self.shape[1:])
+
+    def take_back(self, buffer: U8) -> None:
+        # The user kept many batches and then dropped them: the memory goes back to the system.
+        if len(self._free) < self.spare:
+            self._free.append(buffer)
+
+
+class _Lease:
+    """The owner of lent memory. Not an ndarray: numpy would look through it to the buffer behind."""
+
+    __slots__ = ("__array_interface__", "_buffer", "_ring")
+
+    def __init__(self, buffer: U8, ring: Ring) -> None:
+        self._buffer = buffer
+        self._ring = ring
+        self.__array_interface__: dict[str, Any] = buffer.__array_interface__
+
+    def __del__(self) -> None:
+        self._ring.take_back(self._buffer)
+
+
+class Origin(NamedTuple):
+    """Which samples a batch holds: what their draws follow from.
+
+    Attributes:
+        numbers: in the source.
+        slots: their places in the epoch's order, when a sample can come several times; else None.
+    """
+
+    epoch: int
+    numbers: I64
+    slots: I64 | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A finished batch; `data` is None when no sample of it is good."""
+
+    data: Any
+    samples: int
+    bad: tuple[BadSample, ...] = ()
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInProgress:
+    """A batch in the making; `geometry` is None when the pack has no pixels."""
+
+    places: Places
+    geometry: Geometry | None
+    origin: Origin
+    bad: dict[int, tuple[str, str]]  # place in the batch -> field, reason
+
+    @property
+    def good(self) -> npt.NDArray[np.bool_]:
+        """Which samples are kept."""
+        good = np.ones(len(self.places.positions), np.bool_)
+        good[list(self.bad)] = False
+        return good
+
+
+@dataclass(frozen=True, slots=True)
+class Assembler:
+    """Everything that making a batch needs, apart from which samples."""
+
+    pack: Pack
+    wanted: tuple[Wanted, ...]
+    artist: CropSampler | None
+    rings: dict[str, Ring]
+    output: Output
+    transform: Callable[[dict[str, Any]], Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    raises: bool
+    meter: Meter
+    pool: kernel.Pool | None = None
+    cached: CachedPixels | None = None
+    gpu: GpuDecoder | None = None
+    stored: StoredPixels | None = None
+    lend: Callable[[tuple[int, ...]], U8 | None] = lambda _: None  # other memory than that of the rings
+    is_stopping: Callable[[], bool] = lambda: False  # asked before each sample that goes through a transform
+
+    def make(self, epoch: int, positions: I64, slots: I64 | None) -> Batch:
+        """Make the batch of these samples.
+
+        Args:
+            slots: their places in the epoch's order, when a sample can come several times; else None.
+
+        Raises:
+            BadSample: a sample cannot be used, and the policy is to raise.
+            StorageError: the storage cannot be read, whatever the policy.
+        """
+        lost: list[BadSample] = []
+        with self.meter.stage("index"):
+            draft = self._draft(epoch, positions, slots, lost)
+        values = self._read(draft)
+        if draft.bad:
+            values = self._leave_out_bad(draft, values, lost)
+        samples = len(draft.places.positions) - len(draft.bad)
+        self.meter.count(
+            batches=1, samples=samples, bad_samples=len(lost), empty_batches=int(bool(lost) and not samples)
+        )
+        if not samples:
+            return Batch(None, 0, tuple(lost))
+        origin = draft.origin
+        if draft.bad:
+            epoch, numbers, slots = origin
+            origin = Origin(epoch, numbers[draft.good], None if slots is None else slots[draft.good])
+        return Batch(self._finish(draft, values, samples), samples, tuple(lost), origin)
+
+    def _draft(self, epoch: int, positions: I64, slots: I64 | None, lost: list[BadSample]) -> BatchInProgress:
+        rows, statuses = self.pack.rows(positions, [w.name for w in self.wanted])
+        damaged = np.flatnonzero(statuses)
+        if damaged.size:
+            for i in damaged:
+                reason = f"its row of the index cannot be used: {explain_status(statuses[i])}"
+                lost.append(self._describe(int(positions[i]), self.wanted[0].name, None, reason))
+            good = statuses == 0
+            positions, rows, slots = positions[good], rows[good], None if slots is None else slots[good]
+        geometry = self.artist.draw(epoch, rows, slots) if self.artist else None
+        bad = {}
+        if geometry is not None and self.artist is not None:
+            bad = {i: (self.artist.reference.name, reason) for i, reason in geometry.refused.items()}
+        origin = Origin(epoch, rows["number"].astype(np.int64), slots)
+        return BatchInProgress(Places(self.pack, rows, positions), geometry, origin, bad)
+
+    def _describe(self, position: int, name: str, row: Any, reason: str) -> BadSample:
+        error = self.pack.describe_bad(position, name, row, reason)
+        if self.raises:
+            raise error
+        return error
+
+    def _read(self, draft: BatchInProgress) -> list[Any]:
+        values: list[Any] = [None] * len(self.wanted)
+        with self.meter.stage("read and decode"):
+            for i, wanted in enumerate(self.wanted):
+                if wanted.field is not None and wanted.field.has_pixels:
+                    values[i] = self._decode(wanted, draft)
+        with self.meter.stage("other fields"):
+            for i, wanted in enumerate(self.wanted):
+                if wanted.field is None or not wanted.field.has_pixels:
+                    values[i] = self._read_other(wanted, draft)
+        return values
+
+    def _decode(self, wanted: Wanted, draft: BatchInProgress) -> Any:
+        assert wanted.field is not None
+        assert draft.geometry is not None
+        if not len(draft.places.positions):
+            return self._lend(wanted, 0)
+        geometry = draft.geometry
+        if wanted.filters is not None:
+            geometry = replace(geometry, filters=wanted.filters)
+        out, report = self._decode_field(wanted, wanted.field, draft.places, geometry)
+        self.meter.add_report(report)
+        self.meter.count(bytes_read=report.bytes_read)
+        if report.statuses.any():
+            for i in np.flatnonzero(report.statuses).tolist():
+                reason = report.reasons.get(i) or explain_status(report.statuses[i])
+                draft.bad.setdefault(i, (wanted.field.name, reason))
+        return out[..., 0] if wanted.field.kind is Kind.MASK else out
+
+    def _decode_field(
+        self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
+    ) -> tuple[Any, kernel.DecodeReport]:
+        height, width, channels = self.rings[wanted.name].shape[1:]
+        if self.stored is None or not self.stored.takes(field, (height, width, channels)):
+            return self._decode_anew(wanted, field, places, geometry)
+
+        def decode_others(at: I64) -> tuple[Any, kernel.DecodeReport]:
+            part = Places(places.pack, places.rows[at], places.positions[at])
+            return self._decode_anew(wanted, field, part, geometry.take(at))
+
+        return self.stored.decode(self._ask(wanted, field, places, geometry), decode_others)
+
+    def _decode_anew(
+        self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
+    ) -> tuple[Any, kernel.DecodeReport]:
+        """Decode a field on the GPU or the CPU, or take it from the host's tiers of the cache."""
+        if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
+            return self.gpu.decode(self._ask(wanted, field, places, geometry))
+        out = self._lend(wanted, len(places.positions))
+        decode = decode_pixels if self.cached is None else self.cached.decode
+        image = None if self.artist is None else self.artist.image
+        return out, decode_crops(decode, image, places, field, geometry, out, self.pool)
+
+    def _ask(self, wanted: Wanted, field: Field, places: Places, geometry: Geometry) -> PackRequest:
+        """Return what is wanted of a field, for the GPU."""
+        from feedrate.loader.device.gpu_decode import PackRequest
+
+        height, width, channels = self.rings[wanted.name].shape[1:]
+        lend = partial(self._lend, wanted)
+        return PackRequest(places, field, geometry, (height, width, channels), lend, self.pool)
+
+    def _lend(self, wanted: Wanted, count: int) -> U8:
+        ring = self.rings[wanted.name]
+        special = self.lend((count, *ring.shape[1:])) if count else None
+        return ring.lend(count) if special is None else special
+
+    def _read_other(self, wanted: Wanted, draft: BatchInProgress) -> Any:
+        places = draft.places
+        if wanted.name == "number":
+            return places.rows["number"].copy()
+        if wanted.field is None:
+            keys, unknown = self.pack.keys(places.positions)
+            for i, reason in unknown.items():
+                draft.bad.setdefault(i, (wanted.name, reason))
+            return keys
+        read = read_field(self.pack, wanted.field, places.rows, places.positions, self.pool)
+        self.meter.count(bytes_read=read.bytes_read)
+        for i, reason in read.bad.items():
+            draft.bad.setdefault(i, (wanted.field.name, reason))
+        if wanted.field.kind is Kind.BOXES:
+            self._move_boxes(read, draft)
+        return read.data
+
+    def _move_boxes(self, read: Values, draft: BatchInProgress) -> None:
+        geometry, artist = draft.geometry, self.artist
+        if geometry is None or artist is None or (artist.image is None and not artist.flip):
+            return
+        for i, boxes in enumerate(read.data):
+            if boxes is not None and i not in draft.bad:
+                crop = geometry.boxes[i]
+                size: Size = artist.image.out_size if artist.image else (int(crop[3]), int(crop[2]))
+                read.data[i] = move_boxes(boxes, crop, size, bool(geometry.flips[i]))
+
+    def _leave_out_bad(self, draft: BatchInProgress, values: list[Any], lost: list[BadSample]) -> list[Any]:
+        places = draft.places
+        for i, (name, reason) in sorted(draft.bad.items()):
+            lost.append(self._describe(int(places.positions[i]), name, places.rows[i], reason))
+        good = draft.good
+        chosen = np.flatnonzero(good).tolist()
+        return [[v[i] for i in chosen] if isinstance(v, list) else v[good] for v in values]
+
+    def _finish(self, draft: BatchInProgress, values: list[Any], samples: int) -> Any:
+        if self.transform is None and self.collate is None:
+            if self.output == "torch":
+                kinds = [w.field.kind if w.field else None for w in self.wanted]
+                values = [to_torch(v, kind) for v, kind in zip(values, kinds, strict=True)]
+            return tuple(values)
+        names = [w.name for w in self.wanted]
+        made: list[Any] = [dict(zip(names, (v[i] for v in values), strict=True)) for i in range(samples)]
+        if self.transform is not None:
+            with self.meter.stage("transform"):
+                for i, sample in enumerate(made):
+                    if self.is_stopping():
+                        raise FeedStopped
+                    try:
+                        made[i] = self.transform(sample)
+                    except Exception as error:
+                        self._name_sample(error, draft, i)
+        assert self.collate is not None
+        with self.meter.stage("collate"):
+            return self.collate(made)
+
+    def _name_sample(self, error: Exception, draft: BatchInProgress, place: int) -> NoReturn:
+        kept = [i for i in range(len(draft.places.positions)) if i not in draft.bad]
+        bad = self.pack.describe_bad(int(draft.places.positions[kept[place]]), "", None, "")
+        words = f"in transform, for sample '{bad.key}'"
+        if hasattr(error, "add_note"):
+            error.add_note(words)
+        elif error.__cause__ is None:  # Python 3.10 has no notes
+            error.__cause__ = FeedrateError(words)
+        raise error

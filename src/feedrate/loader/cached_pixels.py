@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes on a cache's shelf: whole images or, where an operation is not random, what it makes of them.
+
+Either way rows of pixels, with the table of checksums that `pack --raw` stores too.
+
+Images and masks by way of a shelf: decoded the first time, cropped from there every further time.
+
+The kernel reads the rows under the crop alone, and checks what it reads. Pixels are those that the pack
+itself would give, bit for bit; what might differ is not kept (see keeping.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate import kernel, pillow
+from feedrate.cache.limits import margin_of
+from feedrate.cache.store import Located, SampleCache
+from feedrate.cache.table import Rows
+from feedrate.filters import find_filters
+from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.format.raw import dump_bare_table, measure_table
+from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, DecodeReport, Ranges, Status
+from feedrate.loader.cache import Cache
+from feedrate.loader.geometry import CropSampler, Geometry, Places, Sides, Tally, decode_pixels, read_sides
+from feedrate.loader.image import CenterCrop, ImageOp, Resize, Size, whole
+from feedrate.loader.options import Wanted
+from feedrate.loader.samples import pick, take_ranges
+from feedrate.loader.state import fingerprint
+from feedrate.machine.memory import MemoryGauge
+from feedrate.results.load import CacheStats
+
+if TYPE_CHECKING:
+    from feedrate.loader.device.gpu_tier import GpuTier
+
+# A checksum each: memory is read fast, so blocks are larger than on a disk.
+BLOCK_BYTES = 32768
+LARGEST_BYTES = 256 << 20  # a larger image would take too much memory on its way to the shelf
+BY_PILLOW = 1  # a mark: the kernel does not decode this kind of file
+_SAMPLED = 256
+# Another try may find the bytes elsewhere: in the source of a scratch copy.
+_MAY_BE_BETTER_LATER = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Samples to decode; `numbers`: theirs on the shelf; `sides` and `cuts`: of what is kept there."""
+
+    places: Places
+    pixels: Field
+    geometry: Geometry
+    out: U8
+    pool: kernel.Pool | None
+    numbers: I64
+    sides: Sides
+    cuts: I32
+
+    @property
+    def is_mask(self) -> bool:
+        return self.pixels.kind is Kind.MASK
+
+    def measure(self, i: int) -> int:
+        """Return how many bytes a sample takes on the shelf, if it has colours."""
+        width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), int(self.out.shape[3])
+        return width * height * channels + measure_table(width, height, channels, BLOCK_BYTES)
+
+    def part(self, at: I64) -> Places:
+        return Places(self.places.pack, self.places.rows[at], self.places.positions[at])
+
+    def for_each(self, work: Callable[[int], None], at: Sequence[int]) -> None:
+        _for_each(self.pool, work, at)
+
+
+def _for_each(pool: kernel.Pool | None, work: Callable[[int], None], at: Sequence[int]) -> None:
+    if pool is None or len(at) == 1:
+        for i in at:
+            work(i)
+    else:
+        pool.map(work, at)
+
+
+def make_job(
+    places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None, *, numbers: I64,
+    keeps_results: bool,
+) -> Job:  # fmt: skip
+    if keeps_results:
+        sides = np.full(len(numbers), out.shape[2]), np.full(len(numbers), out.shape[1])
+        return Job(places, pixels, geometry, out, pool, numbers, sides, whole(*sides))
+    sides, cuts = read_sides(pixels, places.rows), geometry.boxes_on(pixels, places.rows)
+    return Job(places, pixels, geometry, out, pool, numbers, sides, cuts)
+
+
+def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp | None) -> bool:
+    """Say whether an operation always makes the same of an image, and something smaller.
+
+    Looks at some images of the pack, the same ones in every process.
+    """
+    if reference is None or not isinstance(image, (CenterCrop, Resize)) or not len(pack):
+        return False
+    rows, statuses = pack.rows(pick(len(pack), _SAMPLED, 0), [reference.name])
+    widths, heights = read_sides(reference, rows[statuses == 0])
+    height, width = image.out_size
+    return bool(len(widths)) and height * width < float((widths * heights).mean())
+
+
+def keep_whole(job: Job, at: I64, shelf: SampleCache, tally: Tally) -> list[int]:
+    """Decode whole images and put them on the shelf, while it has room; returns what must not go there."""
+    numbers = job.numbers[at].tolist()
+    refused = decode_whole(
+        job.part(at), job.pixels, job.out.shape[3], job.pool, tally,
+        has_room=lambda i: shelf.has_room(job.measure(int(at[i]))),
+        keep=lambda i, pixels, source_bytes, mark: _put(shelf, numbers[i], pixels, source_bytes, mark),
+    )  # fmt: skip
+    return [numbers[i] for i in refused]
+
+
+def decode_whole(
+    places: Places,
+    pixels: Field,
+    channels: int,
+    pool: kernel.Pool | None,
+    tally: Tally,
+    *,
+    has_room: Callable[[int], bool],
+    keep: Callable[[int, U8, int, int], bool],
+) -> list[int]:
+    """Decode whole images or masks, each in a thread of its own; return which of them must not be kept.
+
+    Args:
+        has_room: looks whether it is worth the while.
+        keep: gets the number of one, its pixels (height x width x channels), how many bytes it was made of,
+            and a mark, 0 or BY_PILLOW; says whether it kept them.
+    """
+    is_mask, is_raw = pixels.kind is Kind.MASK, pixels.coding is Coding.RAW
+    files, images, entries = places.pack.find_values(
+        pixels.name, places.rows, places.positions, with_entries=not is_mask
+    )
+    widths, heights = read_sides(pixels, places.rows)
+    boxes = whole(widths, heights)
+    refused: list[int] = []
+
+    def decode(i: int) -> None:
+        if not has_room(i):
+            return
+        one, width, height = np.array([i]), int(widths[i]), int(heights[i])
+        if width * height > kernel.TRUSTED_PIXELS:
+            status, _ = kernel.check_size(files, take_ranges(images, one), (width, height), raw=is_raw)
+            if status:
+                refused.extend([] if status in _MAY_BE_BETTER_LATER else [i])
+                return
+        out = np.empty((1, height, width, channels), np.uint8)
+        report = kernel.decode_batch(
+            files, take_ranges(images, one), out, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
+            entries=None if entries is None else take_ranges(entries, one), nearest=is_mask, raw=is_raw,
+        )  # fmt: skip
+        if report.statuses[0] in _MAY_BE_BETTER_LATER:
+            return
+        # Damage that Pillow decodes: of crops that do not show it, the kernel's pixels count.
+        if report.statuses[0] or DAMAGED_BUT_DECODED in (report.pillow_reasons or {}):
+            refused.append(i)
+        elif keep(i, out[0], int(images.length[i]), BY_PILLOW if report.by_pillow else 0):
+            tally.count(report)
+
+    _for_each(pool, decode, range(len(boxes)))
+    return refused
+
+
+def keep_results(job: Job, at: I64, shelf: SampleCache, tally: Tally) -> list[int]:
+    """Make what the operation makes of images, not yet mirrored, and put it on the shelf."""
+    pixels = np.empty((len(at), *job.out.shape[1:]), np.uint8)
+    geometry = replace(job.geometry.take(at), flips=np.zeros(len(at), np.bool_))
+    part = job.part(at)
+    report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
+    tally.count(report)
+    lengths = part.rows[f"{job.pixels.name}.length"]
+    refused: list[int] = []
+    for i, number in enumerate(job.numbers[at].tolist()):
+        if report.statuses[i]:
+            if report.statuses[i] not in _MAY_BE_BETTER_LATER:
+                refused.append(number)
+        elif not _put(shelf, number, pixels[i], int(lengths[i]), 0):
+            break
+    return refused
+
+
+def _put(shelf: SampleCache, number: int, pixels: U8, source_bytes: int, mark: int) -> bool:
+    rows = without_colour(pixels)
+    table = dump_bare_table(rows, BLOCK_BYTES)
+    return shelf.put(number, table, rows.reshape(-1), source_bytes=source_bytes, mark=mark)
+
+
+def without_colour(pixels: U8) -> U8:
+    """Return H x W of an image that holds no colours, and of a mask: a third of the room; else all of it."""
+    if pixels.shape[2] == 1:
+        return pixels[..., 0]
+    for part in (pixels[::16, ::16], pixels):  # of almost every photograph the first look is enough
+        if (part[..., 0] != part[..., 1]).any() or (part[..., 0] != part[..., 2]).any():
+            return pixels
+    return np.ascontiguousarray(pixels[..., 0])
+
+
+VERSION = 1
+# A field and, where results are kept, their size and a view's own filter.
+_Slot = tuple[Any, ...]
+_BAD_BYTES = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH, Status.BAD_ENTRIES)
+
+
+class CachedPixels:
+    """The images and masks that a loader wants, and their shelf. Counts hits and misses of one epoch."""
+
+    def __init__(
+        self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], artist: CropSampler | None
+    ) -> None:
+        self._pack = pack
+        image = artist.image if artist else None
+        filters = find_filters(image)
+        self._keeps_results = all(len(w.filters or filters) == 1 for w in wanted) and (
+            is_worth_keeping_results(pack, artist.reference if artist else None, image)
+        )
+        # Raw pixels have nothing to decode: the page cache serves them as well.
+        fields = [f for f in pack.fields if f.has_pixels and f.coding is not Coding.RAW]
+        slots: list[_Slot] = [(field.name, None) for field in fields]
+        if self._keeps_results:
+            shown = [(w, w.field) for w in wanted if w.field in fields and w.field is not None]
+            slots = sorted({_slot_of(field, w.out_size, w.filters or filters, filters) for w, field in shown})
+        self._filters = filters
+        self._slots = {slot: number for number, slot in enumerate(slots)}
+        what = f"{image!r} of" if self._keeps_results else "whole"
+        gray = " L" if any(w.mode == "L" for w in wanted) else ""
+        key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}{gray}"
+        self._shelf: SampleCache = cache.open_shelf(
+            key, len(self._slots) * len(pack), _count_bytes_to_keep(pack)
+        )
+        self._refused: set[int] = set()
+        self._joined: tuple[tuple[str, ...], kernel.Files] | None = None
+        self._lock = threading.Lock()
+        self._is_damage_told = False
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        with self._lock:
+            self._hits, self._misses = [0] * len(self._shelf.tiers), 0
+
+    def decode(
+        self, places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None
+    ) -> DecodeReport:
+        """Decode an image or mask field into `out`: as `decode_pixels` does, from the shelf where it can."""
+        wanted: _Slot = (pixels.name, None)
+        if self._keeps_results:
+            wanted = _slot_of(pixels, (out.shape[1], out.shape[2]), geometry.filters, self._filters)
+        slot = self._slots.get(wanted)
+        if slot is None:
+            return decode_pixels(places, pixels, geometry, out, pool)
+        numbers = slot * len(self._pack) + places.positions
+        job = make_job(
+            places, pixels, geometry, out, pool, numbers=numbers, keeps_results=self._keeps_results
+        )
+        tally = Tally(len(numbers))
+        located = self._shelf.locate(numbers)
+        self._count(located)
+        if self._fill(job, located, tally):
+            located = self._shelf.locate(numbers)
+        if job.is_mask:
+            again = np.union1d(self._crop_by_pillow(job, located), np.flatnonzero(~located.found))
+        else:
+            again = self._decode_images(job, located, tally)
+        if again.size:
+            self._decode_from_pack(job, again, tally)
+        return tally.report()
+
+    def has(self, field: str, positions: I64) -> npt.NDArray[np.bool_]:
+        """Return which samples of a field are on the shelf, so that their bytes are not needed."""
+        slots = [number for (name, *_), number in self._slots.items() if name == field]
+        there = np.full(len(positions), bool(slots))
+        for slot in slots:
+            there &= self._shelf.locate(slot * len(self._pack) + positions).found
+        return there
+
+    def _count(self, located: Located) -> None:
+        tiers = located.rows["tier"][located.found]
+        with self._lock:
+            self._misses += len(located.found) - len(tiers)
+            for tier in range(len(self._hits)):
+                self._hits[tier] += int((tiers == tier).sum())
+
+    def _fill(self, job: Job, located: Located, tally: Tally) -> bool:
+        """Put what is missing on the shelf, while it has room."""
+        sizes = job.sides[0] * job.sides[1] * job.out.shape[3]
+        _, firsts = np.unique(job.numbers, return_index=True)
+        missing = firsts[~located.found[firsts] & (sizes[firsts] > 0) & (sizes[firsts] <= LARGEST_BYTES)]
+        at = np.array([i for i in missing.tolist() if int(job.numbers[i]) not in self._refused], np.int64)
+        if not at.size or not self._shelf.has_room(job.measure(int(at[sizes[at].argmin()]))):
+            return False
+        keep = keep_results if self._keeps_results else keep_whole
+        self._refused.update(keep(job, at, self._shelf, tally))
+        return True
+
+    def _decode_images(self, job: Job, located: Located, tally: Tally) -> I64:
+        """Let the kernel take what is on the shelf from there and the rest from the pack, in one go.
+
+        Returns which must come from the pack once more.
+        """
+        found, rows = located.found, located.rows
+        places = [np.array(rows["tier"]), rows["offset"] + rows["head"], rows["length"] - rows["head"]]
+        tables = [np.array(rows["tier"]), np.array(rows["offset"]), rows["head"].astype(np.int64)]
+        crc32c, boxes, files = np.zeros(len(found), np.uint32), job.cuts.copy(), None
+        left = np.flatnonzero(~found)
+        if left.size:
+            part, name, shift = job.part(left), job.pixels.name, len(self._shelf.paths)
+            files, images, entries = part.pack.find_values(name, part.rows, part.positions, with_entries=True)
+            assert entries is not None
+            for whole_batch, ranges in ((places, images), (tables, entries)):
+                whole_batch[0][left] = ranges.file + shift
+                whole_batch[1][left], whole_batch[2][left] = ranges.offset, ranges.length
+            crc32c[left] = 0 if images.crc32c is None else images.crc32c
+            boxes[left] = job.geometry.take(left).boxes_on(job.pixels, part.rows)
+        filters = job.geometry.filter_each()
+        report = kernel.decode_batch(
+            self._join(files), Ranges(places[0], places[1], places[2], crc32c), job.out, boxes=boxes,
+            flips=job.geometry.flips, filters=filters, entries=Ranges(tables[0], tables[1], tables[2]),
+            raw=found, pool=job.pool,
+        )  # fmt: skip
+        failed = np.flatnonzero(found & (report.statuses != 0))
+        for i in failed.tolist():
+            if report.statuses[i] in _BAD_BYTES:
+                self._discard(rows[i])
+        if left.size and part.pack.turn_to_source(name, part.rows, part.positions, report.statuses[left]):
+            failed = np.union1d(failed, left[report.statuses[left] != 0])
+        tally.add(report, failed)
+        if not pillow.resizes_as_kernel():
+            by_pillow = found & (rows["mark"] == BY_PILLOW)
+            failed = np.union1d(failed, self._crop_by_pillow(job, replace(located, found=by_pillow)))
+        return failed
+
+    def _crop_by_pillow(self, job: Job, located: Located) -> I64:
+        """Crop what is on the shelf as Pillow does; returns which could not be."""
+        failed: list[int] = []
+        filters = job.geometry.filter_each()
+
+        def crop(i: int) -> None:
+            data = self._shelf.get(int(job.numbers[i]))
+            left, top, right, bottom = box = tuple(job.cuts[i].tolist())
+            width, height = (int(side[i]) for side in job.sides)
+            if data is None or not (0 <= left < right <= width and 0 <= top < bottom <= height):
+                failed.append(i)
+                return
+            pixels = np.frombuffer(data, np.uint8, offset=int(located.rows["head"][i]))
+            shape = (height, width) if len(pixels) == height * width else (height, width, 3)
+            filter_ = None if job.is_mask else int(filters[i])
+            cropped = pillow.crop_rows(pixels.reshape(shape), box, job.out.shape[1:], filter_)
+            job.out[i] = cropped[:, ::-1] if job.geometry.flips[i] else cropped
+
+        at = np.flatnonzero(located.found).tolist()
+        if at:
+            job.for_each(crop, at)
+        return np.array(sorted(failed), np.int64)
+
+    def _decode_from_pack(self, job: Job, at: I64, tally: Tally) -> None:
+        out = np.empty((len(at), *job.out.shape[1:]), np.uint8)
+        geometry = job.geometry.take(at)
+        tally.add(decode_pixels(job.part(at), job.pixels, geometry, out, job.pool), at=at)
+        job.out[at] = out
+
+    def _join(self, files: kernel.Files | None) -> kernel.Files:
+        """Return the shelf's files and, behind them, others."""
+        paths = self._shelf.paths
+        if files is not None and files is not self._pack.files:
+            return kernel.Files([*paths, *files.paths])
+        joined = self._joined
+        if joined is None or joined[0] != paths:
+            joined = self._joined = paths, kernel.Files([*paths, *self._pack.files.paths])
+        return joined[1]
+
+    def _discard(self, row: Rows) -> None:
+        # Given back for want of memory is no damage.
+        if self._shelf.discard(row) and not self._is_damage_told:
+            self._is_damage_told = True
+            warnings.warn(
+                "samples in the cache are not what was put there: they come from the pack again "
+                "(stats().cache.damaged counts them)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def stats(self, positions: I64, wanted: Sequence[Wanted], tier: GpuTier | None = None) -> CacheStats:
+        """Return what is cached of some samples, and the hits of this epoch.
+
+        What is in a tier on the GPU as well is counted there alone.
+        """
+        names = {w.field.name for w in wanted if w.field is not None}
+        slots = [(name, number) for (name, *_), number in self._slots.items() if name in names]
+        parts = [np.zeros(0, np.int64)]
+        for name, slot in slots:
+            others = positions if tier is None else positions[~tier.has(name, positions)]
+            parts.append(slot * len(self._pack) + others)
+        numbers = np.concatenate(parts)
+        shelf = self._shelf
+        tiers = shelf.tier_stats(numbers)
+        with self._lock:
+            counted = tuple(replace(tier, hits=hits) for tier, hits in zip(tiers, self._hits, strict=True))
+            samples = len(slots) * len(positions)
+            return CacheStats(samples, counted, self._misses, shelf.damaged, shelf.returned_bytes)
+
+    def close(self) -> None:
+        """Close files; what is on the shelf stays there."""
+        if self._joined is not None:
+            self._joined[1].close()
+
+
+def _slot_of(pixels: Field, size: Size | None, filters: tuple[int, ...], usual: tuple[int, ...]) -> _Slot:
+    """Return what tells results of one operation apart; `usual` are the filters of the operation itself."""
+    if filters == usual or pixels.kind is Kind.MASK:
+        return (pixels.name, size)
+    return (pixels.name, size, *filters)
+
+
+def _count_bytes_to_keep(pack: Pack) -> int:
+    """Return the page cache that the pack itself needs: a sample there takes a fraction of a decoded one.
+
+    A pack that does not fit in memory is read from its disk anyway.
+    """
+    size_bytes = pack.manifest.shard_bytes
+    room = MemoryGauge().measure()
+    return size_bytes if size_bytes <= room.free_bytes - margin_of(room.limit_bytes) else 0

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Dataset`: a pack in the place of torchvision's ImageFolder, for those who keep their DataLoader."""
+
+from __future__ import annotations
+
+import operator
+import os
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from feedrate.errors import BadSample, UsageError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.kernel import I64, U8
+from feedrate.loader.geometry import CropSampler, Geometry, Places, check_size, decode_crops, decode_pixels
+from feedrate.loader.image import ImageOp, Resize, Size, View
+from feedrate.loader.options import (
+    Mode,
+    Wanted,
+    check_image,
+    check_pack,
+    check_split,
+    check_whole,
+    find_label,
+    find_reference,
+    flip_probability,
+    resolve_fields,
+)
+from feedrate.loader.order import find_split, members
+from feedrate.loader.values import choose_output, explain_status, move_boxes, read_field
+from feedrate.remote.pack import open_pack
+
+Output = Literal["pil", "numpy", "torch"]
+_TOGETHER_BYTES = 256 << 10  # larger images take longer to copy than a call of the kernel does by itself
+
+
+class Dataset:
+    """Samples of a pack by position: `dataset[i]` is `(image, label)`.
+
+    Positions count samples as they are stored in the pack; ask for the field "number" to learn a sample's
+    place in the source. Pickles as its arguments alone; every process opens the pack for itself, so fork and
+    spawn both work.
+
+    Args:
+        pack: the pack's folder, or its address ("s3://...").
+        transform: called with the image, as ImageFolder does.
+        target_transform: called with the label, or the labels.
+        fields: what a sample is made of, in this order; None: image and label (or labels).
+        image: an image operation: then only the part that is needed gets decoded. None: whole images.
+        flip: mirror left to right; True: half of the samples; a number: that share.
+        seed: fixes the draw of each sample per epoch (see `set_epoch`). None: every access draws anew from
+            Python's `random`, which a DataLoader seeds in each of its workers.
+        split: a part of the samples, as `Loader` takes it: positions then count its samples alone.
+        output: images as "pil" (what torchvision's transforms expect), "numpy" (H,W,C) or "torch" (C,H,W).
+        mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
+        allow_addresses: where files may lie that the pack names, as `Loader` takes it.
+    """
+
+    def __init__(
+        self,
+        pack: str | os.PathLike[str],
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        fields: Sequence[str] | None = None,
+        image: ImageOp | None = None,
+        flip: bool | float = False,
+        seed: int | None = None,
+        output: Output = "pil",
+        split: str | tuple[float, float] | None = None,
+        mode: Mode = "RGB",
+        allow_addresses: str | Sequence[str] = (),
+    ) -> None:
+        check_pack(pack)
+        if isinstance(pack, Pack):
+            allow_addresses = allow_addresses or getattr(pack, "allow_addresses", ())
+            pack = pack.name
+        check_image(image, flip, mode)
+        check_whole("seed", seed, least=0, optional=True)
+        for name, function in (("transform", transform), ("target_transform", target_transform)):
+            if function is not None and not callable(function):
+                raise UsageError(f"{name} must be a function, got {function!r}")
+        if output not in ("pil", "numpy", "torch"):
+            raise UsageError(f'output must be "pil", "numpy" or "torch", got {output!r}')
+        if output == "torch":
+            choose_output("torch")
+        self.path = os.fspath(pack)
+        self.transform, self.target_transform = transform, target_transform
+        self._fields, self._image, self._flip, self._seed, self._output = fields, image, flip, seed, output
+        if split is not None and not isinstance(split, str):
+            check_split(split)
+        self._split, self._mode, self._allow_addresses = split, mode, allow_addresses
+        self._members: object = None  # what tells the split from one that has its name later
+        self._epoch = 0
+        self._opened: _Opened | None = None
+        self._open()
+
+    def _open(self) -> _Opened:
+        if self._opened is None or self._opened.process != os.getpid():
+            pack = open_pack(self.path, allow_addresses=self._allow_addresses)
+            opened = _Opened(pack, self._fields, self._image, self._flip, self._split, self._mode)
+            if self._members is not None and opened.subset.identity() != self._members:
+                raise UsageError(
+                    f"the split {self._split!r} of {self.path} was made anew since this dataset was opened",
+                    hint="make the dataset again",
+                )
+            self._opened, self._members = opened, opened.subset.identity()
+        return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def __len__(self) -> int:
+        return len(self._open().subset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples; a DataLoader fetches its batches through this.
+
+        Raises:
+            BadSample: one of them is damaged.
+            StorageError: the storage cannot be read, which is no fault of one sample.
+        """
+        opened = self._open()
+        positions = opened.subset.positions(np.array([self._position(i) for i in indices], np.int64))
+        columns = opened.read(positions, self._seed, self._epoch)
+        columns = [self._dress(w, c) for w, c in zip(opened.wanted, columns, strict=True)]
+        samples = list(zip(*columns, strict=True))
+        return samples if len(opened.wanted) > 1 else [sample[0] for sample in samples]
+
+    def _position(self, index: int) -> int:
+        position, n = operator.index(index), len(self)
+        if not -n <= position < n:
+            whole = "pack" if self._split is None else f"split {self._split!r}"
+            raise IndexError(f"sample {position} of a {whole} that has {n}")
+        return position % n
+
+    def _dress(self, wanted: Wanted, column: Sequence[Any]) -> list[Any]:
+        if wanted.field is not None and wanted.field.has_pixels:
+            pictures = [self._convert(pixels, wanted.field) for pixels in column]
+            is_image = wanted.field.kind is Kind.IMAGE
+            return [self.transform(p) for p in pictures] if self.transform and is_image else pictures
+        if wanted.name == self._open().label_name and self.target_transform is not None:
+            return [self.target_transform(value) for value in column]
+        return list(column)
+
+    def _convert(self, pixels: U8, field: Field) -> Any:
+        if field.kind is Kind.MASK:
+            pixels = pixels[..., 0]
+        if self._output == "pil":
+            from PIL import Image
+
+            return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+        if self._output == "torch":
+            import torch
+
+            tensor = torch.from_numpy(pixels)
+            return tensor.permute(2, 0, 1) if field.kind is Kind.IMAGE else tensor
+        return pixels
+
+    def set_epoch(self, epoch: int) -> None:
+        """With a seed: draw other parts of the images from now on. Workers that already run do not see it."""
+        check_whole("epoch", epoch, least=0)
+        self._epoch = epoch
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of their labels."""
+        return list(find_label(self._open().pack).classes or ())
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> list[Any]:
+        """Labels of all samples, by position: numbers from the index, or arrays; read at each call."""
+        opened = self._open()
+        return opened.read_labels(members(opened.subset))
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.path!r}, {len(self)} samples)"
+
+
+class _Opened:
+    """The part of a dataset that belongs to one process."""
+
+    def __init__(
+        self,
+        pack: Pack,
+        fields: Sequence[str] | None,
+        image: ImageOp | None,
+        flip: bool | float,
+        split: str | tuple[float, float] | None,
+        mode: Mode,
+    ) -> None:
+        self.process = os.getpid()
+        self.pack = pack
+        self.subset = find_split(self.pack, split)
+        for name in fields or ():
+            if isinstance(name, View):
+                raise UsageError("Dataset has no views; use Loader, or resize in the transform")
+        # Unlike in a batch, whole images may differ in size here: any operation stands in for "some size".
+        self.wanted = resolve_fields(self.pack, fields, Resize(1) if image is None else image, mode)
+        reference = find_reference(self.pack, image, flip)
+        self.reference = reference
+        self.label_name = "label" if self.pack.manifest.field("label") else "labels"
+        self.image, self.flip = image, flip_probability(flip)
+        self.is_shown = any(w.out_size is not None for w in self.wanted)
+        self.is_random = reference is not None and CropSampler(reference, image, self.flip, seed=0).is_random
+
+    def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
+        """Return one column per field."""
+        places = self._find(positions, self.wanted)
+        geometry = self._draw(places, seed, epoch)
+        return [self._read_column(wanted, places, geometry) for wanted in self.wanted]
+
+    def read_labels(self, positions: I64) -> list[Any]:
+        label = find_label(self.pack)
+        if label.kind is Kind.NUMBER:
+            numbers: list[Any] = self.pack.checked_column(label.name)[positions].tolist()
+            return numbers
+        wanted = Wanted(label.name, label)
+        return list(self._read_column(wanted, self._find(positions, (wanted,)), None))
+
+    def _find(self, positions: I64, wanted: tuple[Wanted, ...]) -> Places:
+        rows, statuses = self.pack.rows(positions, [w.name for w in wanted])
+        for i in np.flatnonzero(statuses):
+            reason = f"its row of the index cannot be used: {explain_status(statuses[i])}"
+            raise self.pack.describe_bad(int(positions[i]), wanted[0].name, None, reason)
+        return Places(self.pack, rows, positions)
+
+    def _draw(self, places: Places, seed: int | None, epoch: int) -> Geometry | None:
+        if self.reference is None:
+            return None
+        if seed is None and self.is_random:
+            seed = random.getrandbits(63)
+        artist = CropSampler(self.reference, self.image, self.flip, seed or 0, self.is_shown)
+        geometry = artist.draw(epoch, places.rows, None)
+        for i, reason in geometry.refused.items():
+            raise self.pack.describe_bad(
+                int(places.positions[i]), self.reference.name, places.rows[i], reason
+            )
+        return geometry
+
+    def _read_column(self, wanted: Wanted, places: Places, geometry: Geometry | None) -> Sequence[Any]:
+        if wanted.name == "number":
+            numbers: list[int] = places.rows["number"].tolist()
+            return numbers
+        if wanted.field is None:
+            keys, unknown = self.pack.keys(places.positions)
+            for i, reason in unknown.items():
+                raise self.pack.describe_bad(int(places.positions[i]), wanted.name, None, reason)
+            return keys
+        if wanted.field.has_pixels:
+            assert geometry is not None
+            return self._decode(wanted, places, geometry)
+        read = read_field(self.pack, wanted.field, places.rows, places.positions, None)
+        for i, reason in read.bad.items():
+            raise self.pack.describe_bad(int(places.positions[i]), wanted.field.name, places.rows[i], reason)
+        if wanted.field.kind is Kind.BOXES and geometry is not None and (self.image is not None or self.flip):
+            crops, flips = geometry.boxes, geometry.flips
+            sizes = [self.image.out_size if self.image else (int(c[3]), int(c[2])) for c in crops]
+            return [
+                move_boxes(b, c, s, bool(f))
+                for b, c, s, f in zip(read.data, crops, sizes, flips, strict=True)
+            ]
+        is_number = wanted.field.kind is Kind.NUMBER
+        column: Sequence[Any] = read.data.tolist() if is_number else list(read.data)
+        return column
+
+    def _decode(self, wanted: Wanted, places: Places, geometry: Geometry) -> list[U8]:
+        """Decode the images or masks of some samples, small ones of a size together."""
+        pixels: dict[int, U8] = {}
+        for (height, width), at in self._find_sizes(wanted, places, geometry).items():
+            # One call takes as long as a small image does. A sample has its own memory all the same: whoever
+            # keeps one of them must not keep them all.
+            is_small = height * width * wanted.channels <= _TOGETHER_BYTES
+            for some in [at] if is_small else [[i] for i in at]:
+                is_all = len(some) == len(places.positions)
+                drawn = geometry if is_all else geometry.take(np.array(some))
+                decoded = self._decode_alike(wanted, _take(places, some), drawn, (height, width))
+                pixels.update(zip(some, decoded if len(some) == 1 else map(np.copy, decoded), strict=True))
+        return [pixels[i] for i in range(len(places.positions))]
+
+    def _find_sizes(self, wanted: Wanted, places: Places, geometry: Geometry) -> dict[Size, list[int]]:
+        """Return which samples come out at each size."""
+        assert wanted.field is not None
+        assert wanted.out_size is not None
+        if self.image is not None:
+            return {wanted.out_size: list(range(len(places.positions)))}
+        sizes: dict[Size, list[int]] = {}
+        for i, (left, top, right, bottom) in enumerate(geometry.boxes_on(wanted.field, places.rows).tolist()):
+            size = bottom - top, right - left
+            if (reason := check_size(_take(places, [i]), wanted.field, size)) is not None:
+                raise self._describe(places, i, wanted, reason)
+            sizes.setdefault(size, []).append(i)
+        return sizes
+
+    def _decode_alike(self, wanted: Wanted, places: Places, geometry: Geometry, size: Size) -> U8:
+        assert wanted.field is not None
+        out = np.empty((len(places.positions), *size, wanted.channels), np.uint8)
+        # No pool: a DataLoader's workers are the parallelism here.
+        report = decode_crops(decode_pixels, self.image, places, wanted.field, geometry, out, None)
+        if report.statuses.any():
+            i = int(np.flatnonzero(report.statuses)[0])
+            raise self._describe(
+                places, i, wanted, report.reasons.get(i) or explain_status(report.statuses[i])
+            )
+        return out
+
+    def _describe(self, places: Places, i: int, wanted: Wanted, reason: str) -> BadSample:
+        return self.pack.describe_bad(int(places.positions[i]), wanted.name, places.rows[i], reason)
+
+
+def _take(places: Places, at: Sequence[int]) -> Places:
+    if len(at) == len(places.positions):
+        return places
+    return Places(places.pack, places.rows[at], places.positions[at])

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user asked a loader for, checked: first on its own, then against the pack."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from feedrate import kernel, pillow
+from feedrate.errors import BadSample, PackError, UsageError
+from feedrate.filters import find_filters
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.loader.geometry import Places, check_size
+from feedrate.loader.image import ImageOp, Size, View
+
+Output = Literal["torch", "numpy"]
+Mode = Literal["RGB", "L"]
+Decode = Literal["auto", "cpu", "gpu"]
+BadSamplePolicy = Literal["raise", "skip"] | Callable[[BadSample], None]
+INDEX_FIELDS = ("key", "number")
+# What a DataLoader is told by, and what a Loader does instead.
+_NO_PROCESSES = "leave it out: threads load here, and there are no worker processes"
+_PINNED = (
+    'leave it out: device="cuda" gives batches on the GPU, and where CUDA is in use, host batches are pinned'
+)
+_OTHER_WORDS = {
+    "num_workers": "threads load here, as many as there are usable cores; threads=4 sets their number",
+    "pin_memory": _PINNED,
+    "pin_memory_device": _PINNED,
+    "persistent_workers": _NO_PROCESSES,
+    "worker_init_fn": _NO_PROCESSES,
+    "multiprocessing_context": _NO_PROCESSES,
+    "timeout": _NO_PROCESSES,
+    "prefetch_factor": "prefetch=4 makes so many batches ahead",
+    "sampler": "order=[...] takes positions or a function of the epoch, weights=[...] draws with "
+    "replacement, and ranks get their parts without one",
+    "batch_sampler": "order=[...] takes positions or a function of the epoch, and batch_size= cuts them",
+    "collate_fn": "it is collate=... here",
+    "in_order": "leave it out: batches always come in order",
+    "generator": "seed=1 fixes every random choice",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments of `Loader`, except the pack."""
+
+    batch_size: int
+    shuffle: bool
+    seed: int
+    fields: Sequence[str | View] | None
+    image: ImageOp | None
+    flip: bool | float
+    order: Any
+    weights: Any
+    split: str | tuple[float, float] | None
+    drop_last: bool
+    pad: bool
+    rank: int | None
+    world_size: int | None
+    transform: Callable[[dict[str, Any]], Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    threads: int | None
+    prefetch: int | None
+    on_bad_sample: BadSamplePolicy
+    output: Output | None
+    scratch: str | None = None
+    mode: Mode = "RGB"
+    device: Any = None
+    dtype: Any = None
+    normalize: Any = None
+    on_device: Any = None
+    decode: Decode = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "threads", "prefetch", "world_size"):
+            check_whole(name, getattr(self, name), least=1, optional=name != "batch_size")
+        check_whole("seed", self.seed, least=0)
+        for name in ("shuffle", "drop_last", "pad"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise UsageError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        check_image(self.image, self.flip, self.mode)
+        self._check_ranks()
+        self._check_order()
+        for name in ("transform", "collate"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise UsageError(f"{name} must be a function, got {getattr(self, name)!r}")
+        if self.on_bad_sample not in ("raise", "skip") and not callable(self.on_bad_sample):
+            raise UsageError(
+                f'on_bad_sample must be "raise", "skip" or a function, got {self.on_bad_sample!r}'
+            )
+        if self.output not in (None, "torch", "numpy"):
+            raise UsageError(f'output must be "torch", "numpy" or None, got {self.output!r}')
+        if self.decode not in ("auto", "cpu", "gpu"):
+            raise UsageError(f'decode must be "auto", "cpu" or "gpu", got {self.decode!r}')
+
+    @property
+    def given_rank(self) -> tuple[int, int] | None:
+        return None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
+
+    def _check_ranks(self) -> None:
+        if (self.rank is None) != (self.world_size is None):
+            raise UsageError(
+                f"rank and world_size belong together, got rank={self.rank} and world_size={self.world_size}"
+            )
+        if self.rank is not None and self.world_size is not None:
+            check_whole("rank", self.rank, least=0)
+            if self.rank >= self.world_size:
+                raise UsageError(f"rank must be below world_size ({self.world_size}), got {self.rank}")
+        if self.drop_last and self.pad:
+            raise UsageError("drop_last drops the last incomplete batch and pad fills it up: choose one")
+
+    def _check_order(self) -> None:
+        if isinstance(self.order, str) and self.order not in ("windowed", "staged", "shuffled"):
+            raise UsageError(
+                'order must be "windowed", "staged", "shuffled", positions or a function of the epoch, '
+                f"got {self.order!r}",
+                hint="without order, shuffle=True gives a full shuffle and shuffle=False the stored order",
+            )
+        if self.order is not None and self.weights is not None:
+            raise UsageError("order says which samples come, and so does weights: give one of them")
+        if self.split is not None:
+            if not isinstance(self.split, str):
+                check_split(self.split)
+            if self.order is not None and not (isinstance(self.order, str) and self.order != "windowed"):
+                raise UsageError(
+                    "order and split cannot be combined: a split is scattered over the whole pack",
+                    hint="leave split out and give the positions you want as order",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One part of a batch. `field` is None for what the index itself holds: `key` and `number`."""
+
+    name: str
+    field: Field | None
+    out_size: Size | None = None
+    mode: Mode = "RGB"
+    filters: tuple[int, ...] | None = None  # of a view; None: those of the image operation
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.mode == "RGB" and self.field is not None and self.field.kind is Kind.IMAGE else 1
+
+
+def resolve_fields(
+    pack: Pack, names: Sequence[str | View] | None, image: ImageOp | None, mode: Mode = "RGB"
+) -> tuple[Wanted, ...]:
+    """Return what each batch is made of.
+
+    Raises:
+        UsageError: the pack has no such field, or its images need an operation that gives them one size.
+    """
+    if names is None:
+        have = [f.name for f in pack.fields]
+        label = "label" if "label" in have else "labels"
+        names = [name for name in ("image", label) if name in have] or have
+    if isinstance(names, (str, View)) or not len(names):
+        raise UsageError(f'fields must be a tuple of names such as ("image", "label"), got {names!r}')
+    wanted = tuple(replace(_resolve(pack, name, image), mode=mode) for name in names)
+    for name in [w.name for w in wanted]:
+        if sum(w.name == name for w in wanted) > 1:
+            raise UsageError(
+                f"fields names '{name}' twice", hint=f'for a second size: View("{name}", size=...)'
+            )
+    return wanted
+
+
+def _resolve(pack: Pack, name: str | View, image: ImageOp | None) -> Wanted:
+    if name in INDEX_FIELDS:
+        return Wanted(str(name), None)
+    field = find_field(pack, name.field if isinstance(name, View) else name)
+    if isinstance(name, View):
+        if not field.has_pixels:
+            raise UsageError(f"View shows images and masks; field '{field.name}' is {field.kind}")
+        filters = None if name.interpolation is None else find_filters(name)
+        return Wanted(name.name, field, name.out_size, filters=filters)
+    if not field.has_pixels:
+        return Wanted(field.name, field)
+    if image is not None:
+        return Wanted(field.name, field, image.out_size)
+    if field.shape is None:
+        raise UsageError(
+            f"the images of field '{field.name}' differ in size and a batch needs one size",
+            hint="pass image=RandomResizedCrop(224), or another image operation",
+        )
+    if len(field.shape) < 2 or min(field.shape[:2]) < 1:
+        raise PackError(f"{pack.name} is damaged: field '{field.name}' has images of shape {field.shape}")
+    return Wanted(field.name, field, (field.shape[0], field.shape[1]))
+
+
+def check_shapes(pack: Pack, wanted: Sequence[Wanted], batch_size: int) -> None:
+    """Look, before memory is taken for a batch of whole images, whether they are as large as pack.json says.
+
+    Raises:
+        UsageError: they are larger than whole images may be.
+        PackError: the pack's first sample has another size.
+    """
+    for one in wanted:
+        if one.field is None or one.out_size is None or not len(pack):
+            continue
+        # A view has a size of its user's.
+        if one.out_size != (one.field.shape or ())[:2]:
+            continue
+        height, width = one.out_size
+        if height * width > pillow.most_pixels():
+            words = pillow.say_too_large(width, height)
+            raise UsageError(f"{pack.name}, field '{one.field.name}': {words}")
+        if batch_size * height * width <= kernel.TRUSTED_PIXELS:
+            continue
+        first = np.zeros(1, np.int64)
+        rows, statuses = pack.rows(first, [one.field.name])
+        place = Places(pack, rows, first)
+        if not statuses[0] and (reason := check_size(place, one.field, one.out_size, always=True)):
+            raise PackError(f"{pack.name}: pack.json gives field '{one.field.name}' a wrong size: {reason}")
+
+
+def find_field(pack: Pack, name: object) -> Field:
+    have = [*(f.name for f in pack.fields), *INDEX_FIELDS]
+    field = pack.manifest.field(name) if isinstance(name, str) else None
+    if field is None:
+        near = difflib.get_close_matches(str(name), have, n=1)
+        raise UsageError(
+            f"unknown field {name!r}: this pack has {', '.join(have)}",
+            hint=f"did you mean '{near[0]}'?" if near else None,
+        )
+    return field
+
+
+def find_label(pack: Pack) -> Field:
+    """Return the field of labels: `label`, or `labels` where samples may have several classes."""
+    return pack.manifest.field("label") or pack.manifest.field("labels") or find_field(pack, "label")
+
+
+def find_reference(pack: Pack, image: ImageOp | None, flip: bool | float) -> Field | None:
+    """Return the field on which the crop is drawn: the pack's first image, else its first mask.
+
+    It does not depend on which fields are asked for, so two loaders with one seed cut the same part.
+    """
+    for kind in (Kind.IMAGE, Kind.MASK):
+        for field in pack.fields:
+            if field.kind is kind:
+                return field
+    if image is not None or flip:
+        raise UsageError(
+            f"image and flip need a field of images; this pack has {', '.join(f.name for f in pack.fields)}"
+        )
+    return None
+
+
+def check_pack(pack: object) -> None:
+    if isinstance(pack, (str, os.PathLike, Pack)):
+        return
+    shown = repr(pack) if pack is None or isinstance(pack, (int, bytes)) else type(pack).__name__
+    raise UsageError(
+        f"the first argument must be the folder or the address of a pack, got {shown}: "
+        "'feedrate pack FOLDER PACK' makes one of a dataset"
+    )
+
+
+def check_scratch(scratch: object) -> None:
+    if isinstance(scratch, (str, os.PathLike)) or scratch is None:
+        return
+    instead = "leave it out" if scratch is False else 'write scratch="auto" to let one be found'
+    raise UsageError(f'scratch must be a folder on a local disk, or "auto", got {scratch!r}: {instead}')
+
+
+def check_no_others(others: Mapping[str, object], known: Iterable[str]) -> None:
+    """Raise a UsageError for the first option that a loader does not have: what to write instead."""
+    for name in others:
+        instead = _OTHER_WORDS.get(name)
+        if instead is None:
+            near = difflib.get_close_matches(name, known, n=1)
+            instead = f"did you mean {near[0]}=?" if near else f"there are {', '.join(known)}"
+        raise UsageError(f"Loader has no option {name}: {instead}")
+
+
+def check_whole(name: str, value: object, *, least: int, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise UsageError(f"{name} must be a whole number, got {value!r}")
+    if not least <= value < 2**63:
+        raise UsageError(
+            f"{name} must be at least {least}, got {value}"
+            if value < least
+            else f"{name} is too large: {value}"
+        )
+
+
+def check_image(image: object, flip: object, mode: object = "RGB") -> None:
+    if mode not in ("RGB", "L"):
+        raise UsageError(f'mode must be "RGB" or "L" (gray, one channel), got {mode!r}')
+    if image is not None and not (hasattr(image, "place") and hasattr(image, "out_size")):
+        raise UsageError(
+            f"image must be an image operation, got {image!r}",
+            hint="RandomResizedCrop(224), RandomCrop(...), CenterCrop(...) or Resize(...)",
+        )
+    find_filters(image)
+    if not isinstance(flip, (bool, int, float, np.number)) or not 0 <= flip <= 1:
+        raise UsageError(f"flip must be True, False or a probability from 0 to 1, got {flip!r}")
+
+
+def check_split(split: Any) -> None:
+    try:
+        start, stop = split
+        fits = 0 <= start < stop <= 1 and math.isfinite(start)
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"split must be two fractions with 0 <= start < stop <= 1, got {split!r}",
+            hint="split=(0, 0.9), or split=\"train\" where 'feedrate split' made such a part",
+        )
+
+
+def flip_probability(flip: bool | float) -> float:
+    return 0.5 if flip is True else float(flip)

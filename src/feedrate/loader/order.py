@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples, in which order: a pure function of (seed, epoch, kind), computed and never stored.
+
+An epoch has `length` slots; an order says which sample stands in which slot. Which rank takes which slot is
+ranks.py's business, so the global order cannot depend on the number of ranks.
+
+Which samples a split holds: a share of all, or a part that 'feedrate split' stored in the pack.
+
+Choose the order that the options ask for; read the labels where weights need them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feedrate.draws import F64, GROUP, I64, Purpose, draw_uniforms, make_key, mix_array, order_shards, permute
+from feedrate.errors import UsageError
+from feedrate.format.fields import Field, Kind
+from feedrate.format.pack import Pack
+from feedrate.kernel import I64 as Positions
+from feedrate.loader.options import Options, find_label
+from feedrate.units import typed
+
+# 256 samples of 110 KB are one sequential read of 28 MB; 16 of them mix 4096 samples.
+BLOCK = 256
+WINDOW_BLOCKS = GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOrder:
+    """One epoch's order: `indices(slots)` gives the sample in each slot."""
+
+    length: int
+    indices: Callable[[I64], I64]
+
+
+class Order(Protocol):
+    """A kind of order over `n` samples."""
+
+    kind: str
+    repeats: bool  # one sample may come several times in an epoch
+
+    def at(self, epoch: int) -> EpochOrder: ...
+
+    def identity(self) -> str:
+        """Return what distinguishes this order from others of its kind, for the saved state."""
+        ...
+
+
+class Sequential:
+    kind, repeats = "sequential", False
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def at(self, epoch: int) -> EpochOrder:
+        del epoch
+        return EpochOrder(self.n, lambda slots: slots)
+
+    def identity(self) -> str:
+        return ""
+
+
+class Shuffled:
+    kind, repeats = "shuffled", False
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.n, self.seed = n, seed
+
+    def at(self, epoch: int) -> EpochOrder:
+        key = make_key(self.seed, epoch, Purpose.ORDER)
+        return EpochOrder(self.n, lambda slots: permute(slots, self.n, key))
+
+    def identity(self) -> str:
+        return ""
+
+
+class _InBlocks:
+    """What moves in blocks, and is mixed in windows of them."""
+
+    block: int
+    window: int
+
+    def identity(self) -> str:
+        return f"{self.block}x{self.window // self.block}"
+
+
+class Windowed(_InBlocks):
+    """Blocks of neighbours in a random order, mixed inside windows of several blocks: large reads, still well
+    shuffled.
+
+    Blocks begin at another place in every epoch, so that neither their members nor the short block that
+    remains at the end are always the same.
+    """
+
+    kind, repeats = "windowed", False
+
+    def __init__(self, n: int, seed: int, block: int = BLOCK, window_blocks: int = WINDOW_BLOCKS) -> None:
+        self.n, self.seed, self.block, self.window = n, seed, block, block * window_blocks
+
+    def at(self, epoch: int) -> EpochOrder:
+        return EpochOrder(self.n, lambda slots: self._indices(epoch, slots))
+
+    def _indices(self, epoch: int, slots: I64) -> I64:
+        whole_blocks = self.n // self.block
+        mixed = _mix_windows(slots, self.n, self.window, make_key(self.seed, epoch, Purpose.WINDOW))
+        block, rest = np.divmod(mixed, self.block)
+        is_whole = block < whole_blocks
+        block[is_whole] = permute(block[is_whole], whole_blocks, make_key(self.seed, epoch, Purpose.BLOCKS))
+        offset = make_key(self.seed, epoch, Purpose.OFFSET) % max(self.n, 1)
+        shifted: I64 = (block * self.block + rest + offset) % self.n
+        return shifted
+
+
+class Staged(_InBlocks):
+    """While a pack flows to scratch: the first epoch follows the flow, later ones are shuffled.
+
+    Shards flow in groups, side by side (see `store.flow`), so a window of the first epoch takes the next
+    block of each shard of a group, and mixes them. Groups and blocks are the same for all seeds: all jobs of
+    a node ask for the same shards at about the same time. What has landed, and when, changes nothing.
+
+    Args:
+        edges: where shards begin among the samples, in stored order; one more than there are shards.
+        by_position: the samples in stored order; None: they are.
+    """
+
+    kind, repeats = "staged", False
+
+    def __init__(
+        self, n: int, seed: int, edges: I64, by_position: I64 | None = None, *,
+        block: int = BLOCK, window_blocks: int = WINDOW_BLOCKS,
+    ) -> None:  # fmt: skip
+        self.n, self.seed, self.block, self.window = n, seed, block, block * window_blocks
+        self._by_position = by_position
+        self._later = Shuffled(n, seed)
+        counts = -(-np.diff(edges) // block)
+        shards = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(shards)) - np.repeat(np.cumsum(counts) - counts, counts)
+        turn = np.argsort(order_shards(len(counts)))  # when each shard has its turn
+        flow = np.lexsort((turn[shards], number, turn[shards] // window_blocks))
+        starts = edges[shards] + number * block
+        lengths = np.minimum(block, edges[shards + 1] - starts)
+        self._starts = starts[flow]
+        self._before = np.cumsum(lengths[flow]) - lengths[flow]
+
+    def at(self, epoch: int) -> EpochOrder:
+        if epoch:
+            return self._later.at(epoch)
+        return EpochOrder(self.n, self._indices)
+
+    def _indices(self, slots: I64) -> I64:
+        mixed = _mix_windows(slots, self.n, self.window, make_key(self.seed, 0, Purpose.WINDOW))
+        block = np.searchsorted(self._before, mixed, side="right") - 1
+        found: I64 = self._starts[block] + mixed - self._before[block]
+        return found if self._by_position is None else self._by_position[found]
+
+
+def _mix_windows(slots: I64, n: int, window: int, key: int) -> I64:
+    """Return a permutation that moves no slot out of its window."""
+    number, inside = np.divmod(slots, window)
+    keys = mix_array(number.astype(np.uint64) + np.uint64(key))
+    last = number == n // window
+    mixed = np.empty_like(slots)
+    for members, size in ((~last, window), (last, n % window)):
+        mixed[members] = permute(inside[members], size, keys[members])
+    return number * window + mixed
+
+
+class Given:
+    """Positions the user gave: an array for every epoch, or a function of the epoch."""
+
+    kind, repeats = "given", True
+
+    def __init__(self, given: Sequence[int] | I64 | Callable[[int], Sequence[int] | I64], n: int) -> None:
+        self.n = n
+        self._given = given
+        self._latest: tuple[int, I64] | None = None
+        if not callable(given):
+            self._latest = (-1, self._check(given))
+
+    def at(self, epoch: int) -> EpochOrder:
+        positions = self._positions(epoch)
+        return EpochOrder(len(positions), lambda slots: positions[slots])
+
+    def identity(self) -> str:
+        if callable(self._given):
+            return "callable"  # it may differ from epoch to epoch; its author answers for it
+        return _digest(self._positions(0))
+
+    def _positions(self, epoch: int) -> I64:
+        if not callable(self._given):
+            assert self._latest is not None
+            return self._latest[1]
+        if self._latest is None or self._latest[0] != epoch:
+            self._latest = (epoch, self._check(self._given(epoch)))
+        return self._latest[1]
+
+    def _check(self, given: Sequence[int] | I64) -> I64:
+        array = np.asarray(given)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise UsageError(
+                f"order must be a list of positions, got an array of {array.dtype} with shape {array.shape}"
+            )
+        positions = array.astype(np.int64)
+        if positions.size and (positions.min() < 0 or positions.max() >= self.n):
+            worst = positions.min() if positions.min() < 0 else positions.max()
+            raise UsageError(f"order holds position {worst}; this pack has positions 0 to {self.n - 1}")
+        return positions
+
+
+class Weighted:
+    """Sampling with replacement, in proportion to weights; an epoch is as long as the dataset."""
+
+    kind, repeats = "weighted", True
+
+    def __init__(self, weights: F64, seed: int) -> None:
+        self.seed = seed
+        self._sums = np.cumsum(weights)
+        self._identity = _digest(self._sums)
+
+    def at(self, epoch: int) -> EpochOrder:
+        key = make_key(self.seed, epoch, Purpose.WEIGHTS)
+        return EpochOrder(len(self._sums), lambda slots: self._indices(key, slots))
+
+    def _indices(self, key: int, slots: I64) -> I64:
+        points = draw_uniforms(key, slots, 1)[:, 0] * self._sums[-1]
+        # side="right" passes over samples of weight 0.
+        found: I64 = np.searchsorted(self._sums, points, side="right").astype(np.int64)
+        return found
+
+    def identity(self) -> str:
+        return self._identity
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """Positions of a split: a stretch of one fixed permutation, whatever the seed; exact counts."""
+
+    n: int
+    start: int
+    stop: int
+    fractions: tuple[float, float] | None = None
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def identity(self) -> list[float] | None:
+        """Return the fractions it was cut with, for the saved state."""
+        return None if self.fractions is None else [float(edge) for edge in self.fractions]
+
+    def positions(self, indices: I64) -> I64:
+        if len(self) == self.n:
+            return indices
+        return permute(indices + self.start, self.n, make_key(self.n, Purpose.SPLIT))
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Positions of a split that is stored in the pack: `chosen` are its samples, in stored order."""
+
+    name: str
+    chosen: npt.NDArray[np.int32] | I64
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def positions(self, indices: I64) -> I64:
+        return self.chosen[indices].astype(np.int64)
+
+    def identity(self) -> str:
+        """Return what distinguishes it from another split of the same name, for the saved state."""
+        return f"{self.name} {_digest(self.chosen.astype(np.int64))}"
+
+
+def cut(n: int, fractions: tuple[float, float] | None) -> Subset:
+    """Return the samples of a split `(start, stop)`; None: all of them."""
+    start, stop = fractions or (0.0, 1.0)
+    return Subset(n, round(start * n), round(stop * n), fractions)
+
+
+def _digest(array: I64 | F64) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()
+
+
+Split = Subset | Members
+DEFAULT_COLUMN = "split"
+
+
+def find_split(pack: Pack, split: str | tuple[float, float] | None) -> Split:
+    """Return the samples of a split; None: all of them.
+
+    Args:
+        split: fractions `(start, stop)`, or the name of a part: "train" of the column `split`, "fold:2" of
+            another column of classes; several with "+" between them.
+
+    Raises:
+        UsageError: the pack has no such column, or the column no such part.
+        PackError: the column is damaged.
+    """
+    if not isinstance(split, str):
+        return cut(len(pack), split)
+    column, colon, parts = split.partition(":")
+    if not colon:
+        column, parts = DEFAULT_COLUMN, split
+    field = _find_column(pack, column)
+    values = pack.checked_column(column)
+    chosen = np.flatnonzero(np.isin(values, [_number(field, name) for name in parts.split("+")]))
+    # Half the memory where it is enough: 4 MB per million samples.
+    return Members(split, chosen.astype(np.int32) if len(pack) < 2**31 else chosen)
+
+
+def members(split: Split) -> Positions:
+    """Return the positions of all samples of a split."""
+    return split.positions(np.arange(len(split), dtype=np.int64))
+
+
+def _find_column(pack: Pack, name: str) -> Field:
+    # Several classes per sample (`labels`, an array) are no parts: a sample would be in more than one.
+    known = [f.name for f in pack.fields if f.classes is not None and f.kind is Kind.NUMBER]
+    field = pack.manifest.field(name)
+    if field is None or name not in known:
+        hint = f"make one: feedrate split {typed(pack.name)} train=0.9 validation=0.1"
+        if name != DEFAULT_COLUMN:
+            hint = f"columns of classes: {', '.join(known) or 'none'}"
+        raise UsageError(f"{pack.name} has no split: it has no column '{name}' of classes", hint=hint)
+    return field
+
+
+def _number(field: Field, name: str) -> int:
+    classes = list(field.classes or ())
+    if name not in classes:
+        near = difflib.get_close_matches(name, classes, n=1)
+        raise UsageError(
+            f"column '{field.name}' has no part {name!r}; it has {_few(classes)}",
+            hint=f"did you mean '{near[0]}'?" if near else None,
+        )
+    return classes.index(name)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+
+
+def choose_order(pack: Pack, options: Options, subset: Split) -> Order:
+    """Return the order over the samples of `subset`."""
+    n = len(subset)
+    if options.weights is not None:
+        return Weighted(_weigh(pack, options.weights, subset), options.seed)
+    order = options.order
+    if order is None and options.shuffle:
+        # Not whether there is a copy, or how much of it: ranks on several nodes would not agree.
+        order = "shuffled" if options.scratch is None else "staged"
+    if order is None:
+        return Sequential(n)
+    if not isinstance(order, str):
+        return Given(order, n)
+    if order == "staged":
+        return _stage(pack, options.seed, subset)
+    return Windowed(n, options.seed) if order == "windowed" else Shuffled(n, options.seed)
+
+
+def _stage(pack: Pack, seed: int, subset: Split) -> Staged:
+    if len(subset) == len(pack):
+        return Staged(len(pack), seed, pack.edges)
+    positions = members(subset)
+    by_position = np.argsort(positions)
+    return Staged(len(subset), seed, np.searchsorted(positions[by_position], pack.edges), by_position)
+
+
+def _weigh(pack: Pack, weights: Any, subset: Split) -> F64:
+    if isinstance(weights, str):
+        if weights != "balanced":
+            raise UsageError(f'weights must be "balanced" or one number per sample, got {weights!r}')
+        return _balance(pack, subset)
+    try:
+        given = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(f'weights must be "balanced" or one number per sample, got {weights!r}') from None
+    if given.shape != (len(pack),):
+        raise UsageError(
+            f"weights must hold a number for each of the pack's {len(pack)} samples, got shape {given.shape}"
+        )
+    if not np.isfinite(given).all() or (given < 0).any():
+        worst = given[~np.isfinite(given) | (given < 0)][0]
+        raise UsageError(f"weights must be finite and not negative, got {worst}")
+    chosen = given[members(subset)]
+    if len(chosen) and not chosen.sum() > 0:
+        raise UsageError("weights are all 0: no sample can be drawn")
+    return chosen
+
+
+def _balance(pack: Pack, subset: Split) -> F64:
+    label = find_label(pack)
+    if label.kind is not Kind.NUMBER or label.dtype != "int64":
+        raise UsageError(
+            f'weights="balanced" needs a label of whole numbers; this pack\'s {label.name} is {label.kind}',
+            hint="weights=[...] takes one number per sample",
+        )
+    # Not checked row by row, which takes 24 s for 1.3 million: a damaged row is found when its sample comes.
+    _, classes, counts = np.unique(
+        pack.column(label.name)[members(subset)], return_inverse=True, return_counts=True
+    )
+    return 1.0 / counts[classes]

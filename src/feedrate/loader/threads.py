@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many threads decode where `Loader` was not told: `ThreadController`, asked when a batch is taken.
+
+It looks at windows of some seconds, at who waited in them:
+
+```
+the loop, for a batch              supply-bound   more threads, at once
+the loop; makers for the device    device-bound   as many as now: the loop runs ahead of a GPU, which is busy
+not the loop                       loop-bound     fewer, on trial, if their CPU time says that they could do:
+                                                  threads that are not needed take cores from the loop
+```
+
+The share of time that the loop waits is what is lost for want of threads; it needs no comparison. What is
+lost because threads take the loop's cores shows in the rate alone, so a number is tried, and left again when
+it gives less. A number that would not do is not tried again for a while, which doubles every time; when the
+rate changes by itself, because another job came or went, all that is forgotten.
+
+    STEADY --two loop-bound windows, or one supply-bound--> TRIAL --at most two windows--> STEADY
+
+Where the GPU may decode a part of each batch, `loader/device/share.py` decides by the same windows how much:
+one of the two changes at a time, and there are all threads while the GPU decodes anything.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from feedrate.loader.device.share import ShareController
+
+WINDOW_S = 2.0
+WINDOW_BATCHES = 8
+FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 16.0, 256.0  # before a number that would not do is tried again
+SAME = 0.01  # rates, and shares of time, that differ by less are the same
+CLEAR = 0.1  # one window is enough to tell rates that differ by more
+SHARING = 1.3
+# A loop that does something else for longer than both, as validating, is not slow.
+PAUSE_S, PAUSE_STEPS = 0.5, 8
+NEVER = 2**30  # threads
+
+
+class Window(NamedTuple):
+    """What some seconds showed.
+
+    Attributes:
+        rate: batches per second.
+        waited: the share of time that the loop waited for a batch.
+        held_back: the share of time that the makers waited for the device.
+        needed: cores that decoding took.
+        others: cores that the rest of the process took: the loop, mostly.
+    """
+
+    rate: float
+    waited: float
+    held_back: float
+    needed: float
+    others: float = 0.0
+
+    @property
+    def is_loop_bound(self) -> bool:
+        return self.waited <= 1.5 * SAME
+
+    @property
+    def is_supply_bound(self) -> bool:
+        return not self.is_loop_bound and self.held_back < 0.1
+
+
+class Trial(NamedTuple):
+    """Another number is tried since now: which one it was before, and what that gave."""
+
+    origin: int
+    before: Window
+
+
+class ThreadController:
+    """Holds the number of threads, and changes it; belongs to the thread that takes the batches.
+
+    Attributes:
+        threads: how many should decode now.
+        changes: how often that changed.
+    """
+
+    def __init__(
+        self, cores: int, clock: Callable[[], float] = time.perf_counter, *, is_fixed: bool = False
+    ) -> None:
+        self.threads, self.changes = cores, 0
+        self._cores, self._clock, self._is_fixed = cores, clock, is_fixed
+        self._gpu_share: ShareController | None = None
+        self._trial: Trial | None = None
+        self._windows: list[Window] = []  # the last two of this number of threads
+        self._usual_rate: float | None = None  # of this number, while nothing changes
+        self._unusual = 0  # windows in a row that had another
+        self._last: tuple[float, ...] | None = None
+        self._settling = 0
+        self._sums, self._batches = [0.0] * 5, 0  # of a window: seconds, and what `measure` returns
+        # Numbers that would not do, until then.
+        self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
+        self._patience_s = FIRST_PATIENCE_S
+
+    def begin(
+        self, cores: int, makers: int, prefetch: int, measure: Callable[[], tuple[float, ...]],
+        gpu_share: ShareController | None = None, usable_cores: int | None = None,
+    ) -> None:  # fmt: skip
+        """An iteration begins.
+
+        Args:
+            cores: how many threads there may be.
+            makers: how many threads make batches.
+            prefetch: how many batches may be ready: so many say little about a new number of threads.
+            measure: returns four sums, in seconds: how long the loop waited in this iteration, how long all
+                makers together for the device, the CPU time of the threads, and that of the whole process.
+            gpu_share: decides how much the GPU decodes; None: nothing, or as much as it was told.
+            usable_cores: of this rank, for the threads and for the loop; None: `cores`.
+        """
+        self._gpu_share, self._usable_cores = gpu_share, usable_cores or cores
+        if cores != self._cores:
+            self._trial = None
+            self._forget()
+        self._cores, self._makers, self._prefetch, self._measure = cores, makers, prefetch, measure
+        self._last = None  # the time between iterations is nobody's
+        if self.threads > cores:
+            self._move(cores)
+
+    def note_batch(self) -> None:
+        """The loop has taken a batch: look whether the number should change."""
+        last, self._last = self._last, (self._clock(), *self._measure())
+        if last is None:
+            return
+        if self._settling:
+            self._settling -= 1
+            return
+        passed = [now - then for now, then in zip(self._last, last, strict=True)]
+        own_s = passed[0] - passed[1]
+        if self._batches and own_s > max(PAUSE_S, PAUSE_STEPS * self._sums[0] / self._batches):
+            return
+        self._sums = [so_far + more for so_far, more in zip(self._sums, passed, strict=True)]
+        self._batches += 1
+        seconds, waited_s, held_back_s, cpu_s, process_s = self._sums
+        if seconds < WINDOW_S or self._batches < WINDOW_BATCHES:
+            return
+        shares = (waited_s / seconds, held_back_s / (self._makers * seconds), cpu_s / seconds)
+        others = max(0.0, process_s - cpu_s) / seconds
+        self._windows = [*self._windows[-1:], Window(self._batches / seconds, *shares, others)]
+        self._begin_window()
+        trial, gpu_share = self._trial, self._gpu_share
+        if trial is not None:
+            self._judge(trial)
+        elif gpu_share is not None and gpu_share.note(
+            self._windows,
+            has_all_threads=self._choose_more() <= self.threads,
+            threads=self._cores,
+            cores=self._usable_cores,
+        ):
+            self._settle()
+        elif gpu_share is None or not gpu_share.is_trying:
+            self._look()
+
+    def _begin_window(self) -> None:
+        self._sums, self._batches = [0.0] * 5, 0
+
+    def _look(self) -> None:
+        window = self._windows[-1]
+        self._notice_change(window.rate)
+        if self._clock() >= self._expires:
+            # The next number in either direction may be tried once more.
+            self._too_few = min(self._too_few, self.threads - 2)
+            self._too_many = max(self._too_many, self.threads + 2)
+        number = self.threads
+        if window.is_supply_bound:
+            number = self._choose_more()
+        elif (
+            len(self._windows) == 2
+            and all(one.is_loop_bound for one in self._windows)
+            and not (self._gpu_share is not None and self._gpu_share.share)
+        ):
+            number = self._choose_fewer(window)
+        if number != self.threads and not self._is_fixed:
+            self._trial = Trial(self.threads, mean_window(self._windows))
+            self._move(number)
+
+    def _choose_more(self) -> int:
+        if self._too_many > self._cores:
+            return self._cores
+        return (self.threads + self._too_many) // 2
+
+    def _choose_fewer(self, window: Window) -> int:
+        # The threads of one core take more CPU time for the same work, by about so much.
+        needed = math.ceil(window.needed / SHARING)
+        number = min(self.threads - max(1, self.threads // 8), math.ceil(window.needed * SHARING))
+        least = max(1, self.threads // 2, needed, (self._too_few + self.threads) // 2)
+        number = max(number, least)
+        return number if number > self._too_few else self.threads
+
+    def _judge(self, trial: Trial) -> None:
+        """Keep the number that is tried, or go back."""
+        seen, before = mean_window(self._windows), trial.before
+        gain = seen.rate / before.rate - 1
+        if len(self._windows) < 2 and abs(gain) < CLEAR:
+            return
+        self._trial = None
+        is_more = self.threads > trial.origin
+        if is_more:
+            # A rate that falls while the loop still waits for batches fell for another reason.
+            keeps = gain > -SAME or seen.is_supply_bound
+        elif seen.is_supply_bound:
+            keeps = gain > SAME
+        else:
+            keeps = gain > -SAME or seen.waited <= before.waited + SAME
+        if keeps and not is_more:
+            self._too_few = 0  # nothing is known of still fewer
+            if seen.is_supply_bound:
+                self._rule_out(too_many=trial.origin)
+        elif keeps or not is_more:
+            self._rule_out(too_few=min(self.threads, trial.origin))
+        else:
+            self._rule_out(too_many=self.threads)
+        if not keeps:
+            self._move(trial.origin)
+        self._usual_rate = seen.rate if keeps else before.rate
+
+    def _rule_out(self, *, too_few: int | None = None, too_many: int | None = None) -> None:
+        """Leave such numbers alone for a while, and for twice as long the next time."""
+        self._too_few = self._too_few if too_few is None else too_few
+        self._too_many = self._too_many if too_many is None else too_many
+        self._expires = self._clock() + self._patience_s
+        self._patience_s = min(2 * self._patience_s, LONGEST_PATIENCE_S)
+
+    def _notice_change(self, rate: float) -> None:
+        usual = rate if self._usual_rate is None else self._usual_rate
+        self._unusual = self._unusual + 1 if abs(rate / usual - 1) > CLEAR else 0
+        self._usual_rate = usual if self._unusual else 0.8 * usual + 0.2 * rate
+        # One window may hold a pause of the loop; two are another job, or another loop.
+        if self._unusual == 2:
+            self._forget()
+            self._usual_rate, self._unusual = rate, 0
+
+    def _forget(self) -> None:
+        if self._gpu_share is not None:
+            self._gpu_share.forget()
+        self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
+        self._patience_s = FIRST_PATIENCE_S
+
+    def _move(self, number: int) -> None:
+        self.threads = number
+        self.changes += 1
+        self._settle()
+
+    def _settle(self) -> None:
+        """Something changed, and the batches that are made already say nothing about it."""
+        self._windows, self._usual_rate, self._unusual = [], None, 0
+        self._settling = self._prefetch
+        self._begin_window()
+
+
+def mean_window(windows: list[Window]) -> Window:
+    """Return what windows showed on average."""
+    return Window(*(sum(values) / len(windows) for values in zip(*windows, strict=True)))
