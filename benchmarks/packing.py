@@ -31,9 +31,9 @@ from peer_writers import WRITERS
 
 from feedrate import kernel
 from feedrate.demo.dataset import write_photographs
+from feedrate.kernel.pillow import encode_jpeg
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.pillow import encode_jpeg
 from feedrate.stats import median
 from feedrate.units import format_bytes, format_seconds
 

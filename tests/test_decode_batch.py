@@ -16,9 +16,10 @@ import fake_gpu
 import feedrate
 from cuda_on_cpu import build
 from fake_gpu import FakeGpu
-from feedrate import decode_batch, kernel, pillow
+from feedrate import decode_batch, kernel
 from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS
+from feedrate.kernel import pillow
 from feedrate.loader import crops as module
 from feedrate.loader.device import gpu_decode
 from packs import encode_image, encode_mixed, make_noise

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from feedrate import _native, early
-from feedrate.early import listing_early, take_listed
+from feedrate import _native, prelist
 from feedrate.kernel import list_folder
+from feedrate.prelist import listing_early, take_listed
 
 SUFFIXES = [".jpg", ".png"]
 WANTED = [b".jpg", b".png"]
@@ -52,7 +52,7 @@ def test_other_suffixes_are_another_question(folder: Path) -> None:
 def test_folders_beyond_the_most_names_are_left_to_who_asks(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early, "_MOST_NAMES", 4)
+    monkeypatch.setattr(prelist, "_MOST_NAMES", 4)
     with listing_early(str(folder), SUFFIXES):
         assert take_listed(bytes(folder / "b"), WANTED) is None
         assert list_folder(bytes(folder / "b"), SUFFIXES).names == b"3.PNGdeeper"

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import feedrate
-from feedrate import Cache, CenterCrop, Dataset, Loader, RandomCrop, RandomResizedCrop, Resize, View, pillow
+from feedrate import Cache, CenterCrop, Dataset, Loader, RandomCrop, RandomResizedCrop, Resize, View
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
+from feedrate.kernel import pillow
 from feedrate.packing import PackOptions, Recode, pack
 from images import save_image
 from packs import IMAGE, LABEL, encode_image, make_image, write_images, write_pack

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate import kernel
-from feedrate.format.texts import Texts, TextsBuilder
+from feedrate.format.byte_strings import ByteStrings, TextsBuilder
 
 VALUES = st.lists(st.binary(max_size=12), max_size=30)
 
 
 @given(values=VALUES, data=st.data())
 def test_texts_come_back_whole_in_part_and_one_by_one(values: list[bytes], data: st.DataObject) -> None:
-    texts = Texts.of(values)
+    texts = ByteStrings.of(values)
     assert list(texts) == values
     assert [texts[i] for i in range(len(values))] == values
     first = data.draw(st.integers(0, len(values)))
@@ -31,14 +31,14 @@ def test_texts_are_taken_in_any_order_with_something_in_front(
     values: list[bytes], before: bytes, data: st.DataObject
 ) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=40))
-    part = Texts.of([b"other", *values])[1:]
+    part = ByteStrings.of([b"other", *values])[1:]
     taken = part.take(np.array(chosen, np.int64), before)
     assert list(taken) == [before + values[i] for i in chosen]
 
 
 @given(values=VALUES.filter(len))
 def test_the_first_by_alphabet_is_found(values: list[bytes]) -> None:
-    assert Texts.of(values).find_first() == values.index(min(values))
+    assert ByteStrings.of(values).find_first() == values.index(min(values))
 
 
 @given(pieces=st.lists(st.tuples(st.booleans(), VALUES), max_size=6))
@@ -48,7 +48,7 @@ def test_texts_that_come_one_by_one_and_many_at_a_time_keep_their_order(
     builder = TextsBuilder()
     for is_together, values in pieces:
         if is_together:
-            builder.extend(Texts.of([b"other", *values])[1:])
+            builder.extend(ByteStrings.of([b"other", *values])[1:])
         else:
             for value in values:
                 builder.append(value)

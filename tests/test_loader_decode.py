@@ -373,7 +373,7 @@ def test_a_pack_that_names_images_of_several_fields_counts_each(tmp_path: Path) 
 def test_the_order_of_passes_is_that_of_the_cpu_path_whatever_pillow_there_is(
     gpu: FakeGpu, mixed: Path, monkeypatch: pytest.MonkeyPatch, is_older: bool
 ) -> None:
-    from feedrate import pillow
+    from feedrate.kernel import pillow
 
     monkeypatch.setattr(pillow, "resizes_as_kernel", lambda: not is_older)
     options: dict[str, Any] = {"image": Resize((24, 60), interpolation="bicubic"), "order": [0, 1, 2, 3]}

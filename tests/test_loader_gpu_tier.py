@@ -15,9 +15,10 @@ import fake_gpu
 from cuda_on_cpu import build
 from damage import flip_byte
 from fake_gpu import FakeGpu
-from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View, pillow
+from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View
 from feedrate.errors import BadSample, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
+from feedrate.kernel import pillow
 from feedrate.loader.cache import GpuBudget
 from feedrate.loader.device import gpu_decode, gpu_tier, stored_pixels
 from feedrate.packing import PackOptions, Recode, pack

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from feedrate.overlap import one_ahead
+from feedrate.one_ahead import one_ahead
 
 
 class Calls:

@@ -15,10 +15,10 @@ from PIL import Image
 
 from feedrate import kernel
 from feedrate.errors import AlreadyExists
+from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
-from feedrate.format.texts import Texts
 from feedrate.packing import PackOptions, pack, verify, workers
 from feedrate.packing.build import bulk, engine, listing, plan, shard
 from feedrate.packing.build.plan import ShardTask
@@ -154,7 +154,7 @@ def make(
     folder: Path, paths: list[bytes], sizes: list[int], labels: list[int] | None = None
 ) -> kernel.Members:
     return kernel.make_members(
-        os.fsencode(folder), *Texts.of(paths).pack(), np.array(sizes, np.int64),
+        os.fsencode(folder), *ByteStrings.of(paths).pack(), np.array(sizes, np.int64),
         None if labels is None else np.array(labels, np.int64), header=member_header("", 0),
     )  # fmt: skip
 
@@ -335,6 +335,6 @@ def test_a_large_folder_is_listed_in_order_with_every_size(tmp_path: Path) -> No
     for name, size in sizes.items():
         (tmp_path / os.fsdecode(name)).write_bytes(bytes(size))
     found = kernel.list_folder(os.fsencode(tmp_path), [".jpg"])
-    assert list(Texts(found.names, found.starts)) == sorted(sizes)
+    assert list(ByteStrings(found.names, found.starts)) == sorted(sizes)
     assert found.sizes.tolist() == [sizes[name] for name in sorted(sizes)]
     assert set(found.kinds.tolist()) == {kernel.Entry.WANTED}

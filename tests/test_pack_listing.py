@@ -18,16 +18,16 @@ from feedrate.packing.build import listing
 from feedrate.packing.build.listing import Listing, ListingWriter, Sample, order_samples
 from feedrate.packing.build.plan import Stretch, split_into_shards
 from feedrate.packing.options import PackOptions
-from feedrate.source.record import Held, Record, Stored, Value
+from feedrate.source.record import ContainerValue, FileRange, Record, Value
 
 PATHS = st.binary(min_size=1, max_size=40).map(lambda b: b.replace(b"\0", b"y"))
 SIZES = st.integers(0, 2**50)
 VALUES: st.SearchStrategy[Value] = st.one_of(
     # The times of files are no part of what comes back.
-    st.builds(Stored, PATHS, SIZES, PATHS, SIZES, st.just(0)),
-    PATHS.map(lambda path: Stored(path, 7, path)),
+    st.builds(FileRange, PATHS, SIZES, PATHS, SIZES, st.just(0)),
+    PATHS.map(lambda path: FileRange(path, 7, path)),
     st.builds(
-        Held, PATHS, SIZES, PATHS, st.just("zip"), st.tuples(st.integers(), st.text()), st.just(0)
+        ContainerValue, PATHS, SIZES, PATHS, st.just("zip"), st.tuples(st.integers(), st.text()), st.just(0)
     ),
     st.binary(), st.text(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False),
 )  # fmt: skip
@@ -50,7 +50,7 @@ def read(path: Path) -> list[Sample]:
 
 
 def files(names: Sequence[bytes], size_bytes: int = 100) -> list[Record]:
-    return [Record(name, {"image": Stored(name, size_bytes, name)}) for name in names]
+    return [Record(name, {"image": FileRange(name, size_bytes, name)}) for name in names]
 
 
 def keys(path: Path, names: Sequence[bytes]) -> list[str]:
@@ -118,7 +118,7 @@ def test_keys_are_apart_across_chunks(tmp_path: Path) -> None:
 
 def test_digest_knows_paths_and_sizes_and_no_times(tmp_path: Path) -> None:
     records = [
-        [Record(b"x", {"image": Stored(b"x", size, b"x", 0, time)})]
+        [Record(b"x", {"image": FileRange(b"x", size, b"x", 0, time)})]
         for size, time in ((1, 1), (1, 2), (2, 2))
     ]
     writers = [write(tmp_path / "l", one) for one in records]
@@ -149,7 +149,7 @@ def test_rows_in_the_order_of_the_pack_are_those_of_its_samples(
 
 
 def plan(path: Path, sizes: Sequence[int], shard_bytes: int) -> list[Stretch]:
-    write(path, [Record(b"%d" % n, {"raw": Stored(b"x", size, b"x")}) for n, size in enumerate(sizes)])
+    write(path, [Record(b"%d" % n, {"raw": FileRange(b"x", size, b"x")}) for n, size in enumerate(sizes)])
     return list(split_into_shards(Listing(path), PackOptions(shard_bytes=shard_bytes)))
 
 

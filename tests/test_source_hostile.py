@@ -17,7 +17,7 @@ import pytest
 from feedrate.errors import SourceError
 from feedrate.source.bytes import Bytes
 from feedrate.source.opening import open_reader
-from feedrate.source.record import Held, Record, Stored
+from feedrate.source.record import ContainerValue, FileRange, Record
 from feedrate.source.values import UnusableValue
 from sources import dump_example, image_record, jpeg, write_recordio, write_tar, write_tfrecord, write_zip
 
@@ -30,7 +30,7 @@ def read_all(source: Path) -> list[bytes]:
     bytes_of = Bytes(reader.root, str(source.parent))
     values = [record.values["image"] for record in records]
     try:
-        return [bytes_of.read(value) for value in values if isinstance(value, (Stored, Held))]
+        return [bytes_of.read(value) for value in values if isinstance(value, (FileRange, ContainerValue))]
     finally:
         bytes_of.close()
 

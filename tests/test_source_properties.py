@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from feedrate.errors import FeedrateError
 from feedrate.format.containers.wire import BadMessage
-from feedrate.source import form, recordio, tar, tfrecord
+from feedrate.source import detect, recordio, tar, tfrecord
 from feedrate.source import zip as zips
 from feedrate.source.bytes import Bytes
 from feedrate.source.example import BytesFeature, parse_example
 from feedrate.source.opening import open_reader
-from feedrate.source.record import Held, Record, Stored
+from feedrate.source.record import ContainerValue, FileRange, Record
 from feedrate.source.values import UnusableValue
 from sources import dump_example, image_record, jpeg, write_recordio, write_tar, write_tfrecord, write_zip
 
@@ -132,7 +132,7 @@ def test_tfrecords_come_back_with_their_places(tmp_path: Path, records: list[byt
     assert [data[start : start + len(record)] for start, record in found] == records
 
 
-pieces = st.one_of(st.binary(max_size=20), st.just(form.RECORDIO_MAGIC), st.just(form.RECORDIO_MAGIC[:2]))
+pieces = st.one_of(st.binary(max_size=20), st.just(detect.RECORDIO_MAGIC), st.just(detect.RECORDIO_MAGIC[:2]))
 
 
 @quick
@@ -241,7 +241,7 @@ def read_everything(source: Path) -> None:
         values = [v for record in reader if isinstance(record, Record) for v in record.values.values()]
         reader.fields()
         for value in values:
-            if isinstance(value, (Stored, Held)):
+            if isinstance(value, (FileRange, ContainerValue)):
                 assert len(bytes_of.read(value)) <= value.size_bytes
     except (FeedrateError, UnusableValue):
         pass

@@ -182,11 +182,11 @@ def test_a_storage_that_fails_midway_is_a_sentence(
 
 def test_an_object_that_vanishes_is_left_out_and_named() -> None:
     from feedrate.source.bytes import Bytes
-    from feedrate.source.record import Stored
+    from feedrate.source.record import FileRange
     from feedrate.source.values import UnusableValue
 
     with pytest.raises(UnusableValue, match="it is no longer there"):
-        Bytes("memory://nowhere").read(Stored(b"x.jpg", 3, b"x.jpg"))
+        Bytes("memory://nowhere").read(FileRange(b"x.jpg", 3, b"x.jpg"))
 
 
 def test_a_table_of_this_machine_labels_files_elsewhere(local: Path, tmp_path: Path) -> None:

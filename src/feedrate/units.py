@@ -131,6 +131,6 @@ def _three_digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
-def typed(path: str | os.PathLike[str]) -> str:
+def shell_quote(path: str | os.PathLike[str]) -> str:
     """Return a path as one types it in a shell: quoted where it must be."""
     return shlex.quote(os.fspath(path))

@@ -9,19 +9,10 @@ from typing import Any
 
 import pytest
 
-from feedrate import (
-    Cache,
-    CenterCrop,
-    CutMix,
-    Loader,
-    MixUp,
-    RandomErasing,
-    RandomResizedCrop,
-    Resize,
-    pillow,
-)
+from feedrate import Cache, CenterCrop, CutMix, Loader, MixUp, RandomErasing, RandomResizedCrop, Resize
 from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
+from feedrate.kernel import pillow
 from feedrate.loader.device import gpu_tier
 from packs import write_mixed
 

@@ -108,7 +108,7 @@ def test_the_order_of_passes_before_pillow_13_is_the_same(
     launch: Emulator, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = whole(make_jpeg(40, 150), filter_=FILTERS[name])
-    monkeypatch.setattr("feedrate.pillow.resizes_as_kernel", lambda: False)
+    monkeypatch.setattr("feedrate.kernel.pillow.resizes_as_kernel", lambda: False)
     out, _, _ = decode(launch, [case], (32, 32), before_13=True)
     assert np.array_equal(out[0], by_cpu(case, (32, 32)))
     assert not np.array_equal(out[0], decode(launch, [case], (32, 32), before_13=False)[0][0])

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from kernel_images import SAMPLINGS, encode, make_jpeg, make_pixels, random_box
 
-from feedrate import kernel, pillow
+from feedrate import kernel
+from feedrate.kernel import pillow
 from feedrate.kernel.door import native
 
 

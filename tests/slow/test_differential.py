@@ -21,7 +21,7 @@ from PIL import Image, ImageFile, features
 
 from feedrate import kernel
 from feedrate.kernel import DecodeReport, Ranges, Scan, Status
-from feedrate.pillow import FORMATS
+from feedrate.kernel.pillow import FORMATS
 
 # Pillow warns about odd metadata and large sizes; damage makes both.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

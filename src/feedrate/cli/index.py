@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.report.progress import ProgressBar
     from feedrate.report.terminal import draw_index
     from feedrate.source.options import SourceOptions
-    from feedrate.source.shards import refuse_secrets
+    from feedrate.source.shards import check_secrets
 
     options = SourceOptions(arguments.labels, arguments.path_column, arguments.label_column)
     check_json_target(arguments)
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             hint="feedrate index PACK --entries gpu --remove-old",
         )
     if is_url(arguments.path):
-        refuse_secrets(arguments.path)  # before it is said what is indexed
+        check_secrets(arguments.path)  # before it is said what is indexed
     say(f"indexing {arguments.path}")
     try:
         with ProgressBar() as bar:

@@ -34,8 +34,8 @@ from feedrate.cli.output import (
     write_json,
     write_text,
 )
-from feedrate.early import listing_early
 from feedrate.format.suffixes import IMAGE_SUFFIXES
+from feedrate.prelist import listing_early
 from feedrate.units import parse_bytes
 
 

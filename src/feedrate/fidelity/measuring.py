@@ -17,6 +17,7 @@ from feedrate.fidelity.pictures import Pair, draw_pictures
 from feedrate.fidelity.subject import Subject, open_subject
 from feedrate.filters import check_filter
 from feedrate.kernel import U8, Status
+from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.pixels import (
     LARGEST_DIFFERENCE,
@@ -27,7 +28,6 @@ from feedrate.loader.pixels import (
     decode_part,
 )
 from feedrate.machine.describe import describe_machine
-from feedrate.pillow import Box
 from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Pictures
 from feedrate.results.progress import Rejection, Tick
 
@@ -208,7 +208,7 @@ class _Look:
             self._compare(self.originals, number, ours, theirs)
 
     def _decode_original(self, number: int, file: bytes) -> U8:
-        from feedrate import pillow
+        from feedrate.kernel import pillow
 
         left, top, right, bottom = self.geometry.boxes[number].tolist()
         stored = int(self.geometry.sides[0][number]), int(self.geometry.sides[1][number])

@@ -12,8 +12,8 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError, need
+from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.fields import Field, row_dtype, text_check
-from feedrate.format.texts import Texts
 from feedrate.kernel import U32
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _make_texts(name: str, kind: pa.DataType, values: Sequence[bytes]) -> dict[s
     """Return a variable-width column and, unless its values carry their own, that of their checksums."""
     pa = need("pyarrow")
 
-    data, starts = Texts.of(values).pack()
+    data, starts = ByteStrings.of(values).pack()
     column = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(starts), pa.py_buffer(data)])
     if name.endswith(".entries"):
         return {name: column}
@@ -92,7 +92,7 @@ def find_bad_texts(data: bytes, part: Part) -> list[tuple[int, str]]:
     for name, values in part.variable.items():
         if text_check(name) in batch.schema.names:
             stored = batch.column(text_check(name)).to_numpy(zero_copy_only=False)
-            checks = kernel.crc32c_texts(*Texts.of(values).pack())
+            checks = kernel.crc32c_texts(*ByteStrings.of(values).pack())
             bad += [(row, name) for row in np.flatnonzero(stored != checks).tolist()]
     return sorted(bad)
 
@@ -174,5 +174,5 @@ def _checked(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Arra
 
 
 def _entry_ranges(entries: Sequence[bytes]) -> np.ndarray[Any, np.dtype[Any]]:
-    starts = Texts.of(entries).pack()[1]
+    starts = ByteStrings.of(entries).pack()[1]
     return np.stack([starts[:-1], starts[1:]], axis=1)

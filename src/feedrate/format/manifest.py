@@ -23,7 +23,7 @@ from feedrate.format import containers
 from feedrate.format.addresses import find_address_problem
 from feedrate.format.entries import AUTO, dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
 FORMAT = "feedrate-pack"
 VERSION = 3
@@ -135,7 +135,7 @@ def file_path(pack: str | os.PathLike[str], file: Shard | IndexPart | ColumnPart
     if isinstance(file, Shard) and file.is_elsewhere:
         raise PackError(
             f"{pack} is an index of files that are not on this machine: {file.folder}/{file.name}",
-            hint=f"copy them to this node first, and use the copy: feedrate stage {typed(pack)}",
+            hint=f"copy them to this node first, and use the copy: feedrate stage {shell_quote(pack)}",
         )
     return Path(pack) / file.folder / file.name
 
@@ -238,15 +238,15 @@ def read_manifest(pack: str | os.PathLike[str]) -> Manifest:
             address = f"{folder.parts[0]}//{'/'.join(folder.parts[1:])}"
             raise NotFound(
                 f"{address} is an address, and this works on packs of this machine",
-                hint=f"copy it here first: feedrate stage {typed(address)}",
+                hint=f"copy it here first: feedrate stage {shell_quote(address)}",
             )
-        hint = suggest_path(folder) or f"make one: feedrate pack SOURCE {typed(folder)}"
+        hint = suggest_path(folder) or f"make one: feedrate pack SOURCE {shell_quote(folder)}"
         raise NotFound(f"no pack at {folder}", hint=hint)
     if not folder.is_dir():
         is_ours = folder.name == FILE_NAME
         raise NotFound(
             f"{folder} is a file; a pack is a folder with {FILE_NAME} in it",
-            hint=f"name the folder: {typed(folder.parent)}" if is_ours else None,
+            hint=f"name the folder: {shell_quote(folder.parent)}" if is_ours else None,
         )
     path = folder / FILE_NAME
     try:
@@ -361,7 +361,7 @@ def _not_a_pack(folder: Path) -> NotFound:
         )
     return NotFound(
         f"{folder} is not a pack: it has no {FILE_NAME}",
-        hint=f"if it is a dataset, make one of it: feedrate pack {typed(folder)} PACK",
+        hint=f"if it is a dataset, make one of it: feedrate pack {shell_quote(folder)} PACK",
     )
 
 

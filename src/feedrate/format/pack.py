@@ -18,7 +18,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import BadSample, PackError, StorageError
-from feedrate.format.added import part_dtype
+from feedrate.format.added_columns import part_dtype
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype, text_check
 from feedrate.format.manifest import (
@@ -32,7 +32,7 @@ from feedrate.format.manifest import (
 )
 from feedrate.format.storage_check import check_index, check_rows, check_values
 from feedrate.kernel import I32, I64, Ranges, Status
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -104,7 +104,7 @@ class Pack:
             raise PackError(
                 f"{self.name} is damaged: {shards[number].index.name} is too short for "
                 f"{shards[number].samples:,} samples",
-                hint=f"feedrate verify {typed(self.name)}",
+                hint=f"feedrate verify {shell_quote(self.name)}",
             )
 
     def _open_part(self, number: int, part: ColumnPart) -> _OpenPart:
@@ -132,7 +132,7 @@ class Pack:
                     f"{self.name} is an index of {path}, which cannot be read: {error.strerror}"
                 ) from error
             if shard.container == RANGES:
-                refuse_change(shard, str(path), size_bytes)
+                check_change(shard, str(path), size_bytes)
 
     def _check_referred(self) -> None:
         """Packs whose files this one names may have been made anew: they are asked once."""
@@ -342,7 +342,7 @@ class Pack:
     def _damaged_texts(self, column: str) -> PackError:
         return PackError(
             f"{self.name}: the index is damaged in column '{column}'",
-            hint=f"feedrate verify {typed(self.name)}",
+            hint=f"feedrate verify {shell_quote(self.name)}",
         )
 
     def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
@@ -389,7 +389,7 @@ class Pack:
             return np.frombuffer(data, dtype, count) if count else np.zeros(0, dtype)
         except (OSError, ValueError) as error:
             raise PackError(
-                f"{self.name}: {path.name} cannot be read", hint=f"feedrate verify {typed(self.name)}"
+                f"{self.name}: {path.name} cannot be read", hint=f"feedrate verify {shell_quote(self.name)}"
             ) from error
 
     def checked_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
@@ -410,7 +410,7 @@ class Pack:
                 if not is_good:
                     raise PackError(
                         f"{self.name}: {path.name}, which holds '{name}' of its samples, is damaged or gone",
-                        hint=f"feedrate verify {typed(self.name)}",
+                        hint=f"feedrate verify {shell_quote(self.name)}",
                     )
         if name in (self._stored.names or ()):
             for shard in self.manifest.shards:
@@ -426,7 +426,7 @@ class Pack:
         if wrong.size:
             raise PackError(
                 f"{self.name}: {shard.index.name} is damaged: row {wrong[0]} fails its checksum",
-                hint=f"feedrate verify {typed(self.name)}",
+                hint=f"feedrate verify {shell_quote(self.name)}",
             )
 
     def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
@@ -515,7 +515,7 @@ def _place_texts(index: IndexPart, column: str) -> tuple[int, int, int]:
     return places[0], places[1], index.columns.get(text_check(column), (-1,))[0]
 
 
-def refuse_change(shard: Shard, address: str, size_bytes: int) -> None:
+def check_change(shard: Shard, address: str, size_bytes: int) -> None:
     """Raise PackError where a file is not as long as it was when it was indexed."""
     if size_bytes != shard.size_bytes:
         raise PackError(
@@ -560,4 +560,4 @@ class _OpenPart(NamedTuple):
         statuses[inside] = np.where(statuses[inside] == 0, bad, statuses[inside])
 
 
-__all__ = ["Pack", "Rows", "Status", "refuse_change"]
+__all__ = ["Pack", "Rows", "Status", "check_change"]

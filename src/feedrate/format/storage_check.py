@@ -17,7 +17,7 @@ import numpy as np
 from feedrate.errors import StorageError
 from feedrate.format.manifest import ColumnPart, IndexPart
 from feedrate.kernel import I32, I64, Status
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
 if TYPE_CHECKING:
     from feedrate.format.pack import Pack, Rows
@@ -109,7 +109,7 @@ def _make_error(pack: Pack, fault: str) -> StorageError:
     return StorageError(
         fault,
         hint="this is the storage and not one sample, so on_bad_sample does not skip it: is its disk there, "
-        f"and whole? feedrate verify {typed(pack.name)}",
+        f"and whole? feedrate verify {shell_quote(pack.name)}",
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feedrate import pillow
 from feedrate.filters import BILINEAR
+from feedrate.kernel import pillow
 from feedrate.kernel.decoding import (
     DAMAGED_BUT_DECODED,
     DecodeReport,
@@ -19,7 +19,7 @@ from feedrate.kernel.decoding import (
     is_pillow_older,
 )
 from feedrate.kernel.door import I32, I64, U8, Pool, Status, as_bytes, native
-from feedrate.pillow import Box
+from feedrate.kernel.pillow import Box
 
 # So many images per thread may be decoded at a time, and wait for their crops to be cut from them; and so
 # many bytes of pixels, unless one image alone has more.

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feedrate import pillow
 from feedrate.filters import BILINEAR, FILTERS
+from feedrate.kernel import pillow
 from feedrate.kernel.door import I32, U8, Pool, Status, as_bytes, checked, native
+from feedrate.kernel.pillow import Box
 from feedrate.kernel.reading import Files, Ranges, arrays_of, read_one, say_outcome
-from feedrate.pillow import Box
 
 MAX_CROP_PIXELS = 512 << 20  # as in native/jpeg.h
 TRUSTED_PIXELS = 16 << 20  # for a larger image no memory is taken before `check_size` had a look

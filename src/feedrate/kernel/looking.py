@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from feedrate import pillow
+from feedrate.kernel import pillow
 from feedrate.kernel.door import Status, as_bytes, native
 
 # How far apart entry points are unless somebody asks for others; native/jpeg.h says why.

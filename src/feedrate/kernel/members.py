@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.early import take_listed
 from feedrate.kernel.door import I64, U8, U32, Pool, as_bytes, native
 from feedrate.kernel.looking import BYTES_PER_ENTRY
+from feedrate.prelist import take_listed
 
 TAR_BLOCK_BYTES = 512
 _MEMBER_FACTS = ("left", "crc32c", "width", "height", "kind", "has_exif", "key_bytes", "entries_bytes")

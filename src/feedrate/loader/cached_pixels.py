@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from feedrate import kernel, pillow
+from feedrate import kernel
 from feedrate.cache.limits import margin_of
 from feedrate.cache.store import Located, SampleCache
 from feedrate.cache.table import Rows
@@ -28,7 +28,7 @@ from feedrate.filters import find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.format.raw import dump_bare_table, measure_table
-from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, DecodeReport, Ranges, Status
+from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, DecodeReport, Ranges, Status, pillow
 from feedrate.loader.cache import Cache
 from feedrate.loader.geometry import CropSampler, Geometry, Places, Sides, Tally, decode_pixels, read_sides
 from feedrate.loader.image import CenterCrop, ImageOp, Resize, Size, whole

@@ -21,12 +21,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from feedrate import kernel, pillow
+from feedrate import kernel
 from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS, Filter, check_filter
 from feedrate.format.entries import GPU as BYTES_PER_ENTRY
 from feedrate.format.fields import Kind
-from feedrate.kernel import I32, I64, U8, U32, Crops, DecodeReport, Status
+from feedrate.kernel import I32, I64, U8, U32, Crops, DecodeReport, Status, pillow
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import why_not
 from feedrate.loader.decode import read_source

@@ -16,12 +16,12 @@ from dataclasses import astuple, dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from feedrate import kernel, pillow
+from feedrate import kernel
 from feedrate.draws import F64, Purpose, draw_uniforms, make_key
 from feedrate.filters import BILINEAR, find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
-from feedrate.kernel import I32, I64, U8, DecodeReport
+from feedrate.kernel import I32, I64, U8, DecodeReport, pillow
 from feedrate.loader.image import ImageOp, RandomCrop, Resize, Size, scale_boxes, scale_edges, whole
 
 

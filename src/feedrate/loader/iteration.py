@@ -17,7 +17,7 @@ from feedrate.loader.device.transfer import Sent
 from feedrate.loader.pipeline import Feed, FeedStopped
 from feedrate.loader.ranks import Shares
 from feedrate.loader.threads import ThreadController
-from feedrate.units import format_count, typed
+from feedrate.units import format_count, shell_quote
 
 if TYPE_CHECKING:
     from feedrate.loader.cached_pixels import CachedPixels
@@ -163,7 +163,7 @@ class LoaderIterator(Iterator[Any]):
     def _check_skipped(self, batch: Batch) -> None:
         """Raise PackError where skipping bad samples would end in a hang, or in an epoch full of gaps."""
         shares = self._shares
-        hint = f"look at the pack: feedrate verify {typed(self._loader._resources.pack.name)}"
+        hint = f"look at the pack: feedrate verify {shell_quote(self._loader._resources.pack.name)}"
         if not batch.samples and shares.world > 1:
             raise PackError(
                 f"none of the {len(batch.bad)} samples of batch {self._step} on rank {shares.rank} can be "

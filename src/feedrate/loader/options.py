@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feedrate import kernel, pillow
+from feedrate import kernel
 from feedrate.errors import BadSample, PackError, UsageError
 from feedrate.filters import find_filters
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
+from feedrate.kernel import pillow
 from feedrate.loader.geometry import Places, check_size
 from feedrate.loader.image import ImageOp, Size, View
 

@@ -26,7 +26,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64 as Positions
 from feedrate.loader.options import Options, find_label
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
 # 256 samples of 110 KB are one sequential read of 28 MB; 16 of them mix 4096 samples.
 BLOCK = 256
@@ -326,7 +326,7 @@ def _find_column(pack: Pack, name: str) -> Field:
     known = [f.name for f in pack.fields if f.classes is not None and f.kind is Kind.NUMBER]
     field = pack.manifest.field(name)
     if field is None or name not in known:
-        hint = f"make one: feedrate split {typed(pack.name)} train=0.9 validation=0.1"
+        hint = f"make one: feedrate split {shell_quote(pack.name)} train=0.9 validation=0.1"
         if name != DEFAULT_COLUMN:
             hint = f"columns of classes: {', '.join(known) or 'none'}"
         raise UsageError(f"{pack.name} has no split: it has no column '{name}' of classes", hint=hint)

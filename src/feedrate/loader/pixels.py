@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from feedrate.filters import BILINEAR
 from feedrate.kernel import U8
+from feedrate.kernel.pillow import Box
 from feedrate.loader.samples import open_pack
-from feedrate.pillow import Box
 from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.results.bench import PixelCheck
 

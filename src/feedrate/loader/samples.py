@@ -202,7 +202,7 @@ def take_ranges(ranges: Ranges, chosen: I64) -> Ranges:
 
 def _ask_pillow(data: bytes) -> tuple[int, int] | None:
     """Return the size of an image that Pillow decodes although the kernel finds it damaged."""
-    from feedrate import pillow
+    from feedrate.kernel import pillow
 
     try:
         return pillow.check(data)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feedrate import kernel, pillow
+from feedrate import kernel
 from feedrate.errors import UsageError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import dump_raw
-from feedrate.kernel import U8
+from feedrate.kernel import U8, pillow
 from feedrate.packing.values import ImageFacts, set_upright
 from feedrate.source.values import UnusableValue, dump_array
 

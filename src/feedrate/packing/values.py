@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from typing import Literal, NamedTuple
 
-from feedrate import kernel, pillow
+from feedrate import kernel
 from feedrate.format.entries import AUTO
 from feedrate.format.fields import Kind
 from feedrate.format.raw import read_npy
+from feedrate.kernel import pillow
 from feedrate.source.values import UnusableValue
 
 _Order = Literal["little", "big"]

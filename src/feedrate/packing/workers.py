@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedrate.errors import FeedrateError
 from feedrate.machine.cpu import count_usable_cores
-from feedrate.overlap import one_ahead
+from feedrate.one_ahead import one_ahead
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -29,7 +29,7 @@ from feedrate.errors import SourceError, StorageError
 from feedrate.remote.addresses import Changed, FileVersion, Place, WholeFile, explain, is_url
 from feedrate.remote.connections import SFTP_CONNECTIONS, Received, Renewed, is_sftp, open_reader
 from feedrate.remote.retry import Outage, Retry, RetryPolicy
-from feedrate.units import format_seconds, typed
+from feedrate.units import format_seconds, shell_quote
 
 STREAMS, REMOTE_STREAMS = 8, 16
 # A command that fails can be typed again, and goes on then: not for as long as a loop that trains.
@@ -314,7 +314,7 @@ class Transfer:
         for file in _Carrying(self, open_part, arrived).run(spoilt):
             raise StorageError(
                 f"{file.address} does not have the checksum that its pack.json says",
-                hint=f"it was read twice; is the pack damaged? feedrate verify {typed(file.place.root)}",
+                hint=f"it was read twice; is the pack damaged? feedrate verify {shell_quote(file.place.root)}",
             )
 
     @property

@@ -14,13 +14,13 @@ from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, UsageError
 from feedrate.files.permissions import user_name
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, parse_manifest
-from feedrate.format.pack import refuse_change
+from feedrate.format.pack import check_change
 from feedrate.remote.addresses import FileVersion, Place, is_address, is_url, split_source
 from feedrate.remote.fetch import find_patiently
 from feedrate.remote.index_files import origin
 from feedrate.remote.ranges import IN_FLIGHT, Piece, RangeReader
 from feedrate.remote.retry import OPENING, RetryPolicy
-from feedrate.units import printable, typed
+from feedrate.units import printable, shell_quote
 
 # So many of the files that were indexed elsewhere are asked for their sizes when a pack is opened.
 _LOOKED_AT = 16
@@ -138,9 +138,9 @@ def check_addresses(pack: str, manifest: Manifest, allowed: str | Sequence[str] 
     if named and why:
         found = {"{}://{}".format(*_split_address(folder)) for folder in named}
         hosts = sorted(printable(os.fsencode(host)) for host in found)
-        options = " ".join(f"--allow-address {typed(host)}" for host in hosts)
+        options = " ".join(f"--allow-address {shell_quote(host)}" for host in hosts)
         listed = ", ".join(f'"{host}"' for host in hosts)
-        mend = f", or chmod go-w {typed(pack)} {typed(os.path.join(pack, FILE_NAME))}"
+        mend = f", or chmod go-w {shell_quote(pack)} {shell_quote(os.path.join(pack, FILE_NAME))}"
         raise PackError(
             f"{pack} names files at {', '.join(hosts)}, and {why}",
             hint=f"if you trust it: allow_addresses=[{listed}] in Python, {options} on the command line"
@@ -209,7 +209,7 @@ def check_sizes(reach: MultiSourceReader, shards: Sequence[Shard]) -> None:
     at_once = 1 if any(file.startswith((b"sftp:", b"ssh:")) for file in some) else len(some)
     with ThreadPoolExecutor(at_once) as threads:
         for file, size_bytes in zip(some, threads.map(reach.measure, some), strict=True):
-            refuse_change(named[file], os.fsdecode(file), size_bytes)
+            check_change(named[file], os.fsdecode(file), size_bytes)
 
 
 def describe_change(reach: MultiSourceReader, shard: Shard, offset: int, length: int, crc32c: int) -> str:

@@ -13,7 +13,7 @@ from feedrate.results.change import (
     MergeResult,
     SplitResult,
 )
-from feedrate.units import format_bytes, format_count, format_seconds, typed
+from feedrate.units import format_bytes, format_count, format_seconds, shell_quote
 
 
 def draw_split(result: SplitResult, width: int | None = None) -> str:
@@ -76,7 +76,7 @@ def draw_entries(result: EntriesResult, width: int | None = None) -> str:
     ]  # fmt: skip
     lines: list[Line] = [head, *table_lines(rows)]
     if result.old_parts:
-        command = f"feedrate index {typed(result.pack)} --entries {result.entries} --remove-old"
+        command = f"feedrate index {shell_quote(result.pack)} --entries {result.entries} --remove-old"
         lines += ["", Command(f"when nobody reads it any more: {command}")]
     return lay_out(lines, width)
 
@@ -104,7 +104,7 @@ def draw_merge(result: MergeResult, width: int | None = None) -> str:
     ]
     if not all(one.linked for one in result.packs):
         lines.append("the packs that it refers to must stay where they are")
-    return lay_out([*lines, "", Command(f"next: feedrate verify {typed(result.target)}")], width)
+    return lay_out([*lines, "", Command(f"next: feedrate verify {shell_quote(result.target)}")], width)
 
 
 def draw_append(result: AppendResult, width: int | None = None) -> str:
@@ -126,14 +126,14 @@ def draw_append(result: AppendResult, width: int | None = None) -> str:
         *_unassigned_lines(result.unassigned, result.pack),
         *rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack"),
     ]
-    return lay_out([*lines, "", Command(f"next: feedrate verify {typed(result.pack)}")], width)
+    return lay_out([*lines, "", Command(f"next: feedrate verify {shell_quote(result.pack)}")], width)
 
 
 def _unassigned_lines(columns: tuple[str, ...], pack: str) -> list[Line]:
     return [
         Command(
             f"the new samples are in no part of '{name}' yet: "
-            f"feedrate split {typed(pack)} --name {name} --extend"
+            f"feedrate split {shell_quote(pack)} --name {name} --extend"
         )
         for name in columns
     ]

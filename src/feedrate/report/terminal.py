@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from feedrate.report.lines import Command, Line, lay_out
 from feedrate.report.quality import summarise_quality
-from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds, typed
+from feedrate.units import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_rate,
+    format_seconds,
+    shell_quote,
+)
 
 if TYPE_CHECKING:  # a command that draws what it found need not load what others find
     from feedrate.results.description import FieldSummary, PackDescription
@@ -45,7 +52,7 @@ def draw_pack(result: PackResult, width: int | None = None) -> str:
     ]  # fmt: skip
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
-    return lay_out([*lines, "", Command(f"next: feedrate verify {typed(result.target)}")], width)
+    return lay_out([*lines, "", Command(f"next: feedrate verify {shell_quote(result.target)}")], width)
 
 
 def _most_left_out(result: PackResult | IndexResult) -> list[str]:
@@ -88,7 +95,9 @@ def draw_index(result: IndexResult, width: int | None = None) -> str:
     ]
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged, None)
-    next_line = f"next: feedrate ls {typed(result.target)}, or in Python feedrate.Loader({result.target!r})"
+    next_line = (
+        f"next: feedrate ls {shell_quote(result.target)}, or in Python feedrate.Loader({result.target!r})"
+    )
     return lay_out([*lines, "", Command(next_line)], width)
 
 

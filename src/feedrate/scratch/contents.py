@@ -36,7 +36,7 @@ from feedrate.remote.fetch import fetch_manifest
 from feedrate.remote.retry import Retry
 from feedrate.remote.sources import check_addresses
 from feedrate.scratch.marker import CopiedFile, Marker, check_name
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
 ORIGINAL_NAME = "source-pack.json"
 _EXTRAS = ("quality.json", "rejected.jsonl")
@@ -281,7 +281,7 @@ class _Look:
         if file.name not in (FILE_NAME, ORIGINAL_NAME) and size_bytes not in (-1, file.size_bytes):
             raise PackError(
                 f"{address} has {size_bytes:,} bytes, and pack.json says {file.size_bytes:,}",
-                hint=f"feedrate verify {typed(self._place.root)}",
+                hint=f"feedrate verify {shell_quote(self._place.root)}",
             )
         return dataclasses.replace(file, mtime_ns=mtime_ns)
 

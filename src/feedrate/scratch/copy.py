@@ -46,7 +46,7 @@ from feedrate.scratch.marker import (
     load_marker,
 )
 from feedrate.scratch.user_dir import make_user_folder, owner_of, user_folder
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
 __all__ = [
     "DATA",
@@ -129,7 +129,7 @@ def read_marker(folder: Path) -> Marker:
 
 
 def _hint(folder: Path) -> str:
-    return f"delete the copy: feedrate scratch rm {typed(shown(folder))}"
+    return f"delete the copy: feedrate scratch rm {shell_quote(shown(folder))}"
 
 
 class Copy:

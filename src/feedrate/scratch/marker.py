@@ -15,7 +15,7 @@ from typing import Any, Literal
 from feedrate.errors import StorageError
 from feedrate.files.permissions import user_name
 from feedrate.remote.addresses import Place
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
 FORMAT = "feedrate-copy"
 VERSION = 1
@@ -160,7 +160,7 @@ def check_marker(found: Marker, told: Marker, folder: Path) -> None:
     if found.digest != told.digest:
         bad = BadMarker(
             f"{folder} is a copy of something else: {found.address}",
-            hint=f"delete it: feedrate scratch rm {typed(folder)}",
+            hint=f"delete it: feedrate scratch rm {shell_quote(folder)}",
         )
         bad.is_damaged = False
         raise bad

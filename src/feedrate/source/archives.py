@@ -20,9 +20,9 @@ from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.results.progress import Rejection
 from feedrate.source import tar
 from feedrate.source import zip as zips
-from feedrate.source.form import Form, form_by_name
+from feedrate.source.detect import SourceKind, form_by_name
 from feedrate.source.names import SPLIT_NAMES, Repeats, is_hidden
-from feedrate.source.record import Held, Record, Stored, describe_others
+from feedrate.source.record import ContainerValue, FileRange, Record, describe_others
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.units import format_bytes, format_count, printable
 
@@ -36,14 +36,14 @@ class Member:
     """A plain file of an archive: its name there, and where its bytes are."""
 
     name: bytes
-    value: Stored | Held
+    value: FileRange | ContainerValue
 
 
 class Archive:
     """The plain files of one archive. `top` is put in front of their paths, to tell archives apart."""
 
     def __init__(
-        self, place: Place, file: PlacedFile, spool: Spool, top: bytes = b"", form: Form | None = None
+        self, place: Place, file: PlacedFile, spool: Spool, top: bytes = b"", form: SourceKind | None = None
     ) -> None:
         self.place, self.file, self.spool, self.top = place, file, spool, top
         self.form = form or form_by_name(file.path)
@@ -71,9 +71,9 @@ class Archive:
             )
 
     def _read(self, *, with_values: bool) -> Iterator[Member]:
-        if self.form is Form.COMPRESSED_TAR:
+        if self.form is SourceKind.COMPRESSED_TAR:
             return self._read_compressed(with_values=with_values)
-        if self.form is Form.TAR:
+        if self.form is SourceKind.TAR:
             return self._read_tar()
         return self._read_zip(with_values=with_values)
 
@@ -82,17 +82,19 @@ class Archive:
         with self.place.open(file.path) as stream:
             for one in tar.read_members(stream, self.address, file.size_bytes):
                 path = self.top + one.name
-                yield Member(one.name, Stored(path, one.size_bytes, file.path, one.offset, file.mtime_ns))
+                yield Member(one.name, FileRange(path, one.size_bytes, file.path, one.offset, file.mtime_ns))
 
     def _read_compressed(self, *, with_values: bool) -> Iterator[Member]:
         with self.place.open(self.file.path) as packed:
             stream = _Unpacking(packed, self.address)
             try:
                 for one in tar.read_members(cast(BinaryIO, stream), self.address):
-                    zips.refuse_bomb(self.address, one.offset + one.size_bytes, self.file.size_bytes)
+                    zips.check_bomb(self.address, one.offset + one.size_bytes, self.file.size_bytes)
                     stream.begin(one, self.file.size_bytes)
-                    value: Stored | Held = Stored(self.top + one.name, one.size_bytes, self.file.path)
-                    if with_values and not is_hidden(one.name) and isinstance(value, Stored):
+                    value: FileRange | ContainerValue = FileRange(
+                        self.top + one.name, one.size_bytes, self.file.path
+                    )
+                    if with_values and not is_hidden(one.name) and isinstance(value, FileRange):
                         value = self._copy(cast(BinaryIO, stream), value)
                     yield Member(one.name, value)
             except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -100,7 +102,7 @@ class Archive:
                     raise
                 raise SourceError(f"{self.address} cannot be decompressed: {error}") from error
 
-    def _copy(self, stream: BinaryIO, value: Stored) -> Held:
+    def _copy(self, stream: BinaryIO, value: FileRange) -> ContainerValue:
         left, start = value.size_bytes, self.spool.write(b"")
         while left:
             data = stream.read(min(left, 2**20))
@@ -108,7 +110,7 @@ class Archive:
                 raise SourceError(f"{self.address} ends inside '{printable(value.path)}': it is cut short")
             self.spool.write(data)
             left -= len(data)
-        return Held(value.path, value.size_bytes, b"", "spool", (start,), self.file.mtime_ns)
+        return ContainerValue(value.path, value.size_bytes, b"", "spool", (start,), self.file.mtime_ns)
 
     def _read_zip(self, *, with_values: bool) -> Iterator[Member]:
         file = self.file
@@ -119,11 +121,11 @@ class Archive:
                 is_range = one.method == zips.STORED and not self.place.is_remote
                 if with_values and not self.place.is_remote:
                     offset = zips.locate_data(local, self.address, one, one.name)
-                value: Stored | Held
+                value: FileRange | ContainerValue
                 if with_values and is_range:
-                    value = Stored(path, one.size_bytes, file.path, offset, file.mtime_ns)
+                    value = FileRange(path, one.size_bytes, file.path, offset, file.mtime_ns)
                 else:
-                    value = Held(path, one.size_bytes, file.path, "zip", one.place(), file.mtime_ns)
+                    value = ContainerValue(path, one.size_bytes, file.path, "zip", one.place(), file.mtime_ns)
                 yield Member(one.name, value)
 
 

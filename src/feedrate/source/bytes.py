@@ -9,8 +9,8 @@ import os
 from feedrate import kernel
 from feedrate.errors import NotFound, StorageError
 from feedrate.remote.addresses import Place
-from feedrate.source.held import Containers
-from feedrate.source.record import Held, Stored
+from feedrate.source.container_values import Containers
+from feedrate.source.record import ContainerValue, FileRange
 from feedrate.source.values import UnusableValue
 from feedrate.units import printable
 
@@ -32,14 +32,14 @@ class Bytes:
         self._open: dict[bytes, int] = {}
         self._containers = Containers(self._place, scratch)
 
-    def read(self, value: Stored | Held) -> bytes:
+    def read(self, value: FileRange | ContainerValue) -> bytes:
         """Return a value's bytes; never more than it promised.
 
         Raises:
             UnusableValue: this one cannot be read, or has changed since it was listed.
             StorageError: the whole source is out of reach.
         """
-        if isinstance(value, Held):
+        if isinstance(value, ContainerValue):
             return self._containers.read(value)
         if self._place.is_remote:
             return self._read_remote(value)
@@ -61,7 +61,7 @@ class Bytes:
             raise UnusableValue(f"changed while it was packed: {value.size_bytes} bytes when listed")
         return data
 
-    def _read_remote(self, value: Stored) -> bytes:
+    def _read_remote(self, value: FileRange) -> bytes:
         try:
             data = self._place.read(value.file, value.offset, value.size_bytes)
         except NotFound:

@@ -23,7 +23,7 @@ from feedrate.results.progress import Rejection
 from feedrate.source.example import BytesFeature, Feature, parse_example
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
-from feedrate.source.record import Record, Stored, Value
+from feedrate.source.record import FileRange, Record, Value
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.tfrecord import read_records
 from feedrate.source.values import UnusableValue, dump_array
@@ -209,7 +209,7 @@ class ExampleReader(SpooledReader):
             where += b"." + suffix.encode()
             if example.start is None:
                 return self._spool.add(where, value, example.file.mtime_ns)
-            return Stored(where, size, example.file.path, example.start + start, example.file.mtime_ns)
+            return FileRange(where, size, example.file.path, example.start + start, example.file.mtime_ns)
         raise UnusableValue(f"the feature '{name}' holds something else than in the first examples")
 
 

@@ -14,7 +14,7 @@ from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.results.progress import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import Repeats
-from feedrate.source.record import Reader, Record, Stored, Value
+from feedrate.source.record import FileRange, Reader, Record, Value
 from feedrate.source.values import UnusableValue
 from feedrate.units import printable
 
@@ -106,7 +106,7 @@ class FileList(Reader):
             return Rejection(printable(path), field, str(error))
         return Record(_below(path), values)
 
-    def _find(self, path: bytes) -> Stored:
+    def _find(self, path: bytes) -> FileRange:
         file = posixpath.normpath(path)
         if self._place.is_remote and (file.startswith((b"../", b"/"))):
             raise UnusableValue("lies outside of the list's folder")
@@ -118,7 +118,7 @@ class FileList(Reader):
             raise UnusableValue("no such file") from None
         if found is None:
             raise UnusableValue("is a folder")
-        return Stored(_below(path), found.size_bytes, file, 0, found.mtime_ns)
+        return FileRange(_below(path), found.size_bytes, file, 0, found.mtime_ns)
 
 
 def _parse_label(label: bytes | None) -> int | float | str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from feedrate.format.keys import has_image_suffix
 from feedrate.remote.addresses import is_url
 from feedrate.source.names import Digests
-from feedrate.source.record import Stored
+from feedrate.source.record import FileRange
 from feedrate.source.remote import walk
 from feedrate.source.values import UnusableValue
 
@@ -29,19 +29,21 @@ class Finder:
         self._root = os.fsencode(root)
         self._real_root = os.path.realpath(root)
         self._asked = Digests()
-        self._listed: dict[bytes, Stored] | None = None
+        self._listed: dict[bytes, FileRange] | None = None
 
     def __enter__(self) -> Finder:
         self._asked = Digests()
         if is_url(self.root):
-            files = (Stored(f.path, f.size_bytes, f.path, 0, f.mtime_ns) for f in self._walk if f.odd is None)
+            files = (
+                FileRange(f.path, f.size_bytes, f.path, 0, f.mtime_ns) for f in self._walk if f.odd is None
+            )
             self._listed = {file.path: file for file in files}
         return self
 
     def __exit__(self, *_: object) -> None:
         self._listed = None
 
-    def read(self, name: object) -> Stored:
+    def read(self, name: object) -> FileRange:
         """Return the file that a cell names.
 
         Raises:
@@ -67,7 +69,7 @@ class Finder:
             raise UnusableValue(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if not stat.S_ISREG(info.st_mode):
             raise UnusableValue("is not a regular file")
-        return Stored(path, info.st_size, path, 0, info.st_mtime_ns)
+        return FileRange(path, info.st_size, path, 0, info.st_mtime_ns)
 
     def relative(self, name: object) -> bytes | None:
         """Return a path below the folder; None: it lies outside."""

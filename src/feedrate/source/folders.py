@@ -16,10 +16,10 @@ from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.kernel import I64, Entry
 from feedrate.results.progress import Rejection
 from feedrate.source.names import SPLIT_NAMES
-from feedrate.source.record import ImageFiles, Reader, Record, Stored, Value, describe_others
+from feedrate.source.record import FileRange, ImageFiles, Reader, Record, Value, describe_others
 from feedrate.source.remote import walk
 from feedrate.source.walk import Inside
-from feedrate.units import format_count, printable, typed
+from feedrate.units import format_count, printable, shell_quote
 
 STRETCH_FILES = 1 << 14  # whole chunks of a listing
 _OF_THE_DISK = b"lost+found"  # at the top of a file system, for root alone
@@ -165,10 +165,10 @@ class SplitFolders(Reader):
             raise SourceError(
                 f"{reader.root} has images without a class folder, as '{printable(sample.name)}'; other parts"
                 f" of {self.root} have class folders",
-                hint=f"pack it by itself: feedrate pack {typed(reader.root)} PACK-{part}",
+                hint=f"pack it by itself: feedrate pack {shell_quote(reader.root)} PACK-{part}",
             )
         image, label = sample.values["image"], sample.values["label"]
-        assert isinstance(image, Stored)
+        assert isinstance(image, FileRange)
         assert isinstance(label, int)
         values: dict[str, Value] = {
             "image": image._replace(path=start + image.path, file=start + image.file),
@@ -214,7 +214,7 @@ def _refuse_beside(root: str, parts: dict[str, list[str]], other: str) -> None:
             f"{root} holds the parts of a dataset ({', '.join(parts)}), and '{other}' beside them, "
             "which has images, too",
             hint=f"move '{other}' elsewhere, or pack each part by itself: "
-            f"feedrate pack {typed(os.path.join(root, next(iter(parts))))} PACK",
+            f"feedrate pack {shell_quote(os.path.join(root, next(iter(parts))))} PACK",
         )
 
 

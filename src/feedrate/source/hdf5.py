@@ -18,7 +18,7 @@ from feedrate.results.progress import Rejection
 from feedrate.source.hdf5_columns import Column, dump_cell, find_columns, suffix_of
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import name_fields, record_name
-from feedrate.source.record import Held, Record, Value
+from feedrate.source.record import ContainerValue, Record, Value
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import UnusableValue
 from feedrate.units import printable
@@ -130,13 +130,15 @@ class Hdf5Reader(SpooledReader):
             return Rejection(printable(name), field, str(error))
         return Record(name, values)
 
-    def _hold(self, file: PlacedFile, row: int, column: Column, path: bytes, cell: Any, like: _Like) -> Held:
+    def _hold(
+        self, file: PlacedFile, row: int, column: Column, path: bytes, cell: Any, like: _Like
+    ) -> ContainerValue:
         size, suffix = like.size_bytes, like.suffix
         if column.form == "encoded":
             data = dump_cell("encoded", cell)
             size, suffix = len(data), suffix_of(column.kind, data)
         place = (self._group + column.name, row, column.form)
-        return Held(path + suffix, size, file.path, "hdf5", place, file.mtime_ns)
+        return ContainerValue(path + suffix, size, file.path, "hdf5", place, file.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from feedrate.format.fields import Coding, Field, Kind
 from feedrate.remote.addresses import Place
 from feedrate.results.progress import Rejection
 from feedrate.source.hdf5 import open_hdf5
-from feedrate.source.record import Held, Reader, Record, Stored, Value
+from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Value
 from feedrate.units import printable
 
 
@@ -56,7 +56,7 @@ class InPlace:
     def _place(self, record: Record) -> Record:
         values: dict[str, Value] = {}
         for name, value in record.values.items():
-            if isinstance(value, Held):
+            if isinstance(value, ContainerValue):
                 placed = self._rows.find(name, value) if value.container == "hdf5" else None
                 if placed is None:
                     self.left_out.setdefault(name, f"compressed, or made of a {value.container} file")
@@ -97,7 +97,7 @@ class _RowsInPlace:
         self._known: dict[str, _Rows | None] = {}
         self._of_field: dict[str, _Rows] = {}
 
-    def find(self, field: str, value: Held) -> Stored | None:
+    def find(self, field: str, value: ContainerValue) -> FileRange | None:
         dataset, row, form = str(value.place[0]), int(value.place[1]), value.place[2]
         if self._opened is None or self._opened[0] != value.file:
             self.close()
@@ -108,7 +108,7 @@ class _RowsInPlace:
         if rows is None or not self._is_alike(field, rows):
             return None
         offset = rows.offset + row * rows.row_bytes
-        return Stored(value.path, rows.row_bytes, value.file, offset, value.mtime_ns)
+        return FileRange(value.path, rows.row_bytes, value.file, offset, value.mtime_ns)
 
     def _is_alike(self, field: str, rows: _Rows) -> bool:
         before = self._of_field.setdefault(field, rows)
@@ -152,7 +152,7 @@ def home_of(record: Record) -> bytes | None:
     Raises:
         SourceError: they lie in several files, and not each in its own.
     """
-    stored = [value for value in record.values.values() if isinstance(value, Stored)]
+    stored = [value for value in record.values.values() if isinstance(value, FileRange)]
     if all(value.file == value.path and not value.offset for value in stored):
         return None
     files = {value.file for value in stored}

@@ -13,7 +13,7 @@ from feedrate.errors import StorageError
 from feedrate.format.keys import has_image_suffix
 from feedrate.source.archives import Archive
 from feedrate.source.names import Digests, is_hidden
-from feedrate.source.record import Held, Stored
+from feedrate.source.record import ContainerValue, FileRange
 from feedrate.source.spool import Spool
 from feedrate.source.values import UnusableValue
 
@@ -44,7 +44,7 @@ class MemberFinder:
             self._found.close()
             self._found = None
 
-    def read(self, name: object) -> Stored | Held:
+    def read(self, name: object) -> FileRange | ContainerValue:
         """Return the member that a cell names.
 
         Raises:
@@ -101,8 +101,8 @@ class MemberFinder:
         )
 
 
-def _dump(value: Stored | Held) -> list[Any]:
-    where = value.offset if isinstance(value, Stored) else [value.container, list(value.place)]
+def _dump(value: FileRange | ContainerValue) -> list[Any]:
+    where = value.offset if isinstance(value, FileRange) else [value.container, list(value.place)]
     return [
         value.path.decode("latin-1"),
         value.size_bytes,
@@ -112,9 +112,11 @@ def _dump(value: Stored | Held) -> list[Any]:
     ]
 
 
-def _load(row: list[Any]) -> Stored | Held:
+def _load(row: list[Any]) -> FileRange | ContainerValue:
     path, size_bytes, file, where, mtime_ns = row
     if isinstance(where, int):
-        return Stored(path.encode("latin-1"), size_bytes, file.encode("latin-1"), where, mtime_ns)
+        return FileRange(path.encode("latin-1"), size_bytes, file.encode("latin-1"), where, mtime_ns)
     container, place = where
-    return Held(path.encode("latin-1"), size_bytes, file.encode("latin-1"), container, tuple(place), mtime_ns)
+    return ContainerValue(
+        path.encode("latin-1"), size_bytes, file.encode("latin-1"), container, tuple(place), mtime_ns
+    )

@@ -15,16 +15,16 @@ from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.remote.addresses import Place, PlacedFile, explained, is_url, split_source
+from feedrate.source.detect import CONTAINERS, SourceKind, form_by_name, look_at
 from feedrate.source.folders import open_folders
-from feedrate.source.form import CONTAINERS, Form, form_by_name, look_at
 from feedrate.source.names import SPLIT_NAMES
 from feedrate.source.options import SourceOptions
 from feedrate.source.patterns import find_files, is_pattern
 from feedrate.source.record import Reader
 from feedrate.source.spool import Spool
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
-_ARCHIVES = frozenset((Form.ZIP, Form.TAR, Form.COMPRESSED_TAR))
+_ARCHIVES = frozenset((SourceKind.ZIP, SourceKind.TAR, SourceKind.COMPRESSED_TAR))
 EXPECTED = (
     "a folder of images or class folders, a folder with a table (--labels), a list of paths (.txt), or "
     "zip, tar, WebDataset, TFRecord, RecordIO, HDF5 or Parquet files with images, or a folder of such files"
@@ -60,23 +60,23 @@ def _open(source: str, options: SourceOptions, spool: Spool) -> Reader:
     root, name = split_source(source)
     place, file = Place(root), file._replace(path=name)
     form = look_at(place, file)
-    if form is Form.TABLE:
+    if form is SourceKind.TABLE:
         if options.labels is not None:
             raise UsageError(
                 f"{source} is a table, and --labels names another one", hint="name the folder instead"
             )
         return _open_table(root, dataclasses.replace(options, labels=Path(source)))
-    if form is Form.LIST:
+    if form is SourceKind.LIST:
         _refuse_labels(options, source)
         from feedrate.source.file_list import FileList
 
         return FileList(place, file)
-    if form is Form.UNKNOWN and has_image_suffix(file.path):
+    if form is SourceKind.UNKNOWN and has_image_suffix(file.path):
         raise SourceError(
             f"{source} is one image; a dataset is a folder of them",
-            hint=f"name the folder: {typed(root)}; or a list of paths (.txt)",
+            hint=f"name the folder: {shell_quote(root)}; or a list of paths (.txt)",
         )
-    if form is Form.UNKNOWN:
+    if form is SourceKind.UNKNOWN:
         with place.open(file.path) as stream:
             beginning = stream.read(16)
         raise SourceError(
@@ -93,7 +93,7 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
             "--field, --path-column and --label-column name columns of a table, and there is none",
             hint="give the table: --labels FILE",
         )
-    files: dict[Form, list[PlacedFile]] = {}
+    files: dict[SourceKind, list[PlacedFile]] = {}
     others: Counter[str] = Counter()
     for file in place.walk():
         if has_image_suffix(file.path):
@@ -101,7 +101,7 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
         if file.path == FILE_NAME.encode() and not _is_index(place):
             raise SourceError(
                 f"{place.root} is a pack already",
-                hint=f"see what is in it: feedrate ls {typed(place.root)}; to join packs: feedrate merge",
+                hint=f"see what is in it: feedrate ls {shell_quote(place.root)}; to join packs: feedrate merge",
             )
         form = form_by_name(file.path)
         if form in CONTAINERS:
@@ -148,15 +148,15 @@ def _open_files(place: Place, files: list[PlacedFile], spool: Spool, options: So
     if form in _ARCHIVES:
         return _open_archives(place, files, spool, options, form)
     _refuse_labels(options, place.address(files[0].path))
-    if form is Form.TFRECORD:
+    if form is SourceKind.TFRECORD:
         from feedrate.source.example_reader import ExampleReader
 
         return ExampleReader(place, files, spool)
-    if form is Form.RECORDIO:
+    if form is SourceKind.RECORDIO:
         from feedrate.source.recordio import ImageRecordReader
 
         return ImageRecordReader(place, files, spool)
-    if form is Form.HDF5:
+    if form is SourceKind.HDF5:
         from feedrate.source.hdf5 import Hdf5Reader
 
         return Hdf5Reader(place, files, spool)
@@ -166,7 +166,7 @@ def _open_files(place: Place, files: list[PlacedFile], spool: Spool, options: So
 
 
 def _open_archives(
-    place: Place, files: list[PlacedFile], spool: Spool, options: SourceOptions, form: Form
+    place: Place, files: list[PlacedFile], spool: Spool, options: SourceOptions, form: SourceKind
 ) -> Reader:
     from feedrate.source.archives import Archive, ArchiveReader, strip_suffix
 
@@ -183,7 +183,7 @@ def _open_archives(
     _refuse_labels(options, place.address(files[0].path))
     from feedrate.source.webdataset import ShardReader, looks_like_shards
 
-    if form is not Form.ZIP and looks_like_shards(archives[0].names()):
+    if form is not SourceKind.ZIP and looks_like_shards(archives[0].names()):
         return ShardReader(place, archives, spool)
     return ArchiveReader(place, archives, spool)
 
@@ -198,7 +198,7 @@ def _open_inside(source: str, place: Place, spool: Spool) -> Reader:
         outer = Place(root)
         file = outer.find(name)
         assert file is not None
-        if look_at(outer, file) is Form.HDF5:
+        if look_at(outer, file) is SourceKind.HDF5:
             from feedrate.source.hdf5 import Hdf5Reader
 
             return Hdf5Reader(outer, [file], spool, group=os.path.relpath(source, above) + "/")
@@ -223,7 +223,7 @@ def _refuse_splits(place: Place, files: list[PlacedFile]) -> None:
         suffix = file_suffix(files[0].path)
         raise SourceError(
             f"{place.root} holds the parts of a dataset ({', '.join(names)})",
-            hint=f"pack each by itself: feedrate pack {typed(f'{place.root}/{names[-1]}*{suffix}')} PACK",
+            hint=f"pack each by itself: feedrate pack {shell_quote(f'{place.root}/{names[-1]}*{suffix}')} PACK",
         )
 
 

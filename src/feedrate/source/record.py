@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.fields import Field
-from feedrate.format.texts import Texts
 from feedrate.kernel import I64
 from feedrate.results.progress import Rejection
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from feedrate.source.table import Table
 
 
-class Stored(NamedTuple):
+class FileRange(NamedTuple):
     """Bytes that lie as they are in a file of the source.
 
     Attributes:
@@ -34,7 +34,7 @@ class Stored(NamedTuple):
     mtime_ns: int = 0
 
 
-class Held(NamedTuple):
+class ContainerValue(NamedTuple):
     """A value that its container has to give out: a deflated member, a cell, a row of a chunked dataset.
 
     Attributes:
@@ -52,7 +52,7 @@ class Held(NamedTuple):
 
 
 # Text is a class name where the field is a label, and text elsewhere.
-Value = Stored | Held | bytes | str | int | float
+Value = FileRange | ContainerValue | bytes | str | int | float
 
 
 class Record(NamedTuple):
@@ -71,7 +71,7 @@ class ImageFiles:
         label: of all of them; None: they have none.
     """
 
-    paths: Texts
+    paths: ByteStrings
     sizes: I64
     times_ns: I64
     label: int | None
@@ -83,7 +83,7 @@ class ImageFiles:
         label = {} if self.label is None else {"label": self.label}
         facts = zip(self.paths, self.sizes.tolist(), self.times_ns.tolist(), strict=True)
         for path, size_bytes, time_ns in facts:
-            yield Record(path, {"image": Stored(path, size_bytes, path, 0, time_ns), **label})
+            yield Record(path, {"image": FileRange(path, size_bytes, path, 0, time_ns), **label})
 
 
 class Reader(Protocol):
@@ -93,7 +93,7 @@ class Reader(Protocol):
     counts too. Readers derive from this class and get what they do not need as it stands here.
 
     Attributes:
-        root: a folder or an fsspec URL that `Stored.file` and `Held.file` are relative to.
+        root: a folder or an fsspec URL that `FileRange.file` and `Held.file` are relative to.
         ignored: suffix -> files that were passed over; whole after the iteration.
         unlisted: images that no row of a table names; whole after the iteration.
         table: the table of labels, which becomes part of the pack.

@@ -16,10 +16,10 @@ from feedrate.format.containers.records import read_in_pieces
 from feedrate.format.fields import Field, Kind
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.results.progress import Rejection
-from feedrate.source.form import RECORDIO_MAGIC
+from feedrate.source.detect import RECORDIO_MAGIC
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, record_name
-from feedrate.source.record import Record, Stored, Value
+from feedrate.source.record import FileRange, Record, Value
 from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import dump_array
 from feedrate.units import printable
@@ -132,7 +132,7 @@ class ImageRecordReader(SpooledReader):
         if raw.start is None:
             image: Value = self._spool.add(path, raw.data[start:], file.mtime_ns)
         else:
-            image = Stored(path, len(raw.data) - start, file.path, raw.start + start, file.mtime_ns)
+            image = FileRange(path, len(raw.data) - start, file.path, raw.start + start, file.mtime_ns)
         if self._are_several:
             return Record(
                 name, {"image": image, "labels": self._spool.keep(name + b".labels.npy", dump_array(labels))}

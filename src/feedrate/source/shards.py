@@ -15,8 +15,8 @@ from feedrate.format.addresses import find_address_problem
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.remote.retry import OPENING, Outage, Retry
 from feedrate.source.archives import Archive, strip_suffix
+from feedrate.source.detect import SourceKind
 from feedrate.source.example_reader import ExampleReader
-from feedrate.source.form import Form
 from feedrate.source.opening import open_reader
 from feedrate.source.options import SourceOptions
 from feedrate.source.record import Reader
@@ -57,7 +57,7 @@ class Shards:
     def open(self, place: Place, file: PlacedFile, spool: Spool) -> Reader:
         """Return the reader of one shard, which lies in `place` now."""
         if self.is_tar:
-            archive = Archive(place, file, spool, self.top(file), Form.TAR)
+            archive = Archive(place, file, spool, self.top(file), SourceKind.TAR)
             return ShardReader(place, [archive], spool, self.chosen)
         return ExampleReader(place, [file], spool, self.chosen)
 
@@ -71,7 +71,7 @@ def find_shards(source: str, options: SourceOptions) -> Shards:
         SourceError: what is there cannot be indexed from afar.
         StorageError: it does not answer.
     """
-    refuse_secrets(source)
+    check_secrets(source)
     if options != SourceOptions():
         raise UsageError("--labels goes with a folder of images on this machine", hint=_PACK_IT)
     attempts = Retry(Outage(source, OPENING), source)
@@ -86,7 +86,7 @@ def find_shards(source: str, options: SourceOptions) -> Shards:
             time.sleep(wait_s)
 
 
-def refuse_secrets(source: str) -> None:
+def check_secrets(source: str) -> None:
     """Refuse an address that must not be written down; the sentence does not repeat what is secret."""
     scheme, _, rest = source.partition("://")
     host = rest.partition("/")[0]

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from feedrate.errors import StorageError, UsageError
 from feedrate.remote.addresses import explained
 from feedrate.results.progress import Rejection
-from feedrate.source.record import Held, Reader, Record
+from feedrate.source.record import ContainerValue, Reader, Record
 
 SPOOL_NAME = "packing.spool"
 _SMALL_BYTES = 256
@@ -42,12 +42,12 @@ class Spool:
             except OSError as error:
                 raise self._explain(error) from error
 
-    def add(self, path: bytes, data: bytes, mtime_ns: int = 0) -> Held:
+    def add(self, path: bytes, data: bytes, mtime_ns: int = 0) -> ContainerValue:
         """Keep a value and return where it is; `mtime_ns` is that of the file it comes from."""
         self.write(data)
-        return Held(path, len(data), b"", "spool", (self._end - len(data),), mtime_ns)
+        return ContainerValue(path, len(data), b"", "spool", (self._end - len(data),), mtime_ns)
 
-    def keep(self, path: bytes, data: bytes, mtime_ns: int = 0) -> Held | bytes:
+    def keep(self, path: bytes, data: bytes, mtime_ns: int = 0) -> ContainerValue | bytes:
         """Return a small value itself, to stand in the listing, and the place of a larger one."""
         return data if len(data) <= _SMALL_BYTES else self.add(path, data, mtime_ns)
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from feedrate.errors import NotFound, StorageError, suggest_path
+from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
-from feedrate.format.texts import Texts
 from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
-from feedrate.overlap import one_ahead
+from feedrate.one_ahead import one_ahead
 
 Above = frozenset[tuple[int, int]]  # the folders that one lies in, by device and inode
 Folder = tuple[bytes, Above]  # its path
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 class Inside(NamedTuple):
     """What a folder holds, by name. `kinds` are of `kernel.Entry`; folders are not among the files."""
 
-    names: Texts
+    names: ByteStrings
     sizes: I64
     times_ns: I64
     kinds: U8
@@ -121,11 +121,11 @@ class Walk:
             if not folder:
                 raise StorageError(f"cannot list {self.root}: {error.strerror}") from error
             self.unlisted[folder] = f"folder cannot be listed: {error.strerror}"
-            return Inside(Texts.of([]), *_NOTHING, [])
+            return Inside(ByteStrings.of([]), *_NOTHING, [])
         return self._divide(folder, found, above)
 
     def _divide(self, folder: bytes, found: FolderList, above: Above) -> Inside:
-        names = Texts(found.names, found.starts)
+        names = ByteStrings(found.names, found.starts)
         is_folder = found.kinds == Entry.FOLDER
         if not is_folder.any():
             return Inside(names, found.sizes, found.times_ns, found.kinds, [])
@@ -154,7 +154,7 @@ def make_inside(files: list[Found], folders: list[Folder], start: bytes) -> Insi
     kinds = [Entry.WANTED if has_image_suffix(file.path) else Entry.OTHER for file in files]
     names = [file.path[len(start) :] for file in files]
     return Inside(
-        Texts.of(names),
+        ByteStrings.of(names),
         np.array([file.size_bytes for file in files], np.int64),
         np.array([file.mtime_ns for file in files], np.int64),
         np.array(kinds, np.uint8),

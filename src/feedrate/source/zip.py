@@ -89,7 +89,7 @@ def read_members(stream: BinaryIO, archive: str, size_bytes: int) -> Iterator[Zi
         _check_entry(member, archive, directory.offset)
         if packed > size_bytes:
             raise SourceError(f"{archive}: its members overlap, as in a zip bomb: refused")
-        refuse_bomb(archive, unpacked, size_bytes)
+        check_bomb(archive, unpacked, size_bytes)
         if not member.name.endswith(b"/"):
             yield member if name == member.name else dataclasses.replace(member, name=name)
     if position != end:
@@ -266,7 +266,7 @@ def describe_bomb(size_bytes: int, packed_bytes: int) -> str | None:
     return f"would unpack to {format_bytes(size_bytes)}, {times}: refused as a zip bomb"
 
 
-def refuse_bomb(archive: str, unpacked_bytes: int, packed_bytes: int) -> None:
+def check_bomb(archive: str, unpacked_bytes: int, packed_bytes: int) -> None:
     """Refuse an archive that unpacks to this, and maybe more."""
     if unpacked_bytes > BOMB_TOTAL_BYTES and unpacked_bytes > BOMB_RATIO * packed_bytes:
         raise SourceError(

@@ -20,7 +20,7 @@ from statistics import mean
 
 import numpy as np
 
-from feedrate import kernel, pillow
+from feedrate import kernel
 from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import KernelTime, PackImages
 from feedrate.doctor.analyse.records import Recording
@@ -30,7 +30,7 @@ from feedrate.filters import BILINEAR
 from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack
 from feedrate.format.suffixes import IMAGE_SUFFIXES
-from feedrate.kernel import U8
+from feedrate.kernel import U8, pillow
 from feedrate.loader.cache import Cache
 from feedrate.loader.cached import cached
 from feedrate.loader.geometry import Geometry, read_sides

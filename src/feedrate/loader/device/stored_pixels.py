@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedrate import pillow
 from feedrate.filters import FILTERS
 from feedrate.format.fields import Field, Kind
-from feedrate.kernel import I32, I64, U8, DecodeReport
+from feedrate.kernel import I32, I64, U8, DecodeReport, pillow
 from feedrate.kernel.cuda import batch, stored
 from feedrate.kernel.cuda.driver import OUT_OF_MEMORY, DriverError
 from feedrate.loader.cached_pixels import BY_PILLOW, LARGEST_BYTES, decode_whole, without_colour

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedrate import kernel
+from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.containers.contract import Output
 from feedrate.format.containers.tar import BLOCK_BYTES, Tar, member_header
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
-from feedrate.format.texts import Texts
 from feedrate.kernel import I64, U8, U32, Members
-from feedrate.overlap import one_ahead
+from feedrate.one_ahead import one_ahead
 from feedrate.packing.build.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
 from feedrate.packing.build.plan import BLOCK, ShardTask
 from feedrate.packing.check.quality import QualityTally
@@ -70,20 +70,20 @@ class Batch(NamedTuple):
     """Some samples in the order of the shard. `members` are of those that `chosen` names, in that order."""
 
     rows: Rows
-    texts: Texts
+    texts: ByteStrings
     chosen: I64
     members: Members
-    keys: Texts
-    entries: Texts
+    keys: ByteStrings
+    entries: ByteStrings
 
 
 class Written(NamedTuple):
     """Samples that were written: their rows of the index, and its columns of varying length."""
 
     rows: Rows
-    keys: Texts
-    paths: Texts
-    entries: Texts
+    keys: ByteStrings
+    paths: ByteStrings
+    entries: ByteStrings
     shape: tuple[int, int] | None  # height and width; None: they differ
     source_bytes: int
     listed_bytes: int  # with what numbers count as
@@ -163,8 +163,8 @@ class Bulk:
             pool=pool,
             memory=memory,
         )
-        keys = Texts.by_lengths(members.keys, members.facts["key_bytes"])
-        entries = Texts.by_lengths(members.entries, members.facts["entries_bytes"])
+        keys = ByteStrings.by_lengths(members.keys, members.facts["key_bytes"])
+        entries = ByteStrings.by_lengths(members.entries, members.facts["entries_bytes"])
         return Batch(rows, texts, chosen, members, keys, entries)
 
     def _write(self, batch: Batch, span: slice, which: I64, quality: QualityTally) -> Written:

@@ -24,13 +24,13 @@ import numpy as np
 from feedrate import kernel
 from feedrate.draws import Purpose, make_key, permute
 from feedrate.errors import StorageError
+from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.containers.tar import BLOCK_BYTES, member_bytes
 from feedrate.format.fields import Field
 from feedrate.format.keys import key_of_stem, make_stem
 from feedrate.format.manifest import dump_field, load_field
-from feedrate.format.texts import Texts
 from feedrate.kernel import I64, Ranges
-from feedrate.source.record import Held, ImageFiles, Record, Stored, Value
+from feedrate.source.record import ContainerValue, FileRange, ImageFiles, Record, Value
 
 NAME = "packing.listing"
 _CHUNK = 4096
@@ -70,7 +70,7 @@ def order_samples(first: int, last: int, count: int, seed: int) -> I64:
 
 def value_bytes(value: Value | None) -> int:
     """Return what a value takes in the source; in a tar too, unless its pixels are changed."""
-    if isinstance(value, (Stored, Held)):
+    if isinstance(value, (FileRange, ContainerValue)):
         return value.size_bytes
     return len(value) if isinstance(value, bytes) else NUMBER_BYTES
 
@@ -99,7 +99,7 @@ class ListingWriter:
             size_bytes = value_bytes(value)
             source_bytes += size_bytes
             tar_bytes += member_bytes(size_bytes)
-            if isinstance(value, (Stored, Held)):
+            if isinstance(value, (FileRange, ContainerValue)):
                 self._times.append(value.mtime_ns)
                 self.files += 1
         kind, label = _kind_of(record)
@@ -165,10 +165,10 @@ class ListingWriter:
         for name in ("number", "tar_bytes", "source_bytes", "label", "kind"):
             rows[name] = next(columns)
         self._changes.update(array("q", self._times).tobytes())
-        self._write(rows, Texts.of(self._texts), Texts.of(self._names))
+        self._write(rows, ByteStrings.of(self._texts), ByteStrings.of(self._names))
         self._names, self._texts, self._facts, self._times = [], [], [], []
 
-    def _write(self, rows: Rows, texts: Texts, names: Texts) -> None:
+    def _write(self, rows: Rows, texts: ByteStrings, names: ByteStrings) -> None:
         blob, starts = texts.pack()
         rows["length"] = texts.lengths
         start = self._offset + rows.nbytes
@@ -257,10 +257,10 @@ class Listing:
             self._in_order = seed, self.rows(order_samples(0, len(self), len(self), seed))
         return self._in_order[1][first:last]
 
-    def texts(self, rows: Rows) -> Texts:
+    def texts(self, rows: Rows) -> ByteStrings:
         """Return what rows point at: the path of a file, or JSON."""
         lengths = rows["length"].astype(np.int64)
-        return Texts.by_lengths(self._read(rows["offset"], lengths), lengths)
+        return ByteStrings.by_lengths(self._read(rows["offset"], lengths), lengths)
 
     def samples(self, indices: I64) -> Iterator[Sample]:
         """Yield samples in the order that is asked for."""
@@ -279,7 +279,7 @@ class Listing:
         else:
             name, has_label = text, row["kind"] == LABELLED
             size_bytes = int(row["source_bytes"]) - (NUMBER_BYTES if has_label else 0)
-            loaded = {"image": Stored(name, size_bytes, name)}
+            loaded = {"image": FileRange(name, size_bytes, name)}
             loaded |= {"label": int(row["label"])} if has_label else {}
         again = int(row["again"])
         key = key_of_stem(make_stem(name)) + (f"~{again}" if again else "")
@@ -308,12 +308,12 @@ class Listing:
 
 
 def _dump_value(value: Value) -> object:
-    if isinstance(value, Stored):
+    if isinstance(value, FileRange):
         path = value.path.decode("latin-1")
         if value.file == value.path and not value.offset:
             return [value.size_bytes, path]
         return [value.size_bytes, path, value.file.decode("latin-1"), value.offset]
-    if isinstance(value, Held):
+    if isinstance(value, ContainerValue):
         path, file = value.path.decode("latin-1"), value.file.decode("latin-1")
         return [value.size_bytes, path, file, value.container, list(value.place)]
     return {"bytes": value.decode("latin-1")} if isinstance(value, bytes) else value
@@ -327,17 +327,17 @@ def _load_value(value: Any) -> Value | None:
     size_bytes, path, *more = value
     path = path.encode("latin-1")
     if not more:
-        return Stored(path, size_bytes, path)
+        return FileRange(path, size_bytes, path)
     if len(more) == 2:
-        return Stored(path, size_bytes, more[0].encode("latin-1"), more[1])
-    return Held(path, size_bytes, more[0].encode("latin-1"), more[1], tuple(more[2]))
+        return FileRange(path, size_bytes, more[0].encode("latin-1"), more[1])
+    return ContainerValue(path, size_bytes, more[0].encode("latin-1"), more[1], tuple(more[2]))
 
 
 def _kind_of(record: Record) -> tuple[int, int]:
     """Return the kind of row that will do for a record, and its label."""
     values = record.values
     image, label = values.get("image"), values.get("label")
-    is_file = isinstance(image, Stored) and image.file == image.path == record.name and not image.offset
+    is_file = isinstance(image, FileRange) and image.file == image.path == record.name and not image.offset
     if is_file and len(values) == 1:
         return FILE, 0
     if is_file and len(values) == 2 and type(label) is int and -(2**63) <= label < 2**63:
@@ -353,7 +353,7 @@ def _name(row: Any, text: bytes) -> bytes:
 
 
 def _hash(stem: bytes) -> int:
-    return int(kernel.hash_stems(*Texts.of([stem]).pack())[0])
+    return int(kernel.hash_stems(*ByteStrings.of([stem]).pack())[0])
 
 
 def _contains(in_order: np.ndarray[Any, np.dtype[np.uint64]], wanted: int) -> bool:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from feedrate import pillow
 from feedrate.format.entries import AUTO
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import dump_table
+from feedrate.kernel import pillow
 from feedrate.packing.build.listing import Listing, Sample
 from feedrate.packing.build.mapped import LeftOut, Made, Mapper, Plain, find_fields
 from feedrate.packing.check.quality import FILLED, KEPT, MAPPED, NORMALISED, QualityTally, classify
@@ -31,7 +31,7 @@ from feedrate.packing.values import (
     inspect_text,
 )
 from feedrate.source.bytes import Bytes
-from feedrate.source.record import Held, Stored, Value
+from feedrate.source.record import ContainerValue, FileRange, Value
 from feedrate.source.values import UnusableValue
 from feedrate.units import printable
 
@@ -158,7 +158,7 @@ class SampleLoader:
     def _load_made(
         self, field: Field, made: Made, value: Value | None, plain: int | float | bytes, loaded: list[Loaded]
     ) -> Loaded:
-        path = value.path if isinstance(value, (Stored, Held)) else b""
+        path = value.path if isinstance(value, (FileRange, ContainerValue)) else b""
         if not made.is_new:
             return self._load(field, path, made.plain, loaded)
         # What was made of a file comes back beside its name; other values have no file.
@@ -255,7 +255,7 @@ class SampleLoader:
 
 
 def _reject(sample: Sample, field: Field | None, value: Value | None, error: UnusableValue) -> Rejected:
-    path = value.path if isinstance(value, (Stored, Held)) else sample.key.encode()
+    path = value.path if isinstance(value, (FileRange, ContainerValue)) else sample.key.encode()
     return Rejected(printable(path), "" if field is None else field.name, str(error))
 
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feedrate import pillow
 from feedrate.errors import FeedrateError, SourceError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.raw import read_npy
+from feedrate.kernel import pillow
 from feedrate.packing.mapping import Map
 from feedrate.source.values import UnusableValue, dump_array
 

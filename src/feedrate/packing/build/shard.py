@@ -17,12 +17,12 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import PackError
 from feedrate.files.folder import atomic_write
+from feedrate.format.byte_strings import TextsBuilder
 from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
 from feedrate.format.entries import dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
 from feedrate.format.manifest import IndexPart, Shard
-from feedrate.format.texts import TextsBuilder
 from feedrate.packing.build.bulk import NOT_JPEG, Bulk, Written, is_plain
 from feedrate.packing.build.listing import Listing, Rows, Sample
 from feedrate.packing.build.loading import Loaded, Rejected, SampleLoader

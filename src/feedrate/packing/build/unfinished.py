@@ -29,7 +29,7 @@ from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME
 from feedrate.packing.build import listing
 from feedrate.packing.options import PackOptions
 from feedrate.source.spool import SPOOL_NAME
-from feedrate.units import format_bytes, format_count, typed
+from feedrate.units import format_bytes, format_count, shell_quote
 
 JOBS_NAME = "packing.jobs"
 SURVEYS_NAME = "packing.surveys"  # of shards that lie elsewhere
@@ -87,12 +87,10 @@ def check_finished(folder: Path, options: PackOptions) -> None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
         asked["labels"] = there.settings.get("labels")
     difference = _first_difference(asked, there.settings)
-    hint = f"use it, or name another folder, or delete it first: rm -r {typed(folder)}"
+    hint = f"use it, or name another folder, or delete it first: rm -r {shell_quote(folder)}"
     as_there = {**asked, "entries": there.settings.get("entries")}
     if difference and _first_difference(as_there, there.settings) is None:
-        hint = (
-            f"give it such entry points: feedrate index {typed(folder)} --entries {options.bytes_per_entry}"
-        )
+        hint = f"give it such entry points: feedrate index {shell_quote(folder)} --entries {options.bytes_per_entry}"
     raise AlreadyExists(
         f"{folder} already holds a finished pack of {format_count(there.samples, 'sample')}"
         + (f" ({difference})" if difference else ""),
@@ -148,7 +146,7 @@ def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str
         if difference:
             raise AlreadyExists(
                 f"{folder} holds an unfinished pack of something else: {difference}",
-                hint=f"repeat that command, name another folder, or delete this one: rm -r {typed(folder)}",
+                hint=f"repeat that command, name another folder, or delete this one: rm -r {shell_quote(folder)}",
             )
         return
     write_file(path, (json.dumps(now, indent=1, sort_keys=True) + "\n").encode())

@@ -48,9 +48,9 @@ from feedrate.results.progress import Rejection, Tick
 from feedrate.source.names import hash_name
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec
-from feedrate.source.record import Held, Reader, Record, Stored, Value
+from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Value
 from feedrate.source.spool import SPOOL_NAME
-from feedrate.units import printable, typed
+from feedrate.units import printable, shell_quote
 
 
 class Arrivals(Reader):
@@ -141,12 +141,12 @@ class Arrivals(Reader):
 
     def _path(self, record: Record) -> bytes:
         value = record.values.get(self._path_field) if self._path_field else None
-        return value.path if isinstance(value, (Stored, Held)) else b""
+        return value.path if isinstance(value, (FileRange, ContainerValue)) else b""
 
     def _translate(self, name: str, value: Value) -> Value:
         """Give a class by its name, since its number is the source's; what was listed last knows numbers."""
         field = self._pack.manifest.field(name)
-        if field is None or isinstance(value, (str, bytes, Stored, Held)):
+        if field is None or isinstance(value, (str, bytes, FileRange, ContainerValue)):
             return value
         if field.classes is None:
             return float(value) if field.dtype == "float64" else value
@@ -310,7 +310,7 @@ def _find_map(source: str, pack: Pack, wanted: str | Function | None) -> Map | N
         raise UsageError(
             f"{pack.path} was made with a function, {name}, and code is not imported because a pack names it",
             hint="if that is your code: "
-            f"feedrate append {typed(source)} {typed(pack.path)} --map {typed(name)}",
+            f"feedrate append {shell_quote(source)} {shell_quote(pack.path)} --map {shell_quote(name)}",
         )
     found = find_map(wanted)
     # A module may have another name by now; one function of it is not another.

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from feedrate.errors import SourceError, UsageError
-from feedrate.format.added import Values
+from feedrate.format.added_columns import Values
 from feedrate.format.fields import Field, Kind
 from feedrate.packing.change.members import as_path, check_missing, read_names, some
 from feedrate.packing.change.update import changing, check_taken, store_column

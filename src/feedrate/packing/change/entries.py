@@ -38,7 +38,7 @@ from feedrate.packing.workers import advance, count_threads, run_tasks
 from feedrate.remote.addresses import Place, is_url
 from feedrate.results.change import EntriesResult
 from feedrate.results.progress import Tick
-from feedrate.units import format_bytes, typed
+from feedrate.units import format_bytes, shell_quote
 
 # Hidden: it may lie in a folder that was indexed in place, and is no part of what is there.
 FOLDER_NAME = ".reindexing"
@@ -146,7 +146,7 @@ def check_address(pack: str) -> None:
     if is_url(pack):
         raise UsageError(
             f"{pack} is not on this machine, and its index would be written anew there",
-            hint=f"change a copy, then bring that back: feedrate stage {typed(pack)}",
+            hint=f"change a copy, then bring that back: feedrate stage {shell_quote(pack)}",
         )
 
 
@@ -167,7 +167,7 @@ def _refuse_unfit(pack: Pack, bytes_per_entry: int) -> None:
                 if pack.manifest.settings.get("raw")
                 else "it has no field of JPEGs"
             ),
-            hint=f"what it holds: feedrate ls {typed(pack.path)}",
+            hint=f"what it holds: feedrate ls {shell_quote(pack.path)}",
         )
 
 
@@ -286,7 +286,7 @@ def write_part(task: PartTask) -> None:
         if (len(data), kernel.crc32c(data)) != (index.size_bytes, index.crc32c):
             raise PackError(
                 f"{index.name}: its bytes are not those that were packed (checksum of the file)",
-                hint=f"feedrate verify {typed(task.pack)}",
+                hint=f"feedrate verify {shell_quote(task.pack)}",
             )
         part = parse_part(data, manifest.fields, name=index.name)
         variable = dict(part.variable)
@@ -351,7 +351,7 @@ def _refuse_damaged(pack: Pack, positions: I64, statuses: I32) -> None:
         raise PackError(
             f"{pack.path}: sample '{key}' is not what was packed "
             f"({kernel.Status(int(statuses[i])).name.lower().replace('_', ' ')})",
-            hint=f"feedrate verify {typed(pack.path)}",
+            hint=f"feedrate verify {shell_quote(pack.path)}",
         )
 
 

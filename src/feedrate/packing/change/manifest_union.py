@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, StorageError
-from feedrate.format.added import Values
+from feedrate.format.added_columns import Values
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import ColumnPart, Manifest, Shard, file_path
 from feedrate.format.pack import Pack
 from feedrate.packing.change.update import write_column
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
 _SHARD = re.compile(r"shard-(\d+)\..*")
 
@@ -314,7 +314,7 @@ def refer_from(folder: Path) -> Callable[[Path, str], tuple[str, str]]:
     def place(path: Path, name: str) -> tuple[str, str]:
         del name
         if not path.exists():
-            raise StorageError(f"{path} is not there", hint=f"feedrate verify {typed(path.parent)}")
+            raise StorageError(f"{path} is not there", hint=f"feedrate verify {shell_quote(path.parent)}")
         there = os.path.relpath(os.path.realpath(path.parent), base)
         return "" if there == "." else there, path.name
 

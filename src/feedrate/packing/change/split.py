@@ -33,7 +33,7 @@ from feedrate.packing.change.shares import (
 )
 from feedrate.packing.change.update import changing, check_taken, store_column
 from feedrate.results.change import ClassShare, SplitResult
-from feedrate.units import format_count, printable, typed
+from feedrate.units import format_count, printable, shell_quote
 
 
 def group_by_field(pack: Pack, name: str) -> list[bytes]:
@@ -135,7 +135,7 @@ def read_lists(pack: Pack, files: Mapping[str, Path], *, has_rest: bool) -> I64:
         raise SourceError(
             f"the lists name {format_count(len(strangers), 'sample')} that {pack.path} does not have:"
             f" {some(strangers)}",
-            hint=f"a line is an original path or a key; see some: feedrate ls {typed(pack.path)} --samples 5",
+            hint=f"a line is an original path or a key; see some: feedrate ls {shell_quote(pack.path)} --samples 5",
         )
     check_missing(missing, len(pack), "part: no list names them", hint="give them one: NAME=rest")
     return values

@@ -17,7 +17,7 @@ from typing import Any
 
 from feedrate.errors import AlreadyExists
 from feedrate.files.folder import atomic_write, folder_lock, remove_temporaries
-from feedrate.format.added import Values, dump_columns, make_part
+from feedrate.format.added_columns import Values, dump_columns, make_part
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, ColumnPart, Manifest, dump_manifest, read_manifest
 from feedrate.format.pack import Pack

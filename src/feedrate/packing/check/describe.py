@@ -15,7 +15,7 @@ from feedrate.kernel import Status
 from feedrate.packing.check.warm import measure_pack_residency
 from feedrate.packing.recode import describe_pixels
 from feedrate.results.description import FieldSummary, PackDescription, SampleLine
-from feedrate.units import printable, typed
+from feedrate.units import printable, shell_quote
 
 
 def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescription:
@@ -103,7 +103,7 @@ def _list_samples(pack: Pack, count: int) -> tuple[SampleLine, ...]:
         bad = int(np.flatnonzero(statuses)[0])
         raise PackError(
             f"{pack.path}: the index is damaged at sample {bad} ({Status(int(statuses[bad])).name.lower()})",
-            hint=f"feedrate verify {typed(pack.path)}",
+            hint=f"feedrate verify {shell_quote(pack.path)}",
         )
     keys = pack.texts("key", positions)
     paths = pack.texts("image.path", positions) if pack.manifest.field("image") else [b""] * count

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from feedrate.draws import F64
-from feedrate.format.texts import Texts, join_texts
+from feedrate.format.byte_strings import ByteStrings, join_texts
 from feedrate.kernel import I64, U32, ImageKind
 from feedrate.packing.values import ImageFacts
 from feedrate.units import printable
@@ -67,7 +67,7 @@ class QualityTally:
         self.odd: dict[str, dict[str, Any]] = {}
         self.left_out = 0
         self._least, self._most = math.inf, 0
-        self._waiting: list[tuple[Texts, I64, U32, U32, I64]] = []  # of `add_plain`
+        self._waiting: list[tuple[ByteStrings, I64, U32, U32, I64]] = []  # of `add_plain`
         self._waiting_images = 0
 
     def add_image(self, path: bytes, size_bytes: int, facts: ImageFacts, *, done: str, turned: bool) -> None:
@@ -113,7 +113,7 @@ class QualityTally:
             self.slowest.sort(key=lambda one: (-one[0], one[1]))
             del self.slowest[SLOWEST:]
 
-    def add_plain(self, paths: Texts, sizes: I64, widths: U32, heights: U32, kinds: I64) -> None:
+    def add_plain(self, paths: ByteStrings, sizes: I64, widths: U32, heights: U32, kinds: I64) -> None:
         """Count many images that are kept, are what their names say, and have plain names: `add_image` and
         `add_cost` for each."""
         # A few large photographs come at a time: counting takes as long for them as for thousands.

@@ -26,11 +26,11 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, PackError
 from feedrate.files.folder import atomic_write, explain_write_error
+from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.fields import Kind
 from feedrate.format.index import read_metadata
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
-from feedrate.format.texts import Texts
 from feedrate.kernel import I64, Ranges
 from feedrate.packing.check.quality import BINS_PER_OCTAVE, EXAMPLES, KEPT, SIDES, QualityTally, merge
 from feedrate.results.quality import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
@@ -153,7 +153,10 @@ def _confirm(pack: Pack, field: str, entries: Entries, numbers: I64) -> Iterator
         length = np.minimum(where.length, _LOOK_AT_BYTES)
         middle = Ranges(where.file, where.offset + (where.length - length) // 2, length)
         data, starts, statuses = kernel.read_ranges(pack.files, middle)
-        pieces, labels = Texts(data.tobytes(), starts), rows["label"] if has_label else np.zeros(len(rows))
+        pieces, labels = (
+            ByteStrings(data.tobytes(), starts),
+            rows["label"] if has_label else np.zeros(len(rows)),
+        )
         for i, number in enumerate(numbers[start : start + _TOGETHER].tolist()):
             if not statuses[i]:
                 seen.setdefault((number, pieces[i]), []).append((start + i, labels[i]))

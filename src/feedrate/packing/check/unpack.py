@@ -37,7 +37,7 @@ from feedrate.packing.tables import find_tables
 from feedrate.packing.workers import advance, run_tasks
 from feedrate.results.progress import Tick
 from feedrate.results.unpack import UnpackResult
-from feedrate.units import printable, typed
+from feedrate.units import printable, shell_quote
 
 _MOST_FOLDERS = 200
 _LONGEST_PATH = 4096  # as Linux has it; no real file has a longer one
@@ -326,4 +326,4 @@ def _read_table(pack: Path, table: Mapping[str, Any]) -> bytes:
 
 
 def _verify_hint(pack: str) -> str:
-    return f"feedrate verify {typed(pack)}"
+    return f"feedrate verify {shell_quote(pack)}"

@@ -25,7 +25,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError
-from feedrate.format.added import check_columns
+from feedrate.format.added_columns import check_columns
 from feedrate.format.containers import FILES, Container, Content, Member, find_container
 from feedrate.format.entries import find_entries
 from feedrate.format.fields import Coding, Field, Kind

@@ -22,7 +22,7 @@ from feedrate.machine.residency import measure_residency, open_quietly
 from feedrate.remote.addresses import is_url
 from feedrate.results.cache import WarmResult
 from feedrate.results.progress import Tick
-from feedrate.units import format_bytes, typed
+from feedrate.units import format_bytes, shell_quote
 
 # Several reads at once: one alone waits for every answer of a file server, and a flash disk likes a queue.
 _THREADS = 8
@@ -58,7 +58,7 @@ def warm(
     if is_url(os.fspath(pack)):
         raise UsageError(
             f"{pack} is not on this machine: the page cache holds what lies on a disk or a mounted server",
-            hint=f"copy it to this node first: feedrate stage {typed(pack)}",
+            hint=f"copy it to this node first: feedrate stage {shell_quote(pack)}",
         )
     began = time.monotonic()
     opened = Pack(pack)
@@ -67,7 +67,7 @@ def warm(
         opened.close()
         raise UsageError(
             f"{pack} is an index of files that are not on this machine: {elsewhere.folder}",
-            hint=f"copy them to this node first: feedrate stage {typed(pack)}",
+            hint=f"copy them to this node first: feedrate stage {shell_quote(pack)}",
         )
     try:
         samples = len(opened)
@@ -146,7 +146,7 @@ def _measure(path: Path, pack: Path) -> int:
         return os.stat(path).st_size
     except OSError as error:
         raise PackError(
-            f"{path} cannot be read: {error.strerror}", hint=f"feedrate verify {typed(pack)}"
+            f"{path} cannot be read: {error.strerror}", hint=f"feedrate verify {shell_quote(pack)}"
         ) from error
 
 

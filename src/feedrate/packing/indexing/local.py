@@ -52,9 +52,9 @@ from feedrate.source.in_place import InPlace, home_of
 from feedrate.source.opening import open_reader
 from feedrate.source.options import SourceOptions
 from feedrate.source.patterns import is_pattern
-from feedrate.source.record import Record, Stored
+from feedrate.source.record import FileRange, Record
 from feedrate.source.values import UnusableValue
-from feedrate.units import typed
+from feedrate.units import shell_quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class _Places:
         self._offsets: list[int] = []
 
     def expect(self, sample: Sample) -> None:
-        self._offsets = [value.offset if isinstance(value, Stored) else 0 for value in sample.values]
+        self._offsets = [value.offset if isinstance(value, FileRange) else 0 for value in sample.values]
 
     def add(self, key: str, contents: Sequence[Content]) -> list[int]:
         del key, contents
@@ -289,7 +289,7 @@ def check_indexed(folder: Path) -> None:
     if (folder / FILE_NAME).exists() and not (folder / PROGRESS_NAME).exists():
         raise AlreadyExists(
             f"{folder} is a pack or an index already",
-            hint=f"use it; or to index anew, delete {typed(folder / FILE_NAME)} first",
+            hint=f"use it; or to index anew, delete {shell_quote(folder / FILE_NAME)} first",
         )
 
 

@@ -16,7 +16,7 @@ from feedrate.format.containers.records import HEAD, masked_crc32c
 from feedrate.remote.addresses import Place, PlacedFile
 
 
-class Form(str, enum.Enum):
+class SourceKind(str, enum.Enum):
     ZIP = "a zip"
     TAR = "a tar"
     COMPRESSED_TAR = "a compressed tar"
@@ -34,53 +34,63 @@ class Form(str, enum.Enum):
 
 RECORDIO_MAGIC = struct.pack("<I", 0xCED7230A)
 CONTAINERS = frozenset(
-    (Form.ZIP, Form.TAR, Form.COMPRESSED_TAR, Form.TFRECORD, Form.RECORDIO, Form.HDF5, Form.PARQUET)
+    (
+        SourceKind.ZIP,
+        SourceKind.TAR,
+        SourceKind.COMPRESSED_TAR,
+        SourceKind.TFRECORD,
+        SourceKind.RECORDIO,
+        SourceKind.HDF5,
+        SourceKind.PARQUET,
+    )
 )
 _NAMES = (
-    (re.compile(rb"\.zip$"), Form.ZIP),
-    (re.compile(rb"\.tar$"), Form.TAR),
-    (re.compile(rb"\.(tar\.(gz|bz2|xz)|tgz|tbz2|txz)$"), Form.COMPRESSED_TAR),
+    (re.compile(rb"\.zip$"), SourceKind.ZIP),
+    (re.compile(rb"\.tar$"), SourceKind.TAR),
+    (re.compile(rb"\.(tar\.(gz|bz2|xz)|tgz|tbz2|txz)$"), SourceKind.COMPRESSED_TAR),
     (
         re.compile(rb"(\.(tfrecords?|tfrec)(\.gz)?|\.tfrecords?-\d+-of-\d+(\.gz)?|-\d{5}-of-\d{5})$"),
-        Form.TFRECORD,
+        SourceKind.TFRECORD,
     ),
-    (re.compile(rb"\.rec$"), Form.RECORDIO),
-    (re.compile(rb"\.(h5|hdf5|hdf|he5)$"), Form.HDF5),
-    (re.compile(rb"\.(parquet|pq)$"), Form.PARQUET),
-    (re.compile(rb"\.(csv|tsv|jsonl|ndjson)$"), Form.TABLE),
-    (re.compile(rb"\.(txt|lst|list)$"), Form.LIST),
+    (re.compile(rb"\.rec$"), SourceKind.RECORDIO),
+    (re.compile(rb"\.(h5|hdf5|hdf|he5)$"), SourceKind.HDF5),
+    (re.compile(rb"\.(parquet|pq)$"), SourceKind.PARQUET),
+    (re.compile(rb"\.(csv|tsv|jsonl|ndjson)$"), SourceKind.TABLE),
+    (re.compile(rb"\.(txt|lst|list)$"), SourceKind.LIST),
 )
 
 
-def form_by_name(name: bytes) -> Form:
-    return next((form for pattern, form in _NAMES if pattern.search(name.lower())), Form.UNKNOWN)
+def form_by_name(name: bytes) -> SourceKind:
+    return next((form for pattern, form in _NAMES if pattern.search(name.lower())), SourceKind.UNKNOWN)
 
 
-def look_at(place: Place, file: PlacedFile) -> Form:
+def look_at(place: Place, file: PlacedFile) -> SourceKind:
     """Return a file's kind; a name that says what the beginning does not deny is believed."""
     with place.open(file.path) as stream:
         beginning = stream.read(512)
         form = _by_beginning(beginning)
-        if form is Form.UNKNOWN and (opened := _decompress(beginning, stream)):
+        if form is SourceKind.UNKNOWN and (opened := _decompress(beginning, stream)):
             inner = _by_beginning(opened)
-            form = {Form.TAR: Form.COMPRESSED_TAR, Form.TFRECORD: Form.TFRECORD}.get(inner, form)
-    return form_by_name(file.path) if form is Form.UNKNOWN else form
+            form = {SourceKind.TAR: SourceKind.COMPRESSED_TAR, SourceKind.TFRECORD: SourceKind.TFRECORD}.get(
+                inner, form
+            )
+    return form_by_name(file.path) if form is SourceKind.UNKNOWN else form
 
 
-def _by_beginning(data: bytes) -> Form:
+def _by_beginning(data: bytes) -> SourceKind:
     if data.startswith((b"PK\3\4", b"PK\5\6")):
-        return Form.ZIP
+        return SourceKind.ZIP
     if data.startswith(b"\x89HDF\r\n\x1a\n"):
-        return Form.HDF5
+        return SourceKind.HDF5
     if data.startswith(b"PAR1"):
-        return Form.PARQUET
+        return SourceKind.PARQUET
     if data.startswith(RECORDIO_MAGIC):
-        return Form.RECORDIO
+        return SourceKind.RECORDIO
     if data[257:262] == b"ustar":
-        return Form.TAR
+        return SourceKind.TAR
     if len(data) >= HEAD.size and masked_crc32c(data[:8]) == struct.unpack_from("<I", data, 8)[0]:
-        return Form.TFRECORD
-    return Form.UNKNOWN
+        return SourceKind.TFRECORD
+    return SourceKind.UNKNOWN
 
 
 def _decompress(beginning: bytes, stream: BinaryIO) -> bytes:

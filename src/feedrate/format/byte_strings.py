@@ -16,7 +16,7 @@ from feedrate.kernel import I64
 _TOGETHER = 4096
 
 
-class Texts(Sequence[bytes]):
+class ByteStrings(Sequence[bytes]):
     """Text `i` is `data[starts[i]:starts[i + 1]]`."""
 
     __slots__ = ("data", "starts")
@@ -25,14 +25,14 @@ class Texts(Sequence[bytes]):
         self.data, self.starts = data, starts
 
     @classmethod
-    def of(cls, values: Sequence[bytes]) -> Texts:
+    def of(cls, values: Sequence[bytes]) -> ByteStrings:
         """Return values as they are if they are texts already."""
-        if isinstance(values, Texts):
+        if isinstance(values, ByteStrings):
             return values
         return cls.by_lengths(b"".join(values), np.fromiter(map(len, values), np.int64, len(values)))
 
     @classmethod
-    def by_lengths(cls, data: bytes, lengths: I64) -> Texts:
+    def by_lengths(cls, data: bytes, lengths: I64) -> ByteStrings:
         starts = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=starts[1:])
         return cls(data, starts)
@@ -43,12 +43,12 @@ class Texts(Sequence[bytes]):
     @overload
     def __getitem__(self, index: int) -> bytes: ...
     @overload
-    def __getitem__(self, index: slice) -> Texts: ...
-    def __getitem__(self, index: int | slice) -> bytes | Texts:
+    def __getitem__(self, index: slice) -> ByteStrings: ...
+    def __getitem__(self, index: int | slice) -> bytes | ByteStrings:
         if isinstance(index, slice):
             first, stop, step = index.indices(len(self))
             assert step == 1, "texts are divided into stretches"
-            return Texts(self.data, self.starts[first : max(first, stop) + 1])
+            return ByteStrings(self.data, self.starts[first : max(first, stop) + 1])
         at = range(len(self))[index]
         return self.data[int(self.starts[at]) : int(self.starts[at + 1])]
 
@@ -58,10 +58,12 @@ class Texts(Sequence[bytes]):
             for start, stop in pairwise(bounds):
                 yield self.data[start:stop]
 
-    def take(self, chosen: np.ndarray[Any, Any], before: bytes = b"") -> Texts:
+    def take(self, chosen: np.ndarray[Any, Any], before: bytes = b"") -> ByteStrings:
         """Return some of them, by number or by a mask, with `before` in front of each."""
         starts, lengths = self.starts[:-1][chosen], self.lengths[chosen]
-        return Texts.by_lengths(kernel.join_pieces(self.data, starts, lengths, before), lengths + len(before))
+        return ByteStrings.by_lengths(
+            kernel.join_pieces(self.data, starts, lengths, before), lengths + len(before)
+        )
 
     @property
     def lengths(self) -> I64:
@@ -82,30 +84,30 @@ class TextsBuilder:
     """Texts that come one by one, or many at a time."""
 
     def __init__(self) -> None:
-        self._pieces: list[Texts] = []
+        self._pieces: list[ByteStrings] = []
         self._loose: list[bytes] = []
 
     def append(self, text: bytes) -> None:
         self._loose.append(text)
 
-    def extend(self, texts: Texts) -> None:
+    def extend(self, texts: ByteStrings) -> None:
         self._gather()
         self._pieces.append(texts)
 
-    def finish(self) -> Texts:
+    def finish(self) -> ByteStrings:
         self._gather()
         return join_texts(self._pieces)
 
     def _gather(self) -> None:
         if self._loose:
-            self._pieces.append(Texts.of(self._loose))
+            self._pieces.append(ByteStrings.of(self._loose))
             self._loose = []
 
 
-def join_texts(pieces: Iterable[Texts]) -> Texts:
+def join_texts(pieces: Iterable[ByteStrings]) -> ByteStrings:
     """Return texts one behind the other."""
     packed = [piece.pack() for piece in pieces]
     lengths = [np.diff(starts) for _, starts in packed]
-    return Texts.by_lengths(
+    return ByteStrings.by_lengths(
         b"".join(data for data, _ in packed), np.concatenate([np.zeros(0, np.int64), *lengths])
     )

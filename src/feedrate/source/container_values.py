@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from feedrate import kernel
 from feedrate.errors import StorageError
 from feedrate.remote.addresses import Place
-from feedrate.source.record import Held
+from feedrate.source.record import ContainerValue
 from feedrate.source.spool import SPOOL_NAME
 from feedrate.source.values import UnusableValue
 
@@ -25,7 +25,7 @@ class Containers:
         self._spool: BinaryIO | None = None
         self._open: dict[bytes, Any] = {}
 
-    def read(self, value: Held) -> bytes:
+    def read(self, value: ContainerValue) -> bytes:
         """Return a value's bytes: at most `size_bytes`.
 
         Raises:
@@ -51,7 +51,7 @@ class Containers:
             self._spool.close()
             self._spool = None
 
-    def _read_spool(self, value: Held) -> bytes:
+    def _read_spool(self, value: ContainerValue) -> bytes:
         if self._spool is None:
             path = os.path.join(self._scratch or "", SPOOL_NAME)
             try:
@@ -67,7 +67,7 @@ class Containers:
             )
         return data
 
-    def _read_zip(self, value: Held) -> bytes:
+    def _read_zip(self, value: ContainerValue) -> bytes:
         from feedrate.source import zip as zips
 
         header, method, packed_bytes, crc32 = (int(part) for part in value.place)
@@ -79,7 +79,7 @@ class Containers:
             data += self._place.read(value.file, header + len(data), missing)
         return zips.read_member(data, place, value.size_bytes)
 
-    def _read_hdf5(self, value: Held) -> bytes:
+    def _read_hdf5(self, value: ContainerValue) -> bytes:
         from feedrate.source.hdf5_columns import dump_cell
 
         dataset, row, form = value.place
@@ -89,7 +89,7 @@ class Containers:
         except (OSError, RuntimeError, ValueError, KeyError, IndexError) as error:
             raise UnusableValue(f"row {row} of '{dataset}' cannot be read: {error}") from error
 
-    def _keep_open(self, value: Held) -> Any:
+    def _keep_open(self, value: ContainerValue) -> Any:
         if value.file not in self._open:
             if len(self._open) >= _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
