@@ -21,10 +21,10 @@ from pathlib import Path
 
 from feedrate.bench.feeds import PACK, FeedOptions
 from feedrate.bench.harness import Contestant, run_rounds, sum_up
+from feedrate.bench.results import BenchRun
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, Recode, pack
-from feedrate.results.bench import BenchRun
 from feedrate.stats import median_ratio
 from feedrate.units import format_bytes, format_rate, format_seconds
 

@@ -28,10 +28,10 @@ from peer_feeds.task import Task, list_jpegs
 from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.harness import Contestant, compare, run_rounds, sum_up
 from feedrate.bench.process import RunFailed, run_in_process
+from feedrate.bench.results import BenchRun
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, Recode, pack
-from feedrate.results.bench import BenchRun
 from feedrate.units import format_bytes, format_rate, format_seconds
 
 ORIGINALS, RECODED = "feedrate", "feedrate, --quality 90"

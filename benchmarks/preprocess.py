@@ -24,7 +24,7 @@ from feedrate.bench.harness import Contestant, run_rounds, sum_up
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, Recode, pack
-from feedrate.results.pack import PackResult
+from feedrate.packing.results import PackResult
 from feedrate.stats import median_ratio
 from feedrate.units import format_bytes, format_seconds
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from feedrate.results.bench import BenchResult, BenchRun, DemoResult, PixelCheck, Standing
-from feedrate.results.machine import Machine
+from feedrate.bench.results import BenchResult, BenchRun, DemoResult, Standing
+from feedrate.loader.results import PixelCheck
+from feedrate.machine.results import Machine
 
 MACHINE = Machine("Fast 9000", 2, 8 * 10**9, "Linux 6", "3.11", {"feedrate": "0.1.0"}, None, ("demo",))
 BEFORE = Standing("DataLoader + Pillow", 400.0, 390.0, 410.0, 9.0, 0.9, 0.004, 0.5, 600_000_000, 0.75)

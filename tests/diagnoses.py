@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from bench_results import MACHINE
-from feedrate.results.doctor import (
+from feedrate.doctor.results import (
     Curve,
     Diagnosis,
     Fact,

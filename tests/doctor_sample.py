@@ -25,8 +25,8 @@ from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.results import Diagnosis
 from feedrate.report.doctor import draw_diagnosis
-from feedrate.results.doctor import Diagnosis
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "doctor.md"

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from feedrate.results.scratch import CopyInfo
 from feedrate.scratch.clearing import opened_home
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.eviction import evict
 from feedrate.scratch.listing import list_copies
+from feedrate.scratch.results import CopyInfo
 from feedrate.scratch.staging import StagingOptions, open_staging
 from packs import write_images
 

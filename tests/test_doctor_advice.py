@@ -18,7 +18,7 @@ from feedrate.doctor.analyse.metrics import KernelTime
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.analyse.stacks import count_looks, is_library
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.results.doctor import Diagnosis, Finding, Remedy
+from feedrate.doctor.results import Diagnosis, Finding, Remedy
 from test_doctor_diagnose import judge
 from test_doctor_findings import LOCAL, run_steps
 

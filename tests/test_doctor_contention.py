@@ -18,11 +18,11 @@ from feedrate.doctor.examine import measure_run
 from feedrate.doctor.findings.diagnose import diagnose, rank_remedies
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.results import Diagnosis, Fact, Finding, Remedy
 from feedrate.doctor.run import processes as trees
 from feedrate.machine.process import ProcessStat
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_verify import compare_runs, draw_gate, draw_verification, passes_gate
-from feedrate.results.doctor import Diagnosis, Fact, Finding, Remedy
 from test_doctor_advice import find
 from test_doctor_diagnose import MACHINE, judge
 from test_doctor_findings import run_steps

@@ -17,7 +17,7 @@ from doctor_corpus.run_case import HERE
 from doctor_runs import FakeLoop
 from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.results.doctor import Diagnosis
+from feedrate.doctor.results import Diagnosis
 from hooked import PREAMBLE, Run, run_script
 from test_doctor_diagnose import judge
 from test_doctor_findings import run_steps

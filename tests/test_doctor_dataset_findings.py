@@ -10,7 +10,7 @@ import pytest
 
 from doctor_runs import MS, FakeLoop
 from feedrate.doctor.analyse.machine_summary import Surroundings
-from feedrate.results.doctor import Diagnosis, Finding, Remedy
+from feedrate.doctor.results import Diagnosis, Finding, Remedy
 from test_doctor_diagnose import judge
 from test_doctor_findings import run_steps
 

@@ -24,9 +24,9 @@ from feedrate.doctor.examine import measure_run
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.results import Diagnosis
 from feedrate.loader.geometry import Geometry
 from feedrate.report.doctor import draw_diagnosis
-from feedrate.results.doctor import Diagnosis
 from images import save_image
 from test_doctor_advice import find
 from test_doctor_diagnose import MACHINE, judge

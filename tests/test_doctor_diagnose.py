@@ -15,9 +15,9 @@ from feedrate.doctor.analyse.sample import measure_sample
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.results import Diagnosis
 from feedrate.machine.describe import describe_machine
 from feedrate.report.doctor import draw_diagnosis
-from feedrate.results.doctor import Diagnosis
 
 MACHINE = describe_machine(["feedrate", "doctor"])
 

@@ -12,7 +12,7 @@ from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
 from feedrate.doctor.findings.catalogue import CATALOGUE
 from feedrate.doctor.findings.remedies import ALL
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.results.doctor import Diagnosis
+from feedrate.doctor.results import Diagnosis
 from test_doctor_diagnose import judge
 
 LOCAL = DataFiles(

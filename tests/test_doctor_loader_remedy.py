@@ -17,8 +17,8 @@ from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, LoaderTrial
 from feedrate.doctor.findings.remedies_feed import replace_loader
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.results import Diagnosis, Fact, Remedy
 from feedrate.report.doctor_verify import compare_runs
-from feedrate.results.doctor import Diagnosis, Fact, Remedy
 from test_doctor_advice import find
 from test_doctor_diagnose import judge
 from test_doctor_findings import LOCAL, run_steps

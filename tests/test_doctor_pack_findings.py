@@ -19,8 +19,8 @@ from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.results import Diagnosis
 from feedrate.report.doctor_words import list_setting
-from feedrate.results.doctor import Diagnosis
 from packs import write_images
 from test_doctor_diagnose import MACHINE, judge
 from test_doctor_findings import LOCAL

@@ -21,8 +21,8 @@ from diagnoses import (
     make_nasty,
     make_timeline,
 )
+from feedrate.doctor.results import Curve, Remedy
 from feedrate.report.doctor_page import draw_doctor_page
-from feedrate.results.doctor import Curve, Remedy
 from test_page import BROWSER, Reader
 
 EXPOSED, GOOD_DARK = (216, 72, 59), (74, 194, 107)

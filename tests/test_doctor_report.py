@@ -26,6 +26,7 @@ from doctor_sample import BLOCK, PAGE, README, README_BLOCK, draw_example, draw_
 from feedrate import RandomErasing, RandomResizedCrop
 from feedrate.doctor.analyse.loader_call import write_code
 from feedrate.doctor.findings.catalogue import CATALOGUE
+from feedrate.doctor.results import Diagnosis, Remedy
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_full import draw_full
 from feedrate.report.doctor_page import draw_doctor_page
@@ -33,7 +34,6 @@ from feedrate.report.doctor_trace import draw_trace
 from feedrate.report.doctor_verify import draw_check
 from feedrate.report.doctor_words import describe_gain, describe_named
 from feedrate.report.document import dump_document
-from feedrate.results.doctor import Diagnosis, Remedy
 
 GOLDEN = Path(__file__).parent / "data" / "doctor"
 

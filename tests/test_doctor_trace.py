@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from diagnoses import DIAGNOSES, make_decode_bound, make_eight_ranks
+from feedrate.doctor.results import Diagnosis, StepRow
 from feedrate.report.doctor_trace import draw_trace
-from feedrate.results.doctor import Diagnosis, StepRow
 
 
 def read_events(diagnosis: Diagnosis) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ import pytest
 from doctor_runs import MS, FakeLoop
 from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.results import Diagnosis, Remedy
 from feedrate.report.doctor_words import describe_useless
-from feedrate.results.doctor import Diagnosis, Remedy
 from test_doctor_diagnose import judge
 
 

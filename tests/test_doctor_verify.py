@@ -19,6 +19,7 @@ from diagnoses import (
     make_run,
     make_storage_bound,
 )
+from feedrate.doctor.results import Diagnosis, Fact, Rate, Remedy, SamplePart, TimeShare
 from feedrate.errors import UsageError
 from feedrate.report.doctor_verify import (
     compare_runs,
@@ -29,7 +30,6 @@ from feedrate.report.doctor_verify import (
     passes_gate,
 )
 from feedrate.report.document import dump_document
-from feedrate.results.doctor import Diagnosis, Fact, Rate, Remedy, SamplePart, TimeShare
 
 
 def write(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from feedrate.packing import (
     verify,
 )
 from feedrate.packing.change import entries
-from feedrate.results.progress import Tick
+from feedrate.progress import Tick
 from feedrate.scratch.commands import stage
 from images import read_tree, save_image
 from sources import jpeg, write_tar

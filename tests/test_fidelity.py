@@ -16,10 +16,10 @@ from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.fidelity import measuring
 from feedrate.fidelity.measuring import FidelityOptions, measure_fidelity
 from feedrate.fidelity.pictures import Pair, choose_gain, draw_pictures
+from feedrate.fidelity.results import Fidelity, ImageDifference
 from feedrate.kernel import U8
 from feedrate.loader.samples import Samples
 from feedrate.packing import PackOptions, Recode, pack
-from feedrate.results.fidelity import Fidelity, ImageDifference
 from images import save_image
 
 SMALL = FidelityOptions(side=32)

@@ -34,7 +34,7 @@ from feedrate.files import folder
 from feedrate.format.manifest import read_manifest
 from feedrate.packing import PackOptions, describe, index, pack, unpack, verify
 from feedrate.packing.indexing import local
-from feedrate.results.progress import Tick
+from feedrate.progress import Tick
 from images import read_tree, save_image
 
 IMAGES = 24

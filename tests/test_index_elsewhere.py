@@ -30,8 +30,8 @@ from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifes
 from feedrate.packing import add_column, describe, index, merge, set_entries, unpack, verify
 from feedrate.packing.check.warm import warm
 from feedrate.packing.indexing import remote
-from feedrate.results.index import IndexResult
-from feedrate.results.progress import Tick
+from feedrate.packing.results import IndexResult
+from feedrate.progress import Tick
 from feedrate.scratch.eviction import SourceUnseen
 from range_server import RangeServer, serve
 from scratch_copies import evict_copy, stage

@@ -22,7 +22,7 @@ from feedrate.errors import AlreadyExists, NotFound, SourceError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.packing import PackOptions, describe, pack, unpack, verify
 from feedrate.packing.build.listing import order_samples
-from feedrate.results.progress import Tick
+from feedrate.progress import Tick
 from images import read_tree, save_image
 
 SMALL = PackOptions(shard_bytes=10_000, workers=1)
@@ -426,7 +426,7 @@ def run_python(code: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-ENDING = ("feedrate.packing.build.pack", "feedrate.results.pack", "feedrate.results.quality")
+ENDING = ("feedrate.packing.build.pack", "feedrate.packing.results", "feedrate.packing.results")
 MAKING = ("feedrate.packing.build.pack", "feedrate.packing.build.shard", "pyarrow")
 
 
@@ -446,8 +446,8 @@ def test_packing_class_folders_loads_nothing_that_other_sources_formats_and_comm
     others = {
         "concurrent.futures", "csv", "h5py", "multiprocessing", "PIL", "rich", "zipfile",
         "feedrate.format.containers.hdf5", "feedrate.format.containers.tfrecord", "feedrate.packing.build.hdf5_join",
-        "feedrate.results.description", "feedrate.results.index", "feedrate.results.unpack",
-        "feedrate.results.verify", "feedrate.source.table",
+        "feedrate.packing.results", "feedrate.packing.results", "feedrate.packing.results",
+        "feedrate.packing.results", "feedrate.source.table",
     }  # fmt: skip
     code = (
         "import sys; from feedrate.cli import main; main(['pack', *sys.argv[1:]]);"

@@ -23,8 +23,8 @@ from feedrate.packing import PackOptions, pack, verify, workers
 from feedrate.packing.build import bulk, engine, listing, plan, shard
 from feedrate.packing.build.plan import ShardTask
 from feedrate.packing.check import quality
+from feedrate.packing.results import PackResult
 from feedrate.packing.values import find_orientation, inspect_image
-from feedrate.results.pack import PackResult
 from images import read_tree, save_image
 
 SMALL = PackOptions(shard_bytes=100_000, workers=1)

@@ -14,7 +14,7 @@ from feedrate.packing import Engine, PackOptions, pack, workers
 from feedrate.packing.build import engine
 from feedrate.packing.build.engine import Job, write_shards
 from feedrate.packing.build.plan import ShardTask
-from feedrate.results.progress import Tick
+from feedrate.progress import Tick
 from images import read_tree
 
 SLURM = PackOptions(shard_bytes=10_000, engine=Engine("slurm", array_size=2))

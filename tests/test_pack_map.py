@@ -33,7 +33,7 @@ from feedrate.packing import (
     verify,
 )
 from feedrate.packing.mapping import Map
-from feedrate.results.progress import Tick
+from feedrate.progress import Tick
 from images import read_tree, save_image
 
 ONE = PackOptions(workers=1)

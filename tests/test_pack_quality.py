@@ -22,8 +22,8 @@ from feedrate.format.pack import Pack
 from feedrate.packing import FieldSpec, PackOptions, Recode, index, pack, read_quality, verify
 from feedrate.packing.check import quality_report
 from feedrate.packing.check.quality import QualityTally, classify, merge
+from feedrate.packing.results import Duplicates, Quality
 from feedrate.packing.values import ImageFacts
-from feedrate.results.quality import Duplicates, Quality
 from images import read_tree, save_image
 
 ONE = PackOptions(workers=1)

@@ -23,7 +23,7 @@ from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
 from feedrate.packing import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
-from feedrate.results.progress import Tick
+from feedrate.progress import Tick
 from images import read_tree, save_image
 
 CHOICES = [

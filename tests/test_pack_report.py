@@ -13,13 +13,12 @@ import pytest
 
 from feedrate.errors import UsageError
 from feedrate.packing import PackOptions, describe, pack, workers
+from feedrate.packing.results import PackResult, VerifyResult
 from feedrate.packing.workers import run_tasks
+from feedrate.progress import Rejection, Tick
 from feedrate.report.document import dump_document
 from feedrate.report.progress import ProgressBar
 from feedrate.report.terminal import draw_description, draw_pack, draw_verify
-from feedrate.results.pack import PackResult
-from feedrate.results.progress import Rejection, Tick
-from feedrate.results.verify import VerifyResult
 from images import save_image
 
 

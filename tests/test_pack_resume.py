@@ -21,7 +21,7 @@ from feedrate.packing import PackOptions, pack, verify
 from feedrate.packing.build import pack as making
 from feedrate.packing.build import pack as packing
 from feedrate.packing.workers import run_tasks
-from feedrate.results.progress import Tick
+from feedrate.progress import Tick
 from images import read_tree, save_image
 
 SMALL = PackOptions(shard_bytes=10_000, workers=1)

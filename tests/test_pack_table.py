@@ -13,7 +13,7 @@ from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.packing import FieldSpec, PackOptions, pack, unpack, verify
-from feedrate.results.pack import PackResult
+from feedrate.packing.results import PackResult
 from images import read_tree, save_image
 
 

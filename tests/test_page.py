@@ -16,8 +16,8 @@ from PIL import Image
 
 from bench_results import MACHINE
 from feedrate.fidelity.pictures import Pair, draw_pictures
+from feedrate.fidelity.results import Comparison, Fidelity, ImageDifference, Pictures
 from feedrate.report.page import draw_page
-from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Pictures
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 GREEN, RED = (0, 200, 0), (200, 0, 0)

@@ -14,8 +14,8 @@ import feedrate
 from feedrate.cache.persistent import NAMES, delete_cache, home_of
 from feedrate.errors import NotFound
 from feedrate.report.scratch import draw_cleared, draw_scratch
-from feedrate.results.scratch import CacheInfo
 from feedrate.scratch.commands import collect_garbage, list_scratch, remove_copies
+from feedrate.scratch.results import CacheInfo
 from scratch_copies import find_copy, make_files, stage
 from scratches import process
 from test_cached_kept import Numbers, fill, place

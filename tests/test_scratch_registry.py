@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.results.scratch import StagedCopy
 from feedrate.scratch.commands import list_everywhere
 from feedrate.scratch.listing import find_registry, forget, recall, remember
 from feedrate.scratch.marker import find_node
+from feedrate.scratch.results import StagedCopy
 from scratch_copies import evict_copy, make_pack, stage
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

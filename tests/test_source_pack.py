@@ -18,7 +18,7 @@ from feedrate import Dataset
 from feedrate.errors import NotFound, SourceError, StorageError, UsageError
 from feedrate.kernel import list_folder
 from feedrate.packing import FieldSpec, PackOptions, pack, unpack, verify
-from feedrate.results.pack import PackResult
+from feedrate.packing.results import PackResult
 from images import read_tree, save_image
 from sources import (
     dump_example,

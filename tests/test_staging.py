@@ -21,8 +21,8 @@ import feedrate
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.machine.disk import Room
 from feedrate.packing import MergeOptions, PackOptions, index, merge, pack, verify
+from feedrate.progress import Tick
 from feedrate.remote.copier import Fetcher, Incoming, Stopped
-from feedrate.results.progress import Tick
 from feedrate.scratch import folder as scratch_module
 from feedrate.scratch.commands import release_all, stage
 from feedrate.scratch.listing import list_copies

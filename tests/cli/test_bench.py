@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from bench_results import make_bench_result
+from feedrate.bench.results import BenchResult
 from feedrate.cli import main
 from feedrate.demo.dataset import write_photographs
-from feedrate.results.bench import BenchResult
 
 pytest.importorskip("torch", reason="torch is not installed")
 

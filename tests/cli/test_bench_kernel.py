@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bench_results import MACHINE
+from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
 from feedrate.cli import main
-from feedrate.results.bench import KernelResult, KernelSet, KernelStage, KernelStanding
-from feedrate.results.progress import Rejection
+from feedrate.progress import Rejection
 
 OURS = KernelStanding("feedrate", 1900.0, 1880.0, 1920.0, 1.0, None, None, (0.05,))
 PILLOW = KernelStanding("Pillow", 400.0, 390.0, 410.0, 4.75, None, None, (0.25,))

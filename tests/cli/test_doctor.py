@@ -18,10 +18,10 @@ import pytest
 
 from feedrate.cli import main
 from feedrate.cli.output import check_target
+from feedrate.doctor.results import Diagnosis, Fact, RunFacts
 from feedrate.errors import DoctorError, StorageError
 from feedrate.machine.describe import describe_machine
 from feedrate.report.document import dump_document
-from feedrate.results.doctor import Diagnosis, Fact, RunFacts
 from scratches import as_stranger
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from feedrate.cli import main
 from feedrate.fidelity import measuring
+from feedrate.progress import Rejection
 from feedrate.report.fidelity import draw_fidelity, format_share
-from feedrate.results.progress import Rejection
 from test_page import NASTY, make_result
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import main
+from feedrate.progress import Tick
 from feedrate.report.progress import TransferBar
 from feedrate.report.stage import draw_stage
-from feedrate.results.progress import Tick
-from feedrate.results.scratch import StageResult
 from feedrate.scratch.nodes import stage_on_nodes
+from feedrate.scratch.results import StageResult
 from images import read_tree
 from packs import write_images
 from range_server import serve

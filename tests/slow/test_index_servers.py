@@ -13,7 +13,7 @@ import pytest
 from feedrate import Loader, RandomResizedCrop
 from feedrate.errors import PackError
 from feedrate.packing import index, verify
-from feedrate.results.progress import Tick
+from feedrate.progress import Tick
 from scratch_copies import evict_copy, stage
 from servers import CUT_CONNECTIONS, RealServer, start_server
 from sources import jpeg

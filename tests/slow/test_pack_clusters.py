@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from feedrate.packing import Engine, PackOptions, pack, verify
-from feedrate.results.progress import Tick
+from feedrate.progress import Tick
 from images import read_tree
 from slurm_cluster import cluster_or_skip
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedrate.bench.process import RunFailed, run_in_process
-from feedrate.results.bench import BenchRun, Standing
+from feedrate.bench.results import BenchRun, Standing
 from feedrate.stats import median, median_ratio, spread
 
 Say = Callable[[str], None]

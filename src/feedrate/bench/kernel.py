@@ -15,6 +15,7 @@ import numpy as np
 
 from feedrate.bench.decoders import DECODERS, FEEDRATE, PILLOW, Decoder, Task, on_one_thread
 from feedrate.bench.harness import Say
+from feedrate.bench.results import KernelResult, KernelSet, KernelStanding
 from feedrate.bench.sets import SETS, write_set
 from feedrate.bench.stages import Clock, find_profile, measure_stages
 from feedrate.errors import SourceError, UsageError
@@ -25,7 +26,6 @@ from feedrate.loader.pixels import compare_pixels
 from feedrate.loader.samples import Samples, open_files, open_pack, pick
 from feedrate.machine.describe import describe_machine
 from feedrate.remote.pack import open_pack as open_anywhere
-from feedrate.results.bench import KernelResult, KernelSet, KernelStanding
 from feedrate.stats import median, median_ratio, spread
 from feedrate.units import printable
 

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.harness import Contestant, Runner, Say, compare, run_rounds, sum_up
 from feedrate.bench.process import run_in_process
+from feedrate.bench.results import BenchResult
 from feedrate.errors import PackError, UsageError
 from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
 from feedrate.loader.pixels import check_pixels
 from feedrate.machine.describe import describe_machine
-from feedrate.results.bench import BenchResult
 
 # Below this an epoch takes so little time that the change from one to the next is what one measures.
 SHORTEST_EPOCH_IMAGES = 2000

@@ -11,9 +11,9 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.bench.decoders import Task
+from feedrate.bench.results import KernelStage
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.loader.samples import take_ranges
-from feedrate.results.bench import KernelStage
 from feedrate.stats import median
 
 Clock = Callable[[], float]

@@ -34,6 +34,7 @@ import numpy as np
 from feedrate import kernel
 from feedrate.cache.limits import MemoryWatch, Tier, Watcher, parse_tiers
 from feedrate.cache.persistent import add_row, drop_oldest, load_rows, measure_others, open_kept
+from feedrate.cache.results import TierStats
 from feedrate.cache.sharing import (
     Descriptors,
     SharedFiles,
@@ -48,7 +49,6 @@ from feedrate.cache.table import MOST_TIERS, Located, Rows, Table, is_table, mak
 from feedrate.cache.views import nobody_looks
 from feedrate.errors import UsageError
 from feedrate.kernel import I64, U8
-from feedrate.results.load import TierStats
 
 __all__ = ["Located", "SampleCache", "Tier", "parse_tiers"]
 

@@ -14,7 +14,7 @@ from feedrate.cli.output import say, show, write_json, write_text
 from feedrate.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from feedrate.results.doctor import Diagnosis
+    from feedrate.doctor.results import Diagnosis
 
 DEFAULT_MAX_EXPOSED_WAIT = 0.05
 _NARROWEST, _WIDEST = 60, 120  # columns: longer lines are hard to read

@@ -15,12 +15,12 @@ from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions, require_torch
 from feedrate.bench.harness import Contestant, Runner, Say, compare, run_rounds, sum_up
 from feedrate.bench.photographs import CLASSES
 from feedrate.bench.process import run_in_process
+from feedrate.bench.results import BenchRun, DemoResult
 from feedrate.demo.dataset import write_photographs
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
-from feedrate.results.bench import BenchRun, DemoResult
 from feedrate.units import format_bytes, format_count, format_seconds
 
 BATCH_SIZE = 64  # small, so that a few epochs on a thousand images are steps enough to learn something

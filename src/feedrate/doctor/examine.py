@@ -31,12 +31,12 @@ from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.no_result import check_seen, judge_death
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
+from feedrate.doctor.results import Diagnosis
 from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.machine.disk import find_scratch, measure_scratch
-from feedrate.results.doctor import Diagnosis
 
 _GOOD_PART = 0.4  # of what others use: who has less does not explain it
 _LEAST_CORES = 0.1

@@ -14,6 +14,7 @@ import numpy as np
 
 from feedrate.errors import UsageError
 from feedrate.fidelity.pictures import Pair, draw_pictures
+from feedrate.fidelity.results import Comparison, Fidelity, ImageDifference, Pictures
 from feedrate.fidelity.subject import Subject, open_subject
 from feedrate.filters import check_filter
 from feedrate.kernel import U8, Status
@@ -28,8 +29,7 @@ from feedrate.loader.pixels import (
     decode_part,
 )
 from feedrate.machine.describe import describe_machine
-from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference, Pictures
-from feedrate.results.progress import Rejection, Tick
+from feedrate.progress import Rejection, Tick
 
 _WORST = 6  # named in the result and shown on the page
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from feedrate.fidelity.results import ImageDifference, Picture
 from feedrate.kernel import I32, U8
-from feedrate.results.fidelity import ImageDifference, Picture
 
 _LARGEST_GAIN = 64
 

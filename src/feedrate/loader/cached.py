@@ -37,8 +37,8 @@ from feedrate.cache.store import SampleCache
 from feedrate.cache.views import Views
 from feedrate.errors import UsageError
 from feedrate.kernel import U8
+from feedrate.loader.results import CachedReport
 from feedrate.machine.process import read_file
-from feedrate.results.cache import CachedReport
 
 # Of how names are made: caches of another version are not found any more, and go when they are old.
 _VERSION = "2"

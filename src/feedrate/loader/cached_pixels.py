@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.cache.limits import margin_of
+from feedrate.cache.results import CacheStats
 from feedrate.cache.store import Located, SampleCache
 from feedrate.cache.table import Rows
 from feedrate.filters import find_filters
@@ -36,7 +37,6 @@ from feedrate.loader.options import Wanted
 from feedrate.loader.samples import pick, take_ranges
 from feedrate.loader.state import fingerprint
 from feedrate.machine.memory import MemoryGauge
-from feedrate.results.load import CacheStats
 
 if TYPE_CHECKING:
     from feedrate.loader.device.gpu_tier import GpuTier

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.cache.results import CacheStats
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
@@ -54,13 +55,13 @@ from feedrate.loader.options import (
 from feedrate.loader.order import EpochOrder, Staged, choose_order, find_split, members
 from feedrate.loader.pipeline import Feed, Meter
 from feedrate.loader.ranks import Rank, Ranks, Shares
+from feedrate.loader.results import LoaderStats
 from feedrate.loader.state import check_state, dump_state, fingerprint
 from feedrate.loader.threads import ThreadController
 from feedrate.loader.values import choose_output, make_collate
 from feedrate.machine.cpu import count_rank_cores, find_near_cores
 from feedrate.remote.pack import RemotePack, open_pack
 from feedrate.remote.prefetch import Ahead
-from feedrate.results.load import CacheStats, LoaderStats
 
 if TYPE_CHECKING:
     from feedrate.loader.cached_pixels import CachedPixels

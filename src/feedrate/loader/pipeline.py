@@ -37,7 +37,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from feedrate.kernel import DecodeReport
-from feedrate.results.load import LoaderStats, StageStats
+from feedrate.loader.results import LoaderStats, StageStats
 
 STAGES = (
     "order",

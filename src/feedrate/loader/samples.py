@@ -23,9 +23,9 @@ from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I64, U8, DecodeReport, Ranges
 from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_pixels
 from feedrate.loader.image import RandomResizedCrop
+from feedrate.progress import Rejection
 from feedrate.remote.fetch import FetchedBytes
 from feedrate.remote.ranges import Piece
-from feedrate.results.progress import Rejection
 from feedrate.units import printable
 
 IMAGE = Field("image", Kind.IMAGE)

@@ -14,7 +14,7 @@ from pathlib import Path
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.gpu import describe_gpus
 from feedrate.machine.memory import count_usable_memory_bytes
-from feedrate.results.machine import Machine
+from feedrate.machine.results import Machine
 
 PACKAGES = (
     "feedrate", "numpy", "pillow", "pyarrow", "torch",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.errors import StorageError
-from feedrate.results.machine import ScratchRate, Storage
+from feedrate.machine.results import ScratchRate, Storage
 
 _BLOCK_BYTES = 1 << 20
 _SCRATCH_BYTES = 64 << 20

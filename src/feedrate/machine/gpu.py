@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from feedrate.results.machine import Gpu, GpuProcess, GpuShare
+from feedrate.machine.results import Gpu, GpuProcess, GpuShare
 
 
 @dataclass(frozen=True, slots=True)

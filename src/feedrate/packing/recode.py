@@ -26,7 +26,7 @@ from feedrate.packing.values import ImageFacts, set_upright
 from feedrate.source.values import UnusableValue, dump_array
 
 if TYPE_CHECKING:
-    from feedrate.results.pack import Recoded
+    from feedrate.packing.results import Recoded
 
 DEFAULT_QUALITY = 90
 RECODE_SETTINGS = (
@@ -289,7 +289,7 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
     has_pixels = any(tally.get("images") or tally.get("masks") for tally in tallies)
     if not has_pixels and not _say_coding(settings):
         return None
-    from feedrate.results.pack import Recoded  # packing begins sooner without all results of all commands
+    from feedrate.packing.results import Recoded  # packing begins sooner without all results of all commands
 
     def total(name: str) -> int:
         return sum(count for tally in tallies if isinstance(count := tally.get(name, 0), int))

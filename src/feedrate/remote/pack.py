@@ -43,6 +43,7 @@ from feedrate.remote.addresses import Place, is_url
 from feedrate.remote.fetch import FetchedBytes, PendingFetch, fetch_manifest, or_nothing
 from feedrate.remote.index_files import IndexFolder, origin
 from feedrate.remote.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
+from feedrate.remote.results import FetchStats
 from feedrate.remote.retry import OPENING, Retry, RetryPolicy, log
 from feedrate.remote.sources import (
     MultiSourceReader,
@@ -51,7 +52,6 @@ from feedrate.remote.sources import (
     describe_change,
     read_addresses,
 )
-from feedrate.results.load import FetchStats
 
 if TYPE_CHECKING:
     from feedrate.scratch.copy import Held

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from feedrate.results.bench import BenchResult, DemoResult, PixelCheck, Standing
+from feedrate.bench.results import BenchResult, DemoResult, Standing
+from feedrate.loader.results import PixelCheck
 from feedrate.units import format_bytes, format_count, format_ratio, format_seconds
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from feedrate.packing.results import WarmResult
 from feedrate.report.lines import lay_out
 from feedrate.report.terminal import table_lines
-from feedrate.results.cache import WarmResult
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
 

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from feedrate.report.lines import Command, Line, lay_out
-from feedrate.report.terminal import most, rejection_lines, table_lines
-from feedrate.results.change import (
+from feedrate.packing.results import (
     AppendResult,
     ClassShare,
     ColumnResult,
@@ -13,6 +11,8 @@ from feedrate.results.change import (
     MergeResult,
     SplitResult,
 )
+from feedrate.report.lines import Command, Line, lay_out
+from feedrate.report.terminal import most, rejection_lines, table_lines
 from feedrate.units import format_bytes, format_count, format_seconds, shell_quote
 
 

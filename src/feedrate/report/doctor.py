@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from feedrate.doctor.results import Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
 from feedrate.errors import clean
 from feedrate.report.doctor_words import (
     CONTENDED,
@@ -25,7 +26,6 @@ from feedrate.report.doctor_words import (
     part_remedies,
 )
 from feedrate.report.lines import count_cells, cut, pad, wrap
-from feedrate.results.doctor import Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
 
 _WIDTH = 80
 _SCREEN = 23  # of 24 lines: the prompt that follows must not push the verdict off

@@ -7,10 +7,10 @@ import difflib
 import re
 from collections.abc import Callable
 
+from feedrate.doctor.results import Remedy
 from feedrate.errors import clean
 from feedrate.report.doctor_earlier import Seen
 from feedrate.report.doctor_words import GAIN_WORTH_NAMING, describe_gain, describe_number
-from feedrate.results.doctor import Remedy
 
 # Facts that somebody sets; the others (free memory, load) differ from run to run.
 _SET = (

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from feedrate.doctor.results import Curve, StepRow
 from feedrate.report.doctor_words import (
     clamp,
     describe_curve,
@@ -18,7 +19,6 @@ from feedrate.report.doctor_words import (
     place,
 )
 from feedrate.report.page import show
-from feedrate.results.doctor import Curve, StepRow
 
 MOST_COLUMNS = 400
 MOST_RANKS = 16

@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from feedrate.doctor.results import Diagnosis, Remedy
 from feedrate.errors import UsageError, clean
 from feedrate.report.doctor_words import describe_company
 from feedrate.report.document import SCHEMA_VERSION
-from feedrate.results.doctor import Diagnosis, Remedy
 
 _MUCH = 0.1  # of the time, lost to others: speeds are then theirs, too
 _HINT = "make one with 'feedrate doctor --json FILE -- COMMAND'"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
+from feedrate.doctor.results import Diagnosis, Finding, Remedy, SamplePart, TimeShare
 from feedrate.errors import clean
 from feedrate.report.doctor_words import (
     clamp,
@@ -28,7 +29,6 @@ from feedrate.report.doctor_words import (
 )
 from feedrate.report.lines import count_cells, pad, wrap
 from feedrate.report.page import describe_machine
-from feedrate.results.doctor import Diagnosis, Finding, Remedy, SamplePart, TimeShare
 from feedrate.units import format_count
 
 _BESIDE = 42  # columns that the names of a table leave to what stands beside them: a row of numbers whole

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from feedrate.doctor.results import Diagnosis, Finding, HotLine, Remedy
 from feedrate.report.doctor_charts import draw_interval, draw_scale
 from feedrate.report.doctor_parts import draw_curves, draw_rates, draw_sample, draw_split, draw_steps
 from feedrate.report.doctor_style import STYLE
@@ -30,7 +31,6 @@ from feedrate.report.doctor_words import (
     part_remedies,
 )
 from feedrate.report.page import describe_machine, show
-from feedrate.results.doctor import Diagnosis, Finding, HotLine, Remedy
 from feedrate.units import format_count
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

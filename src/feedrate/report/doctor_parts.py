@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from feedrate.doctor.results import Diagnosis, Rate, SamplePart, TimeShare
 from feedrate.report.doctor_charts import (
     draw_bar,
     draw_curve,
@@ -21,7 +22,6 @@ from feedrate.report.doctor_words import (
     is_number,
 )
 from feedrate.report.page import show
-from feedrate.results.doctor import Diagnosis, Rate, SamplePart, TimeShare
 
 _STATES = (
     ("cpu", "on a core"),

@@ -11,9 +11,9 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 
+from feedrate.doctor.results import Curve, Diagnosis, StepRow
 from feedrate.errors import clean
 from feedrate.report.doctor_words import describe_verdict
-from feedrate.results.doctor import Curve, Diagnosis, StepRow
 
 _ORDER = ("copy", "forward", "backward", "optimizer", "sync", "save", "validation")
 _STEPS, _PHASES = 1, 2  # threads of a rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from feedrate.doctor.results import Diagnosis, PartChange, Verification
 from feedrate.errors import clean
 from feedrate.report.doctor_applied import describe_changes, find_applied
 from feedrate.report.doctor_earlier import Seen, read_earlier, read_present
@@ -19,7 +20,6 @@ from feedrate.report.doctor_words import (
     describe_share,
     is_number,
 )
-from feedrate.results.doctor import Diagnosis, PartChange, Verification
 from feedrate.units import format_count
 
 _NOISE = 0.03  # two runs of one script differ by this much without a reason

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
+from feedrate.doctor.results import Curve, Diagnosis, Finding, Remedy, RunFacts
 from feedrate.errors import clean
-from feedrate.results.doctor import Curve, Diagnosis, Finding, Remedy, RunFacts
 from feedrate.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
 # Below this a prediction is not worth a change to a script.

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from feedrate.fidelity.results import Comparison, Fidelity, ImageDifference
+from feedrate.progress import Rejection
 from feedrate.report.lines import Line, lay_out
-from feedrate.results.fidelity import Comparison, Fidelity, ImageDifference
-from feedrate.results.progress import Rejection
 from feedrate.units import format_count
 
 _FEW = 3

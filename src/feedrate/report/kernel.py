@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from feedrate.bench.results import KernelResult, KernelSet, KernelStanding
 from feedrate.report.bench import make_table
-from feedrate.results.bench import KernelResult, KernelSet, KernelStanding
 from feedrate.units import format_bytes, format_count, format_ratio, format_seconds
 
 if TYPE_CHECKING:

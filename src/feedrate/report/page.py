@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from html import escape
 
 from feedrate.errors import clean
+from feedrate.fidelity.results import Comparison, Fidelity, Picture, Pictures
+from feedrate.machine.results import Machine
 from feedrate.report.fidelity import (
     describe_comparison,
     describe_difference,
@@ -21,8 +23,6 @@ from feedrate.report.fidelity import (
     format_share,
     list_comparisons,
 )
-from feedrate.results.fidelity import Comparison, Fidelity, Picture, Pictures
-from feedrate.results.machine import Machine
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --back: #ffffff; --panel: #f4f6f8;

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from feedrate.errors import clean_lines
+from feedrate.progress import Tick
 from feedrate.report.lines import count_columns, lay_out
-from feedrate.results.progress import Tick
 from feedrate.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from feedrate.packing.results import ClassSize, ImageSize, Oddity, Quality
 from feedrate.report.lines import Line, lay_out
-from feedrate.results.quality import ClassSize, ImageSize, Oddity, Quality
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
 _FEW_EXAMPLES, _FEW_CLASSES, _BAR = 3, 8, 24

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from feedrate.packing.results import ImageSize, Oddity, Quality
 from feedrate.report.doctor_style import STYLE
 from feedrate.report.page import show
 from feedrate.report.quality import (
@@ -21,7 +22,6 @@ from feedrate.report.quality import (
     describe_verdict,
     sort_classes,
 )
-from feedrate.results.quality import ImageSize, Oddity, Quality
 from feedrate.units import format_bytes, format_percent
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from feedrate.report.lines import Line, lay_out
-from feedrate.results.scratch import (
+from feedrate.scratch.results import (
     CacheInfo,
     ClearResult,
     CopyInfo,

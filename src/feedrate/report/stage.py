@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from feedrate.report.lines import lay_out
-from feedrate.results.scratch import NodesResult, StageResult
+from feedrate.scratch.results import NodesResult, StageResult
 from feedrate.units import format_bytes, format_count, format_seconds
 
 

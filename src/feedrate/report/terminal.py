@@ -20,12 +20,18 @@ from feedrate.units import (
 )
 
 if TYPE_CHECKING:  # a command that draws what it found need not load what others find
-    from feedrate.results.description import FieldSummary, PackDescription
-    from feedrate.results.index import IndexResult
-    from feedrate.results.pack import Mapped, PackResult, Recoded
-    from feedrate.results.progress import Rejection
-    from feedrate.results.unpack import UnpackResult
-    from feedrate.results.verify import Problem, VerifyResult
+    from feedrate.packing.results import (
+        FieldSummary,
+        IndexResult,
+        Mapped,
+        PackDescription,
+        PackResult,
+        Problem,
+        Recoded,
+        UnpackResult,
+        VerifyResult,
+    )
+    from feedrate.progress import Rejection
 
 _FEW = 5
 

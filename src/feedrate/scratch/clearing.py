@@ -20,7 +20,6 @@ from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.files.atomic import free_bytes
 from feedrate.files.tree import opened_folder, read_small, walk
 from feedrate.remote.addresses import is_url
-from feedrate.results.scratch import CacheInfo, CopyInfo, Leftover, Verdict
 from feedrate.scratch.contents import read_contents
 from feedrate.scratch.copy import MARKER
 from feedrate.scratch.eviction import (
@@ -34,6 +33,7 @@ from feedrate.scratch.eviction import (
 )
 from feedrate.scratch.listing import forget, list_caches, list_copies, list_doomed, recall
 from feedrate.scratch.marker import Marker, find_node
+from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, Verdict
 from feedrate.scratch.user_dir import OLD_STORE, owner_of, user_folder
 from feedrate.units import format_bytes, parse_bytes
 

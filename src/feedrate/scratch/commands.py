@@ -17,10 +17,15 @@ from feedrate.errors import FeedrateError, NotFound, UsageError, suggest_path
 from feedrate.files.atomic import free_bytes
 from feedrate.files.trust import find_replaceable
 from feedrate.machine.disk import describe_storage
+from feedrate.progress import Tick
 from feedrate.remote.addresses import is_url
 from feedrate.remote.sources import read_addresses
-from feedrate.results.progress import Tick
-from feedrate.results.scratch import (
+from feedrate.scratch.clearing import Clearing, find_limit, is_mine, list_leftovers
+from feedrate.scratch.folder import Scratch, find_scratch
+from feedrate.scratch.lease import Lease
+from feedrate.scratch.listing import forget, list_caches, list_copies, recall
+from feedrate.scratch.marker import find_node
+from feedrate.scratch.results import (
     ClearResult,
     CopyInfo,
     Everywhere,
@@ -28,11 +33,6 @@ from feedrate.results.scratch import (
     ScratchListing,
     StageResult,
 )
-from feedrate.scratch.clearing import Clearing, find_limit, is_mine, list_leftovers
-from feedrate.scratch.folder import Scratch, find_scratch
-from feedrate.scratch.lease import Lease
-from feedrate.scratch.listing import forget, list_caches, list_copies, recall
-from feedrate.scratch.marker import find_node
 from feedrate.scratch.staging import Staging, StagingOptions, open_staging
 from feedrate.scratch.user_dir import list_user_folders
 from feedrate.units import format_bytes, format_count, parse_keep, parse_rate

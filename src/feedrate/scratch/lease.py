@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 from feedrate.files.lock import LOOK, is_locked
-from feedrate.results.scratch import LeaseInfo
 from feedrate.scratch.marker import describe_maker
+from feedrate.scratch.results import LeaseInfo
 
 _LARGEST_BYTES = 64 * 1024
 _numbers = itertools.count()

@@ -31,10 +31,10 @@ from feedrate.files.lock import CopyGone, is_locked
 from feedrate.files.permissions import user_name
 from feedrate.files.trust import ROOT, open_trusted
 from feedrate.machine.process import find_openers
-from feedrate.results.scratch import CacheInfo, CopyInfo, Leftover, StagedCopy
 from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
 from feedrate.scratch.lease import live_leases
 from feedrate.scratch.marker import find_node
+from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, StagedCopy
 from feedrate.scratch.user_dir import OLD_STORE, list_folders, list_user_folders
 
 

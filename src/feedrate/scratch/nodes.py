@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.remote.addresses import is_url
-from feedrate.results.scratch import NodesResult, StageFailure, StageResult
+from feedrate.scratch.results import NodesResult, StageFailure, StageResult
 
 _LABELLED = re.compile(r"\s*(\d+): ?(.*)")
 

@@ -25,10 +25,10 @@ from types import TracebackType
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.files.atomic import explain_write_error, sync_folder
+from feedrate.progress import Tick
 from feedrate.remote.addresses import FileVersion, is_url
 from feedrate.remote.copier import SMALL_BYTES, Incoming, RateLimit, Stopped, Told, Transfer, choose_streams
 from feedrate.remote.retry import Retry
-from feedrate.results.progress import Tick
 from feedrate.scratch.clearing import find_limit, make_room
 from feedrate.scratch.contents import Contents, read_contents
 from feedrate.scratch.copy import DATA, Copy, CopyGone, Lease

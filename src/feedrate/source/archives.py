@@ -16,8 +16,8 @@ from typing import BinaryIO, cast
 from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
-from feedrate.results.progress import Rejection
 from feedrate.source import tar
 from feedrate.source import zip as zips
 from feedrate.source.detect import SourceKind, form_by_name

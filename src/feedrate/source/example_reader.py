@@ -18,8 +18,8 @@ import numpy as np
 from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.containers.wire import BadMessage
 from feedrate.format.fields import Field, Kind
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile, explained
-from feedrate.results.progress import Rejection
 from feedrate.source.example import BytesFeature, Feature, parse_example
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name

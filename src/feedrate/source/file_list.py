@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from feedrate.errors import FeedrateError, SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import has_image_suffix
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
-from feedrate.results.progress import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import Repeats
 from feedrate.source.record import FileRange, Reader, Record, Value

@@ -14,7 +14,7 @@ from feedrate.errors import SourceError, StorageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.kernel import I64, Entry
-from feedrate.results.progress import Rejection
+from feedrate.progress import Rejection
 from feedrate.source.names import SPLIT_NAMES
 from feedrate.source.record import FileRange, ImageFiles, Reader, Record, Value, describe_others
 from feedrate.source.remote import walk

@@ -13,8 +13,8 @@ import numpy as np
 
 from feedrate.errors import MissingExtra, SourceError
 from feedrate.format.fields import Field, Kind
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
-from feedrate.results.progress import Rejection
 from feedrate.source.hdf5_columns import Column, dump_cell, find_columns, suffix_of
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import name_fields, record_name

@@ -16,8 +16,8 @@ import numpy as np
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import Coding, Field, Kind
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place
-from feedrate.results.progress import Rejection
 from feedrate.source.hdf5 import open_hdf5
 from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Value
 from feedrate.units import printable

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import explained
-from feedrate.results.progress import Rejection
 from feedrate.source.finder import Finder
 from feedrate.source.label_columns import FlagColumns, LabelColumn
 from feedrate.source.member_finder import MemberFinder

@@ -13,8 +13,8 @@ import numpy as np
 
 from feedrate.errors import FeedrateError, SourceError, need
 from feedrate.format.fields import Field, Kind
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
-from feedrate.results.progress import Rejection
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
 from feedrate.source.record import Record, Value

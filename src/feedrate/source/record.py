@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.fields import Field
 from feedrate.kernel import I64
-from feedrate.results.progress import Rejection
+from feedrate.progress import Rejection
 
 if TYPE_CHECKING:
     from feedrate.source.table import Table

@@ -14,8 +14,8 @@ import numpy as np
 from feedrate.errors import SourceError
 from feedrate.format.containers.records import read_in_pieces
 from feedrate.format.fields import Field, Kind
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
-from feedrate.results.progress import Rejection
 from feedrate.source.detect import RECORDIO_MAGIC
 from feedrate.source.labels import NumberColumn
 from feedrate.source.names import image_suffix, record_name

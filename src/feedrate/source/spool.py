@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from feedrate.errors import StorageError, UsageError
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import explained
-from feedrate.results.progress import Rejection
 from feedrate.source.record import ContainerValue, Reader, Record
 
 SPOOL_NAME = "packing.spool"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import Field, Kind
+from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile, explained
-from feedrate.results.progress import Rejection
 from feedrate.source.archives import Archive, Member
 from feedrate.source.bytes import Bytes
 from feedrate.source.labels import NumberColumn

@@ -23,7 +23,7 @@ from feedrate.doctor.analyse.transform_steps import (
     read_steps,
     read_timm_mixing,
 )
-from feedrate.results.doctor import Remedy
+from feedrate.doctor.results import Remedy
 
 Fact = Mapping[str, Any]
 _GEOMETRY = ("resized-crop", "resize", "resize-short", "center-crop", "random-crop")

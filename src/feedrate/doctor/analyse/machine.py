@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate.doctor.facts import read_samples
-from feedrate.results.doctor import Curve
+from feedrate.doctor.results import Curve
 
 Floats = npt.NDArray[np.float64]
 Times = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from feedrate.doctor.findings import (
     causes_pack,
 )
 from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, Evidence
-from feedrate.results.doctor import Finding, Remedy
+from feedrate.doctor.results import Finding, Remedy
 
 
 def rank(

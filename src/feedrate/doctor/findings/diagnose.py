@@ -13,7 +13,7 @@ from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING
 from feedrate.doctor.findings.remedies import remedies_of
 from feedrate.doctor.findings.scenarios import other_s
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.results.doctor import (
+from feedrate.doctor.results import (
     Diagnosis,
     Finding,
     HotLine,
@@ -24,7 +24,7 @@ from feedrate.results.doctor import (
     StepRow,
     TimeShare,
 )
-from feedrate.results.machine import Machine
+from feedrate.machine.results import Machine
 from feedrate.units import format_count
 
 _TIMELINE_STEPS = 400

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from feedrate.doctor.analyse.machine import MachineTrace
 from feedrate.doctor.analyse.metrics import Measured
-from feedrate.results.doctor import Fact
+from feedrate.doctor.results import Fact
 from feedrate.units import format_bytes
 
 UNKNOWN = "unknown"

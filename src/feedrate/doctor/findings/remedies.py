@@ -15,7 +15,7 @@ from feedrate.doctor.findings import (
     remedies_machine,
     remedies_pack,
 )
-from feedrate.results.doctor import Remedy
+from feedrate.doctor.results import Remedy
 
 Make = Callable[[Measured], Remedy | None]
 

@@ -12,8 +12,8 @@ from feedrate.doctor.findings.causes_dataset import (
     without_views,
 )
 from feedrate.doctor.findings.scenarios import freeing_s, make_remedy, shortened
+from feedrate.doctor.results import Remedy
 from feedrate.model.predict import around, predict_change
-from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes
 
 

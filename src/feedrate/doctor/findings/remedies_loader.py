@@ -20,9 +20,9 @@ from feedrate.doctor.findings.scenarios import (
     transforming,
     tried_gain,
 )
+from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Pipeline, best_workers
 from feedrate.model.predict import Prediction, around, predict_change
-from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes, format_seconds
 
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core

@@ -21,9 +21,9 @@ from feedrate.doctor.findings.scenarios import (
     sync_s,
     write_s,
 )
+from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import best_workers
 from feedrate.model.predict import around, without
-from feedrate.results.doctor import Remedy
 from feedrate.units import format_count, format_seconds
 
 RARELY = 0.05  # of what is done too often, what stays

@@ -6,8 +6,8 @@ from __future__ import annotations
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.findings.evidence import on_gpu_of_others, waiting_for_cores
 from feedrate.doctor.findings.scenarios import change, make_remedy
+from feedrate.doctor.results import Remedy
 from feedrate.model.predict import around, without
-from feedrate.results.doctor import Remedy
 
 _GPU_IN_CORES = 200.0  # some 10 TFLOP/s in training against 50 GFLOP/s of a core, both single precision
 

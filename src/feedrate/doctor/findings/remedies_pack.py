@@ -8,8 +8,8 @@ import shlex
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.findings.causes_pack import MANY_BY_PILLOW, has_few_threads
 from feedrate.doctor.findings.scenarios import change, decoding, make_remedy, read_blocked, shortened
+from feedrate.doctor.results import Remedy
 from feedrate.model.predict import Prediction, predict_change
-from feedrate.results.doctor import Remedy
 from feedrate.units import format_bytes
 
 _NONE = Prediction(1.0, 1.0, 1.02, "")

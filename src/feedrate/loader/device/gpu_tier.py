@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.cache.results import TierStats
 from feedrate.errors import UsageError
 from feedrate.kernel import I64
 from feedrate.kernel.cuda.stored import IMAGE
 from feedrate.loader.cache import GpuBudget
-from feedrate.results.load import TierStats
 from feedrate.units import format_bytes
 
 CHUNK_BYTES = 512 << 20

@@ -67,9 +67,9 @@ from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.mapping import Function, find_map
 from feedrate.packing.options import PackOptions
 from feedrate.packing.recode import sum_up
+from feedrate.packing.results import Mapped, PackResult
+from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
-from feedrate.results.pack import Mapped, PackResult
-from feedrate.results.progress import Rejection, Tick
 from feedrate.source.opening import open_reader
 from feedrate.source.record import ImageFiles, Reader
 from feedrate.units import format_bytes

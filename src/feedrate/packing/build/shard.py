@@ -30,7 +30,7 @@ from feedrate.packing.build.mapped import Mapper
 from feedrate.packing.build.plan import BLOCK, ShardTask
 from feedrate.packing.recode import Tally
 from feedrate.packing.workers import advance, count_threads
-from feedrate.results.progress import Rejection
+from feedrate.progress import Rejection
 from feedrate.source.bytes import Bytes
 from feedrate.units import printable
 

@@ -41,10 +41,9 @@ from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.mapping import Function, Map, find_map
 from feedrate.packing.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
 from feedrate.packing.recode import Recode
+from feedrate.packing.results import AppendResult, PackResult
 from feedrate.packing.tables import bring_tables, find_tables
-from feedrate.results.change import AppendResult
-from feedrate.results.pack import PackResult
-from feedrate.results.progress import Rejection, Tick
+from feedrate.progress import Rejection, Tick
 from feedrate.source.names import hash_name
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec

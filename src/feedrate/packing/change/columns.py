@@ -18,7 +18,7 @@ from feedrate.format.added_columns import Values
 from feedrate.format.fields import Field, Kind
 from feedrate.packing.change.members import as_path, check_missing, read_names, some
 from feedrate.packing.change.update import changing, check_taken, store_column
-from feedrate.results.change import ColumnResult
+from feedrate.packing.results import ColumnResult
 from feedrate.source.labelled import PATH_COLUMNS
 from feedrate.source.table import Table, is_missing, read_numbers, read_table
 from feedrate.units import format_count

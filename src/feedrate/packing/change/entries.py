@@ -34,10 +34,10 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import I32, I64, U8, Pool
 from feedrate.packing.change.update import changing, write_manifest
 from feedrate.packing.indexing.local import INDEX_SUFFIX
+from feedrate.packing.results import EntriesResult
 from feedrate.packing.workers import advance, count_threads, run_tasks
+from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, is_url
-from feedrate.results.change import EntriesResult
-from feedrate.results.progress import Tick
 from feedrate.units import format_bytes, shell_quote
 
 # Hidden: it may lie in a folder that was indexed in place, and is no part of what is there.

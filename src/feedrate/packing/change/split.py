@@ -32,7 +32,7 @@ from feedrate.packing.change.shares import (
     split_strata_of_groups,
 )
 from feedrate.packing.change.update import changing, check_taken, store_column
-from feedrate.results.change import ClassShare, SplitResult
+from feedrate.packing.results import ClassShare, SplitResult
 from feedrate.units import format_count, printable, shell_quote
 
 

@@ -14,7 +14,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import Status
 from feedrate.packing.check.warm import measure_pack_residency
 from feedrate.packing.recode import describe_pixels
-from feedrate.results.description import FieldSummary, PackDescription, SampleLine
+from feedrate.packing.results import FieldSummary, PackDescription, SampleLine
 from feedrate.units import printable, shell_quote
 
 

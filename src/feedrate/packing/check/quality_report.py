@@ -33,7 +33,7 @@ from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, Ranges
 from feedrate.packing.check.quality import BINS_PER_OCTAVE, EXAMPLES, KEPT, SIDES, QualityTally, merge
-from feedrate.results.quality import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
+from feedrate.packing.results import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
 from feedrate.units import printable
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from feedrate.format.pack import Pack
 from feedrate.machine.cgroup import PROC, ROOT
 from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.residency import measure_residency, open_quietly
+from feedrate.packing.results import WarmResult
+from feedrate.progress import Tick
 from feedrate.remote.addresses import is_url
-from feedrate.results.cache import WarmResult
-from feedrate.results.progress import Tick
 from feedrate.units import format_bytes, shell_quote
 
 # Several reads at once: one alone waits for every answer of a file server, and a flash disk likes a queue.

@@ -43,10 +43,10 @@ from feedrate.packing.build.unfinished import (
     write_file,
 )
 from feedrate.packing.recode import Recode
+from feedrate.packing.results import IndexResult
 from feedrate.packing.workers import advance, run_tasks
+from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
-from feedrate.results.index import IndexResult
-from feedrate.results.progress import Rejection, Tick
 from feedrate.source.bytes import Bytes
 from feedrate.source.in_place import InPlace, home_of
 from feedrate.source.opening import open_reader

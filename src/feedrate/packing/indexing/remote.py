@@ -56,11 +56,11 @@ from feedrate.packing.indexing.local import (
     summarise,
     write_manifest,
 )
+from feedrate.packing.results import IndexResult
 from feedrate.packing.workers import advance, run_tasks
+from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.remote.fetch import FetchedPlace, fetch, find_patiently
-from feedrate.results.index import IndexResult
-from feedrate.results.progress import Rejection, Tick
 from feedrate.source.in_place import InPlace
 from feedrate.source.options import SourceOptions
 from feedrate.source.shards import Shards, find_shards

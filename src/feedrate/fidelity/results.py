@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from feedrate.results.machine import Machine
-from feedrate.results.progress import Rejection
+from feedrate.machine.results import Machine
+from feedrate.progress import Rejection
 
 
 @dataclass(frozen=True, slots=True)

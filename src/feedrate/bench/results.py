@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from feedrate.results.machine import Machine
-from feedrate.results.progress import Rejection
+from feedrate.loader.results import PixelCheck
+from feedrate.machine.results import Machine
+from feedrate.progress import Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,6 @@ class Standing:
     first_batch_s: float
     peak_memory_bytes: int
     accuracy: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class PixelCheck:
-    """The same crops through both decoders."""
-
-    images: int
-    lowest_psnr_db: float | None  # None: every pixel is equal
-    largest_difference: int
-    is_same: bool  # within what two exact decoders may differ by
-    by_pillow: int  # of the images: left to Pillow by the kernel, so equal without proving anything
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader tells of itself."""
+"""What a loader tells of itself.
+
+What `cached` and `feedrate warm` tell of themselves.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from feedrate.cache.results import CacheStats, TierStats
+from feedrate.remote.results import FetchStats
+from feedrate.units import format_bytes, format_count, format_percent
+
+
+@dataclass(frozen=True, slots=True)
+class PixelCheck:
+    """The same crops through both decoders."""
+
+    images: int
+    lowest_psnr_db: float | None  # None: every pixel is equal
+    largest_difference: int
+    is_same: bool  # within what two exact decoders may differ by
+    by_pillow: int  # of the images: left to Pillow by the kernel, so equal without proving anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,29 +31,6 @@ class StageStats:
     name: str
     batches: int
     busy_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class FetchStats:
-    """What a loader fetched from a source elsewhere.
-
-    Attributes:
-        bytes_fetched: also those that went to scratch.
-        most_in_flight: requests at a time.
-        values_from_scratch: images and other values that were read from whole files on scratch.
-        values_from_source: the others: fetched, or read from a file that was still on its way to scratch.
-        spoilt_on_scratch: values that were damaged or gone there, and read from the source instead.
-        landed_bytes: shards that lie on scratch now.
-    """
-
-    requests: int
-    bytes_fetched: int
-    retries: int
-    most_in_flight: int
-    values_from_scratch: int
-    values_from_source: int
-    spoilt_on_scratch: int
-    landed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,61 +85,56 @@ class LoaderStats:
 
 
 @dataclass(frozen=True, slots=True)
-class TierStats:
-    """What lies in a tier of a cache.
+class CachedReport:
+    """What a cached dataset keeps, and how often that was of use; `print` shows it in words.
 
     Attributes:
-        kind: "gpu", "ram" or "disk".
-        samples: how many samples it holds; of a sample with several images, each of them.
-        source_bytes: how many bytes they are made of where they come from.
-        limit_bytes: None: as much as there is room for.
-        hits: samples that were found there.
-    """
-
-    kind: str
-    samples: int
-    size_bytes: int
-    source_bytes: int
-    limit_bytes: int | None
-    hits: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """What a loader's cache did.
-
-    Attributes:
-        samples: how many samples the loader could find there: its own, each of their images and masks.
-        tiers: near to far, with what they hold of those. `hits` are those of this process, in the epoch
-            that is being given or was given last.
-        misses: samples of that epoch which were not there when they were asked for.
-        damaged: samples that were no longer what was put there, and came from the pack again.
+        samples: of the dataset.
+        hits, misses: samples that were asked for by all processes so far, and were there or not.
+        damaged: samples that were found to be not what was kept, and were made anew.
         returned_bytes: memory that was given back because the job ran short of it.
     """
 
     samples: int
-    tiers: tuple[TierStats, ...]
+    hits: int
     misses: int
+    tiers: tuple[TierStats, ...]
     damaged: int
     returned_bytes: int
 
     @property
-    def cached_share(self) -> float:
-        """The share of the loader's samples that is cached now."""
-        return sum(tier.samples for tier in self.tiers) / self.samples if self.samples else 0.0
+    def kept(self) -> int:
+        """How many samples are kept."""
+        return sum(tier.samples for tier in self.tiers)
 
     @property
-    def hits(self) -> int:
-        return sum(tier.hits for tier in self.tiers)
+    def kept_bytes(self) -> int:
+        return sum(tier.size_bytes for tier in self.tiers)
 
     @property
-    def hit_rate(self) -> float:
-        """The share of the epoch's samples that were cached; from the second epoch on: `cached_share`."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
+    def kept_share(self) -> float:
+        """The share of samples that are kept: with any shuffle, the share of hits in the next epoch."""
+        return self.kept / self.samples if self.samples else 0.0
 
     @property
-    def growth(self) -> float | None:
-        """Bytes in the cache per byte in the pack ("K"), as measured; None: nothing is cached."""
+    def expansion(self) -> float | None:
+        """K: bytes that are kept per byte that the dataset read from files; None: it read none."""
         source_bytes = sum(tier.source_bytes for tier in self.tiers)
-        return sum(tier.size_bytes for tier in self.tiers) / source_bytes if source_bytes else None
+        return self.kept_bytes / source_bytes if source_bytes else None
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{format_bytes(tier.size_bytes)} in {tier.kind}" for tier in self.tiers)
+        share = format_percent(self.kept_share)
+        lines = [
+            f"{self.kept:,} of {format_count(self.samples, 'sample')} kept ({share}): {where}",
+            f"{format_count(self.hits, 'hit')}, {format_count(self.misses, 'miss', 'misses')}",
+        ]
+        if self.expansion is not None:
+            lines.append(f"K = {self.expansion:.1f}: bytes kept per byte read from files")
+        if self.returned_bytes:
+            lines.append(
+                f"{format_bytes(self.returned_bytes)} of memory given back, since the job ran short of it"
+            )
+        if self.damaged:
+            lines.append(f"{format_count(self.damaged, 'sample')} damaged on the disk, made anew")
+        return "\n".join(lines)

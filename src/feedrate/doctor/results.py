@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from feedrate.results.machine import Machine
+from feedrate.machine.results import Machine
 
 
 @dataclass(frozen=True, slots=True)
