@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from feedrate.bench.feeds import PACK, FeedOptions
-from feedrate.bench.harness import Contestant, run_rounds, sum_up
+from feedrate.bench.process import Contestant, run_rounds, sum_up
 from feedrate.bench.results import BenchRun
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine

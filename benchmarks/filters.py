@@ -22,8 +22,8 @@ from typing import Any
 from threads import say
 
 import feedrate
+from feedrate.bench.images import write_set
 from feedrate.bench.kernel import KernelOptions, bench_source
-from feedrate.bench.sets import write_set
 from feedrate.filters import FILTERS
 from feedrate.kernel import simd_level
 from feedrate.machine.describe import describe_machine

@@ -35,7 +35,7 @@ from typing import Any
 from staging import BATCH, SIDE, SURROUNDINGS, say
 
 from feedrate import Loader, RandomResizedCrop
-from feedrate.bench.photographs import make_photographs
+from feedrate.bench.images import make_photographs
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
 from feedrate.scratch.listing import list_copies

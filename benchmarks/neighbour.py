@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import feedrate
-from feedrate.demo.dataset import write_photographs
+from feedrate.demo.run import write_photographs
 from feedrate.format.pack import Pack
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine

@@ -30,7 +30,7 @@ import numpy as np
 from peer_writers import WRITERS
 
 from feedrate import kernel
-from feedrate.demo.dataset import write_photographs
+from feedrate.demo.run import write_photographs
 from feedrate.kernel.pillow import encode_jpeg
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine

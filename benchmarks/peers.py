@@ -26,8 +26,7 @@ from typing import Any
 from peer_feeds.task import Task, list_jpegs
 
 from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
-from feedrate.bench.harness import Contestant, compare, run_rounds, sum_up
-from feedrate.bench.process import RunFailed, run_in_process
+from feedrate.bench.process import Contestant, RunFailed, compare, run_in_process, run_rounds, sum_up
 from feedrate.bench.results import BenchRun
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.bench.feeds import PACK, FeedOptions
-from feedrate.bench.harness import Contestant, run_rounds, sum_up
+from feedrate.bench.process import Contestant, run_rounds, sum_up
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, Recode, pack

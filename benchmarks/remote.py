@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate import Loader, RandomResizedCrop
-from feedrate.bench.photographs import make_photographs
+from feedrate.bench.images import make_photographs
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
 from feedrate.remote.pack import RemotePack

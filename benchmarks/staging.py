@@ -29,7 +29,7 @@ from typing import Any
 from PIL import Image
 
 from feedrate import Loader, RandomResizedCrop
-from feedrate.bench.photographs import make_photographs
+from feedrate.bench.images import make_photographs
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
 from feedrate.scratch.commands import stage

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from feedrate.format.containers.records import masked_crc32c
+from feedrate.format.containers.tfrecord import masked_crc32c
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from packs import encode_image, make_image

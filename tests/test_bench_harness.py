@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedrate.bench.harness import Contestant, compare, run_rounds, sum_up
-from feedrate.bench.process import RunFailed
+from feedrate.bench.process import Contestant, RunFailed, compare, run_rounds, sum_up
 
 
 class FakeRunner:

@@ -14,11 +14,9 @@ import pytest
 from PIL import Image
 
 from feedrate import kernel
-from feedrate.bench.camera import make_camera_picture
 from feedrate.bench.decoders import DECODERS, Decoder, Part, Task, on_one_thread
-from feedrate.bench.kernel import KernelOptions, bench_made, bench_set, bench_source
-from feedrate.bench.sets import SETS, MadeSet, write_set
-from feedrate.bench.stages import measure_stages
+from feedrate.bench.images import SETS, MadeSet, make_camera_picture, write_set
+from feedrate.bench.kernel import KernelOptions, bench_made, bench_set, bench_source, measure_stages
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.kernel import U8
 from feedrate.loader.pixels import compare_pixels

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate.bench.feeds import FeedOptions, drain, make_feed
-from feedrate.bench.files import draw_crop, list_images
+from feedrate.bench.feeds import FeedOptions, drain, draw_crop, list_images, make_feed
 from feedrate.bench.loader import BenchOptions, bench_loader
-from feedrate.demo.dataset import write_photographs
+from feedrate.demo.run import write_photographs
 from feedrate.errors import PackError, SourceError, UsageError
 from feedrate.loader.pixels import check_pixels
 from feedrate.packing import PackOptions, Recode, pack

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from cuda_sources import SAXPY
-from feedrate.kernel.cuda.cache import CodeCache, find_folder, make_key
-from feedrate.kernel.cuda.nvrtc import Nvrtc
+from feedrate.kernel.cuda.nvrtc import CodeCache, Nvrtc, find_folder, make_key
 
 KEY = make_key("source", "sm_90", (), (12, 9))
 CODE = bytes(range(256)) * 40
@@ -177,7 +176,7 @@ def test_a_process_that_is_killed_in_mid_write_leaves_nothing_that_is_read(cache
     script = """
 import os, signal, sys
 from pathlib import Path
-from feedrate.kernel.cuda import cache
+from feedrate.kernel.cuda import nvrtc as cache
 def kill(temporary, name, **folders):
     os.truncate(f"/proc/self/fd/{folders['src_dir_fd']}/{temporary}", 1000)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -209,7 +208,7 @@ def test_processes_that_write_and_read_at_once_see_whole_files(cache: CodeCache)
     script = """
 import sys
 from pathlib import Path
-from feedrate.kernel.cuda.cache import CodeCache
+from feedrate.kernel.cuda.nvrtc import CodeCache
 cache, key, code = CodeCache(Path(sys.argv[1])), sys.argv[2], bytes(range(256)) * 40
 print("ready", flush=True)
 sys.stdin.read()
@@ -237,7 +236,7 @@ def test_ranks_that_compile_at_once_get_the_same_code_and_leave_one_file(cache: 
     script = """
 import hashlib, sys
 from pathlib import Path
-from feedrate.kernel.cuda.cache import CodeCache
+from feedrate.kernel.cuda.nvrtc import CodeCache
 from feedrate.kernel.cuda.nvrtc import load_nvrtc
 code = CodeCache(Path(sys.argv[1])).compile(load_nvrtc(12), sys.argv[2], "sm_90")
 print(hashlib.sha256(code).hexdigest())

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from feedrate.bench.files import list_images
-from feedrate.bench.photographs import CLASSES
-from feedrate.demo.dataset import write_photographs
-from feedrate.demo.run import DemoOptions, run_demo
+from feedrate.bench.feeds import list_images
+from feedrate.bench.images import CLASSES
+from feedrate.demo.run import DemoOptions, run_demo, write_photographs
 from feedrate.errors import AlreadyExists, MissingExtra, StorageError, UsageError
 
 Usage = namedtuple("Usage", "total used free")

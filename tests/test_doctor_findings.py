@@ -10,7 +10,7 @@ import pytest
 from doctor_runs import MS, FakeLoop
 from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
 from feedrate.doctor.findings.catalogue import CATALOGUE
-from feedrate.doctor.findings.remedies import ALL
+from feedrate.doctor.findings.diagnose import ALL
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis
 from test_doctor_diagnose import judge

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from feedrate.doctor.analyse.dataset_habits import Views
 from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.sample import Views
 from feedrate.doctor.hook.feedrate_hook.record import parts, prelude
 from hooked import PREAMBLE, Run, run_script
 from test_doctor_diagnose import judge

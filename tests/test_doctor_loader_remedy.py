@@ -15,7 +15,7 @@ from doctor_runs import MS, FakeLoop
 from feedrate.cli import make_parser
 from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, LoaderTrial
-from feedrate.doctor.findings.remedies_feed import replace_loader
+from feedrate.doctor.findings.feed import replace_loader
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Fact, Remedy
 from feedrate.report.doctor_verify import compare_runs

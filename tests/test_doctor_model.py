@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedrate.model.pipeline import Pipeline, best_workers, soft_max
-from feedrate.model.predict import around, predict_change, without
+from feedrate.model.pipeline import Pipeline, around, best_workers, predict_change, soft_max, without
 
 LOOP = Pipeline(
     device_s=0.02,

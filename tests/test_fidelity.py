@@ -14,8 +14,7 @@ from PIL import Image
 from damage import edit_manifest, flip_byte
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.fidelity import measuring
-from feedrate.fidelity.measuring import FidelityOptions, measure_fidelity
-from feedrate.fidelity.pictures import Pair, choose_gain, draw_pictures
+from feedrate.fidelity.measuring import FidelityOptions, Pair, choose_gain, draw_pictures, measure_fidelity
 from feedrate.fidelity.results import Fidelity, ImageDifference
 from feedrate.kernel import U8
 from feedrate.loader.samples import Samples

@@ -30,7 +30,7 @@ from feedrate.errors import (
     StorageError,
     UsageError,
 )
-from feedrate.files import folder
+from feedrate.files import atomic
 from feedrate.format.manifest import read_manifest
 from feedrate.packing import PackOptions, describe, index, pack, unpack, verify
 from feedrate.packing.indexing import local
@@ -185,7 +185,7 @@ def test_full_disk_is_a_sentence_and_the_index_goes_on_later(
         real(fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder.os, "fsync", fail_once)
+        patch.setattr(atomic.os, "fsync", fail_once)
         with pytest.raises(StorageError, match="the disk is full at"):
             index(source, tmp_path / "index", workers=1)
     assert not list((tmp_path / "index").glob(".*"))

@@ -28,7 +28,7 @@ from feedrate.errors import (
 )
 from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
 from feedrate.packing import add_column, describe, index, merge, set_entries, unpack, verify
-from feedrate.packing.check.warm import warm
+from feedrate.packing.check.describe import warm
 from feedrate.packing.indexing import remote
 from feedrate.packing.results import IndexResult
 from feedrate.progress import Tick

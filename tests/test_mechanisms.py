@@ -31,7 +31,7 @@ STANDS_IN = {
     "flock": (
         is_call_of("flock", "lockf"),
         {
-            "src/feedrate/files/folder.py",
+            "src/feedrate/files/atomic.py",
             "src/feedrate/remote/index_files.py",
             "src/feedrate/cache/persistent.py",
             "src/feedrate/scratch/lease.py",
@@ -43,7 +43,7 @@ STANDS_IN = {
         is_call_of("scandir", "os.walk", "os.fwalk", "rglob"),
         {
             "src/feedrate/doctor/run/processes.py",
-            "src/feedrate/format/folder.py",
+            "src/feedrate/format/keys.py",
             "src/feedrate/format/storage_check.py",
             "src/feedrate/packing/build/engine.py",
             "src/feedrate/packing/build/unfinished.py",
@@ -56,11 +56,11 @@ STANDS_IN = {
     "executors": (
         is_call_of("ThreadPoolExecutor", "ProcessPoolExecutor"),
         {
-            "src/feedrate/demo/dataset.py",
+            "src/feedrate/demo/run.py",
             "src/feedrate/doctor/analyse/data_files.py",
             "src/feedrate/kernel/door.py",
-            "src/feedrate/packing/check/warm.py",
-            "src/feedrate/source/patterns.py",
+            "src/feedrate/packing/check/describe.py",
+            "src/feedrate/source/file_list.py",
             "src/feedrate/scratch/source_check.py",
             "src/feedrate/remote/sources.py",
             "src/feedrate/files/tree.py",

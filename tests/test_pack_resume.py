@@ -16,7 +16,7 @@ import pytest
 
 from elsewhere import die_on_one, divide_one_by, list_semaphores, make_lock
 from feedrate.errors import AlreadyExists, FeedrateError, NotFound, StorageError
-from feedrate.files import folder
+from feedrate.files import atomic
 from feedrate.packing import PackOptions, pack, verify
 from feedrate.packing.build import pack as making
 from feedrate.packing.build import pack as packing
@@ -165,7 +165,7 @@ def test_full_disk_leaves_no_half_file_and_the_pack_goes_on_later(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(fd)
 
-    monkeypatch.setattr(folder.os, "fsync", fail_once)
+    monkeypatch.setattr(atomic.os, "fsync", fail_once)
     with pytest.raises(StorageError, match=r"the disk is full at .*p: shard-0000\d.* needs about .* free"):
         pack(jpeg_folder, tmp_path / "p", SMALL)
     assert not list((tmp_path / "p").glob(".*"))

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from bench_results import MACHINE
-from feedrate.fidelity.pictures import Pair, draw_pictures
+from feedrate.fidelity.measuring import Pair, draw_pictures
 from feedrate.fidelity.results import Comparison, Fidelity, ImageDifference, Pictures
 from feedrate.report.page import draw_page
 

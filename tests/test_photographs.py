@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from feedrate.bench.photographs import CLASSES, make_photograph, make_photographs
+from feedrate.bench.images import CLASSES, make_photograph, make_photographs
 from feedrate.errors import UsageError
 
 

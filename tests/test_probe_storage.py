@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import StorageError
-from feedrate.machine import residency
+from feedrate.machine import memory
 from feedrate.machine.disk import (
     describe_storage,
     find_disk,
@@ -20,7 +20,7 @@ from feedrate.machine.disk import (
     measure_scratch,
     read_rotational,
 )
-from feedrate.machine.residency import measure_file_residency, measure_residency
+from feedrate.machine.memory import measure_file_residency, measure_residency
 
 MOUNTS = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
@@ -142,7 +142,7 @@ def test_a_file_of_somebody_else_is_asked_page_by_page(
     # The kernel tells owners and root more: be neither.
     monkeypatch.setattr("os.geteuid", lambda: 12345)
     monkeypatch.setattr("os.access", lambda *_: False)
-    monkeypatch.setattr(residency, "_FROM_MEMORY_NS", 10**12)  # this machine may be busy
+    monkeypatch.setattr(memory, "_FROM_MEMORY_NS", 10**12)  # this machine may be busy
     assert measure_residency([warm]) == 1.0
     share = measure_residency([cold])
     assert share is not None
@@ -157,7 +157,7 @@ def test_residency_of_nothing_readable_is_unknown(tmp_path: Path) -> None:
 
 def test_of_many_files_only_some_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(residency, "measure_file_residency", lambda path: asked.append(path) or (4096, 1.0))
+    monkeypatch.setattr(memory, "measure_file_residency", lambda path: asked.append(path) or (4096, 1.0))
     assert measure_residency([str(n) for n in range(1000)], limit=10) == 1.0
     assert len(asked) == 10
     assert "900" in asked

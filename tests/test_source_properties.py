@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feedrate.errors import FeedrateError
-from feedrate.format.containers.wire import BadMessage
+from feedrate.format.containers.tfrecord import BadMessage
 from feedrate.source import detect, recordio, tar, tfrecord
 from feedrate.source import zip as zips
 from feedrate.source.bytes import Bytes
-from feedrate.source.example import BytesFeature, parse_example
 from feedrate.source.opening import open_reader
 from feedrate.source.record import ContainerValue, FileRange, Record
+from feedrate.source.tfrecord import BytesFeature, parse_example
 from feedrate.source.values import UnusableValue
 from sources import dump_example, image_record, jpeg, write_recordio, write_tar, write_tfrecord, write_zip
 

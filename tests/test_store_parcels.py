@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import StorageError
-from feedrate.remote.fetch import PendingFetch
-from feedrate.remote.ranges import Piece, coalesce
+from feedrate.remote.fetch import PendingFetch, Piece, coalesce
 
 FILES = {name: bytes((n * step) % 251 for n in range(700)) for step, name in ((7, b"a"), (11, b"b"))}
 pieces = st.builds(Piece, st.sampled_from([b"a", b"b"]), st.integers(0, 600), st.integers(0, 90))

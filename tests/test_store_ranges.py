@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from feedrate.errors import SourceError, StorageError
 from feedrate.remote.addresses import Place, WholeFile
-from feedrate.remote.ranges import Piece, RangeReader, coalesce
+from feedrate.remote.fetch import Piece, RangeReader, coalesce
 from feedrate.remote.retry import Outage, Retry, RetryPolicy
 from range_server import RangeServer, serve
 

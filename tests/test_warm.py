@@ -14,9 +14,9 @@ from feedrate.cli import main
 from feedrate.errors import PackError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.machine.disk import describe_storage
-from feedrate.machine.residency import measure_residency
+from feedrate.machine.memory import measure_residency
 from feedrate.packing import index
-from feedrate.packing.check.warm import find_room, list_paths, measure_pack_residency, warm
+from feedrate.packing.check.describe import find_room, list_paths, measure_pack_residency, warm
 from feedrate.report.cache import draw_warm
 from images import save_image
 from packs import write_images
@@ -154,6 +154,6 @@ def test_ls_says_how_much_of_a_pack_lies_in_memory(pack: Path, capsys: pytest.Ca
 def test_ls_says_so_where_it_cannot_be_known(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.machine.residency.measure_file_residency", lambda _: None)
+    monkeypatch.setattr("feedrate.machine.memory.measure_file_residency", lambda _: None)
     assert main(["ls", str(pack)]) == 0
     assert "  memory   unknown: this file system does not say" in capsys.readouterr().out

@@ -15,7 +15,7 @@ import pytest
 from bench_results import make_bench_result
 from feedrate.bench.results import BenchResult
 from feedrate.cli import main
-from feedrate.demo.dataset import write_photographs
+from feedrate.demo.run import write_photographs
 
 pytest.importorskip("torch", reason="torch is not installed")
 

@@ -14,7 +14,7 @@ from feedrate.cli import main
 from feedrate.progress import Tick
 from feedrate.report.progress import TransferBar
 from feedrate.report.stage import draw_stage
-from feedrate.scratch.nodes import stage_on_nodes
+from feedrate.scratch.commands import stage_on_nodes
 from feedrate.scratch.results import StageResult
 from images import read_tree
 from packs import write_images

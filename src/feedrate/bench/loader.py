@@ -7,8 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
-from feedrate.bench.harness import Contestant, Runner, Say, compare, run_rounds, sum_up
-from feedrate.bench.process import run_in_process
+from feedrate.bench.process import Contestant, Runner, Say, compare, run_in_process, run_rounds, sum_up
 from feedrate.bench.results import BenchResult
 from feedrate.errors import PackError, UsageError
 from feedrate.format.fields import Coding, Kind

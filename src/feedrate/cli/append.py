@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from feedrate.cli.arguments import add_workers
-from feedrate.cli.engine import add_engine, read_engine
+from feedrate.cli.arguments import add_engine, add_workers, read_engine
 from feedrate.cli.output import (
     add_json_arguments,
     add_strict,

@@ -14,8 +14,14 @@ from __future__ import annotations
 import argparse
 
 from feedrate.cli.arguments import add_allow_address, add_interpolation, positive
-from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
-from feedrate.cli.signals import ended_like_an_interrupt
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    clean_values,
+    ended_like_an_interrupt,
+    say,
+    write_json,
+)
 from feedrate.errors import need
 
 SETS = ("photographs", "camera", "png")

@@ -17,8 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
-from feedrate.cli.signals import ended_like_an_interrupt
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    clean_values,
+    ended_like_an_interrupt,
+    say,
+    write_json,
+)
 from feedrate.errors import NotFound, SourceError, need
 
 
@@ -97,7 +103,7 @@ def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _holds_images(folder: Path) -> bool:
-    from feedrate.format.folder import find_images
+    from feedrate.format.keys import find_images
 
     try:
         return folder.is_dir() and bool(find_images([folder]))

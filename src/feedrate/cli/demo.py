@@ -14,8 +14,14 @@ import argparse
 from pathlib import Path
 
 from feedrate.cli.arguments import positive
-from feedrate.cli.output import add_json_arguments, check_json_target, clean_values, say, write_json
-from feedrate.cli.signals import ended_like_an_interrupt
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_json_target,
+    clean_values,
+    ended_like_an_interrupt,
+    say,
+    write_json,
+)
 from feedrate.errors import need
 
 

@@ -19,12 +19,12 @@ from feedrate.cli.output import (
     add_json_arguments,
     check_json_target,
     check_target,
+    ended_like_an_interrupt,
     say,
     show_result,
     write_json,
     write_text,
 )
-from feedrate.cli.signals import ended_like_an_interrupt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.report.terminal import draw_index
+    from feedrate.source.in_place import check_secrets
     from feedrate.source.options import SourceOptions
-    from feedrate.source.shards import check_secrets
 
     options = SourceOptions(arguments.labels, arguments.path_column, arguments.label_column)
     check_json_target(arguments)

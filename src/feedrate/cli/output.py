@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a command's result goes besides the terminal: `--json`; and its talk, to standard error."""
+"""Where a command's result goes besides the terminal: `--json`; and its talk, to standard error.
+
+Temporary folders go away, too, when a scheduler or a closing terminal ends a command.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import os
+import signal
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 from feedrate.errors import AlreadyExists, NotFound, StorageError, clean, clean_lines
@@ -140,3 +146,18 @@ def say(text: str) -> None:
 
     show(lay_out(text.split("\n"), count_columns(sys.stderr)), sys.stderr)
     sys.stderr.flush()
+
+
+@contextmanager
+def ended_like_an_interrupt() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP, which end Python on the spot, into an exception that runs every `finally`."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -21,8 +21,16 @@ import argparse
 import os
 from pathlib import Path
 
-from feedrate.cli.arguments import add_entries, add_workers, positive, quality, reader, whole_number
-from feedrate.cli.engine import add_engine, read_engine
+from feedrate.cli.arguments import (
+    add_engine,
+    add_entries,
+    add_workers,
+    positive,
+    quality,
+    read_engine,
+    reader,
+    whole_number,
+)
 from feedrate.cli.output import (
     add_json_arguments,
     add_strict,
@@ -34,7 +42,7 @@ from feedrate.cli.output import (
     write_json,
     write_text,
 )
-from feedrate.format.suffixes import IMAGE_SUFFIXES
+from feedrate.format.keys import IMAGE_SUFFIXES
 from feedrate.prelist import listing_early
 from feedrate.units import parse_bytes
 

@@ -100,7 +100,7 @@ def _stage_on_nodes(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_FAILED, EXIT_OK, say_error
     from feedrate.report.document import dump_document
     from feedrate.report.stage import draw_nodes
-    from feedrate.scratch.nodes import stage_on_nodes
+    from feedrate.scratch.commands import stage_on_nodes
 
     result = stage_on_nodes(arguments.source, _options(arguments), say=say)
     show_result(draw_nodes, result, stream=sys.stderr)

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing.check.warm import warm
+    from feedrate.packing.check.describe import warm
     from feedrate.report.cache import draw_warm
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar

@@ -20,7 +20,7 @@ from feedrate.doctor.analyse.records import Recording, read_run
 from feedrate.doctor.analyse.timeline import PARTS
 from feedrate.doctor.facts import read_facts
 from feedrate.doctor.findings.catalogue import entry_of
-from feedrate.doctor.findings.causes_machine import is_shm_error
+from feedrate.doctor.findings.machine import is_shm_error
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Finding, Remedy, RunFacts
 from feedrate.doctor.run.command import read_python_call

@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate fidelity`: a sample decoded as the loader would and as Pillow does, and how far they differ."""
+"""What is looked at: images in files or in a pack, and the originals of a pack's images.
+
+Pairs of pictures for people to look at: ours, theirs, and the difference made large enough to see.
+
+`feedrate fidelity`: a sample decoded as the loader would and as Pillow does, and how far they differ.
+"""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from feedrate.errors import UsageError
-from feedrate.fidelity.pictures import Pair, draw_pictures
-from feedrate.fidelity.results import Comparison, Fidelity, ImageDifference, Pictures
-from feedrate.fidelity.subject import Subject, open_subject
+from feedrate.errors import NotFound, UsageError, suggest_path
+from feedrate.fidelity.results import Comparison, Fidelity, ImageDifference, Picture, Pictures
 from feedrate.filters import check_filter
-from feedrate.kernel import U8, Status
+from feedrate.format.keys import find_images, is_pack
+from feedrate.kernel import I32, U8, Status
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.pixels import (
@@ -28,8 +34,130 @@ from feedrate.loader.pixels import (
     decode_as_torchvision,
     decode_part,
 )
+from feedrate.loader.samples import Samples, open_files, open_pack, pick
 from feedrate.machine.describe import describe_machine
 from feedrate.progress import Rejection, Tick
+from feedrate.remote.pack import open_pack as open_anywhere
+from feedrate.units import printable
+
+# Settings in pack.json that change pixels: such a pack is compared with its originals, too.
+LOSSY_SETTINGS = ("resize", "max_side", "quality")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`original_paths` are of a pack's samples, relative to the folder it was made of."""
+
+    source: str
+    dataset_images: int
+    samples: Samples
+    lossy_settings: Mapping[str, object] = field(default_factory=dict)
+    original_paths: tuple[bytes, ...] = ()
+
+    @property
+    def wanted(self) -> int:
+        return len(self.samples) + len(self.samples.rejected)
+
+
+@contextmanager
+def open_subject(
+    sources: Sequence[str],
+    images: int,
+    seed: int,
+    originals: Path | None,
+    allow_addresses: Sequence[str] = (),
+) -> Iterator[Subject]:
+    """Draw up to `images` images from a pack, or from folders and files.
+
+    Raises:
+        NotFound: there is nothing of that name, or no such folder of originals.
+        SourceError: there are no images.
+        UsageError: a pack among other sources, or originals of something that is no pack.
+        PackError: the pack is damaged, or names files of a host that is not allowed.
+    """
+    packs = [source for source in sources if is_pack(source)]
+    if packs and len(sources) > 1:
+        raise UsageError(f"{packs[0]} is a pack: give it alone, or give files and folders without it")
+    if originals is not None and not packs:
+        raise UsageError(
+            f"{sources[0]} is not a pack: --originals compares a pack with the files that it was made of"
+        )
+    if originals is not None and not originals.is_dir():
+        raise NotFound(f"no folder of originals at {originals}", hint=suggest_path(originals))
+    files = _open_files(sources, images, seed)
+    with _open_pack(packs[0], images, seed, allow_addresses) if packs else files as subject:
+        yield subject
+
+
+@contextmanager
+def _open_files(sources: Sequence[str], images: int, seed: int) -> Iterator[Subject]:
+    paths = find_images(sources)
+    numbers = pick(len(paths), images, seed)
+    with open_files([paths[i] for i in numbers], numbers) as samples:
+        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        yield Subject(printable(os.fsencode(sources[0])) + more, len(paths), samples)
+
+
+@contextmanager
+def _open_pack(source: str, images: int, seed: int, allow_addresses: Sequence[str]) -> Iterator[Subject]:
+    pack = open_anywhere(source, allow_addresses=allow_addresses)
+    try:
+        positions = pick(len(pack), images, seed)
+        with open_pack(pack, positions) as samples:
+            settings = pack.manifest.settings
+            lossy = {name: settings[name] for name in LOSSY_SETTINGS if settings.get(name)}
+            paths = tuple(pack.texts("image.path", positions))
+            yield Subject(printable(os.fsencode(source)), len(pack), samples, lossy, paths)
+    finally:
+        pack.close()
+
+
+_LARGEST_GAIN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    difference: ImageDifference
+    ours: U8
+    theirs: U8
+
+
+def draw_pictures(pairs: list[Pair]) -> tuple[Picture, ...]:
+    """Return them as PNG files. All differences of one list are multiplied alike, so that they compare."""
+    gain = choose_gain(pairs)
+    return tuple(
+        Picture(pair.difference, _png(pair.ours), _png(pair.theirs), _png(amplify(pair, gain)), gain)
+        for pair in pairs
+    )
+
+
+def choose_gain(pairs: list[Pair]) -> int:
+    """Return the power of two that makes what differs bright, and whitens no more than single pixels."""
+    large = max((float(np.percentile(_difference(pair), 99.5)) for pair in pairs), default=0)
+    gain = _LARGEST_GAIN
+    while gain > 1 and gain * large > 255:
+        gain //= 2
+    return gain
+
+
+def amplify(pair: Pair, gain: int) -> U8:
+    """Return the difference of each channel times `gain`, black where there is none."""
+    amplified: U8 = np.minimum(_difference(pair) * gain, 255).astype(np.uint8)
+    return amplified
+
+
+def _difference(pair: Pair) -> I32:
+    difference: I32 = np.abs(pair.ours.astype(np.int32) - pair.theirs.astype(np.int32))
+    return difference
+
+
+def _png(pixels: U8) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
 
 _WORST = 6  # named in the result and shown on the page
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pack.json: what a pack holds. It carries no time and no host, so that equal inputs give equal bytes.
+"""Which addresses may stand in pack.json: plain ones, that hold no secret.
+
+pack.json: what a pack holds. It carries no time and no host, so that equal inputs give equal bytes.
 
 Version 2 is written only where something of it is used: files that lie in other folders, keys and numbers
 that are shifted, columns that were added (docs/format.md); version 3 where shards lie behind an address.
@@ -20,10 +22,30 @@ import numpy as np
 
 from feedrate.errors import NotFound, PackError, suggest_path
 from feedrate.format import containers
-from feedrate.format.addresses import find_address_problem
 from feedrate.format.entries import AUTO, dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.units import shell_quote
+
+# No chains (zip://...::https://...), no control characters; `where` ends in no slash.
+_ADDRESS = re.compile(
+    r"[a-zA-Z][a-zA-Z0-9+.-]*://(?P<who>[^/@]*@)?(?!.*::)(?P<where>[^/\x00-\x20@][^\x00-\x1f]*(?<!/))"
+)
+
+
+def find_address_problem(address: str) -> str | None:
+    """Return why an address must not stand in pack.json, in words that repeat no secret; None: it may."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        return "is not of the form SCHEME://PLACE/FOLDER"
+    _, _, port = match["where"].partition("/")[0].partition(":")
+    if ":" in (match["who"] or "") or not (port.isdecimal() or not port):
+        return "has a password in it"
+    if "?" in match["where"] or "#" in match["where"]:
+        return "has a query behind '?', as signed addresses have"
+    if any(part in (".", "..") for part in match["where"].split("/")):
+        return "has '..' in it"
+    return None
+
 
 FORMAT = "feedrate-pack"
 VERSION = 3

@@ -18,9 +18,9 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import BadSample, PackError, StorageError
-from feedrate.format.added_columns import part_dtype
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import row_dtype, text_check
+from feedrate.format.index import part_dtype
 from feedrate.format.manifest import (
     FILE_NAME,
     ColumnPart,

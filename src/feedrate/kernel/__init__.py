@@ -13,11 +13,16 @@ from feedrate.kernel.decoding import (
     STAGES,
     TRUSTED_PIXELS,
     DecodeReport,
+    Files,
+    Ranges,
     check_size,
     decode_batch,
     decode_one,
+    gather_rows,
     measure,
     profile_decode,
+    read_at,
+    read_ranges,
 )
 from feedrate.kernel.door import (
     I32,
@@ -30,34 +35,25 @@ from feedrate.kernel.door import (
     simd_level,
     simd_levels,
 )
-from feedrate.kernel.looking import (
-    BYTES_PER_ENTRY,
-    Scan,
-    find_entry_points,
-    scan,
-    scan_headers,
-    to_baseline,
-)
 from feedrate.kernel.members import (
+    BYTES_PER_ENTRY,
     TAR_BLOCK_BYTES,
     Entry,
     FolderList,
     ImageKind,
     Members,
+    Scan,
     crc32c_rows,
     crc32c_texts,
+    find_entry_points,
     find_first,
     hash_stems,
     join_pieces,
     list_folder,
     make_members,
-)
-from feedrate.kernel.reading import (
-    Files,
-    Ranges,
-    gather_rows,
-    read_at,
-    read_ranges,
+    scan,
+    scan_headers,
+    to_baseline,
 )
 
 __all__ = [

@@ -34,8 +34,8 @@ from feedrate.loader.cache import Cache
 from feedrate.loader.geometry import CropSampler, Geometry, Places, Sides, Tally, decode_pixels, read_sides
 from feedrate.loader.image import CenterCrop, ImageOp, Resize, Size, whole
 from feedrate.loader.options import Wanted
+from feedrate.loader.order import fingerprint
 from feedrate.loader.samples import pick, take_ranges
-from feedrate.loader.state import fingerprint
 from feedrate.machine.memory import MemoryGauge
 
 if TYPE_CHECKING:

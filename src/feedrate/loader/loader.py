@@ -52,11 +52,19 @@ from feedrate.loader.options import (
     flip_probability,
     resolve_fields,
 )
-from feedrate.loader.order import EpochOrder, Staged, choose_order, find_split, members
+from feedrate.loader.order import (
+    EpochOrder,
+    Staged,
+    check_state,
+    choose_order,
+    dump_state,
+    find_split,
+    fingerprint,
+    members,
+)
 from feedrate.loader.pipeline import Feed, Meter
 from feedrate.loader.ranks import Rank, Ranks, Shares
 from feedrate.loader.results import LoaderStats
-from feedrate.loader.state import check_state, dump_state, fingerprint
 from feedrate.loader.threads import ThreadController
 from feedrate.loader.values import choose_output, make_collate
 from feedrate.machine.cpu import count_rank_cores, find_near_cores

@@ -7,22 +7,26 @@ ranks.py's business, so the global order cannot depend on the number of ranks.
 Which samples a split holds: a share of all, or a part that 'feedrate split' stored in the pack.
 
 Choose the order that the options ask for; read the labels where weights need them.
+
+The saved state of a loader: a few numbers and words, and what must agree when it is loaded again.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from feedrate import kernel
 from feedrate.draws import F64, GROUP, I64, Purpose, draw_uniforms, make_key, mix_array, order_shards, permute
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
+from feedrate.format.manifest import Manifest
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64 as Positions
 from feedrate.loader.options import Options, find_label
@@ -408,3 +412,59 @@ def _balance(pack: Pack, subset: Split) -> F64:
         pack.column(label.name)[members(subset)], return_inverse=True, return_counts=True
     )
     return 1.0 / counts[classes]
+
+
+VERSION = 1
+_WORDS = {
+    "pack": "was taken from another pack",
+    "seed": "has another seed",
+    "order": "has another kind of order",
+    "detail": "has other weights, positions or window sizes",
+    "split": "is of another split",
+}
+
+
+def fingerprint(manifest: Manifest) -> str:
+    """Return what tells packs apart: the checksums of their shards, in order."""
+    known = (shard.known_by for shard in manifest.shards)
+    checks = ",".join(f"{samples}:{size_bytes}:{crc32c:08x}" for samples, size_bytes, crc32c in known)
+    return f"{manifest.samples}-{kernel.crc32c(checks.encode()):08x}"
+
+
+def dump_state(
+    pack: str, options: Options, split: Split, order: Order, place: tuple[int, int, int]
+) -> dict[str, Any]:
+    """Return the state at `place`: epoch, samples given and samples skipped in it, on all ranks together."""
+    epoch, samples, skipped = place
+    return {
+        "version": VERSION,
+        "pack": pack,
+        "seed": int(options.seed),
+        "order": order.kind,
+        "detail": order.identity(),
+        "split": split.identity(),
+        "epoch": epoch,
+        "samples": samples,
+        "skipped": skipped,
+    }
+
+
+def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return (epoch, samples, skipped) of a state that fits this loader.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    needed = [name for name in mine if name != "skipped"]  # states of earlier versions do not have it
+    missing = [name for name in needed if name not in state] if isinstance(state, Mapping) else needed
+    if missing:
+        raise UsageError(f"this is not the state of a feedrate Loader: it lacks {', '.join(missing)}")
+    if state["version"] != VERSION:
+        raise UsageError(f"the state has version {state['version']!r}; this feedrate reads version {VERSION}")
+    for name, words in _WORDS.items():
+        if state[name] != mine[name]:
+            raise UsageError(f"the state {words}: {state[name]!r} there, {mine[name]!r} here")
+    epoch, samples, skipped = state["epoch"], state["samples"], state.get("skipped", 0)
+    if not all(isinstance(value, int) and value >= 0 for value in (epoch, samples, skipped)):
+        raise UsageError(f"the state is damaged: epoch {epoch!r}, samples {samples!r}, skipped {skipped!r}")
+    return epoch, samples, skipped

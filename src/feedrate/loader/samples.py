@@ -24,8 +24,7 @@ from feedrate.kernel import I64, U8, DecodeReport, Ranges
 from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_pixels
 from feedrate.loader.image import RandomResizedCrop
 from feedrate.progress import Rejection
-from feedrate.remote.fetch import FetchedBytes
-from feedrate.remote.ranges import Piece
+from feedrate.remote.fetch import FetchedBytes, Piece
 from feedrate.units import printable
 
 IMAGE = Field("image", Kind.IMAGE)

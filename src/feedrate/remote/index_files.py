@@ -19,7 +19,7 @@ from pathlib import Path
 from feedrate import kernel
 from feedrate.errors import PackError, StorageError
 from feedrate.format.manifest import ColumnPart, IndexPart, Shard
-from feedrate.remote.ranges import Piece, RangeReader
+from feedrate.remote.fetch import Piece, RangeReader
 
 PREFIX = "feedrate-index-"
 LOCK = "lock"

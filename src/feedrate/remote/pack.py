@@ -40,9 +40,17 @@ from feedrate.format.manifest import (
 from feedrate.format.pack import Bools, Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.remote.addresses import Place, is_url
-from feedrate.remote.fetch import FetchedBytes, PendingFetch, fetch_manifest, or_nothing
+from feedrate.remote.fetch import (
+    IN_FLIGHT,
+    FetchedBytes,
+    PendingFetch,
+    Piece,
+    RangeReader,
+    coalesce,
+    fetch_manifest,
+    or_nothing,
+)
 from feedrate.remote.index_files import IndexFolder, origin
-from feedrate.remote.ranges import IN_FLIGHT, Piece, RangeReader, coalesce
 from feedrate.remote.results import FetchStats
 from feedrate.remote.retry import OPENING, Retry, RetryPolicy, log
 from feedrate.remote.sources import (

@@ -16,9 +16,8 @@ from feedrate.files.permissions import user_name
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, parse_manifest
 from feedrate.format.pack import check_change
 from feedrate.remote.addresses import FileVersion, Place, is_address, is_url, split_source
-from feedrate.remote.fetch import find_patiently
+from feedrate.remote.fetch import IN_FLIGHT, Piece, RangeReader, find_patiently
 from feedrate.remote.index_files import origin
-from feedrate.remote.ranges import IN_FLIGHT, Piece, RangeReader
 from feedrate.remote.retry import OPENING, RetryPolicy
 from feedrate.units import printable, shell_quote
 

@@ -31,10 +31,10 @@ from feedrate.scratch.eviction import (
     is_temporary,
     remove_unmade,
 )
+from feedrate.scratch.folder import OLD_STORE, owner_of, user_folder
 from feedrate.scratch.listing import forget, list_caches, list_copies, list_doomed, recall
 from feedrate.scratch.marker import Marker, find_node
 from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, Verdict
-from feedrate.scratch.user_dir import OLD_STORE, owner_of, user_folder
 from feedrate.units import format_bytes, parse_bytes
 
 # A cache does not say how long it should stay: as long as copies of which nothing else was said.

@@ -32,8 +32,9 @@ from pathlib import Path
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.files.atomic import atomic_write, explain_write_error, shown, sync_files, temporary_name
 from feedrate.files.lock import CopyGone, Lock, take_lock
-from feedrate.files.trust import ROOT, anchor, open_trusted
+from feedrate.files.permissions import ROOT, anchor, open_trusted
 from feedrate.remote.retry import log
+from feedrate.scratch.folder import make_user_folder, owner_of, user_folder
 from feedrate.scratch.lease import Lease, add_lease
 from feedrate.scratch.marker import (
     BadMarker,
@@ -45,7 +46,6 @@ from feedrate.scratch.marker import (
     find_node,
     load_marker,
 )
-from feedrate.scratch.user_dir import make_user_folder, owner_of, user_folder
 from feedrate.units import shell_quote
 
 __all__ = [

@@ -28,14 +28,13 @@ from feedrate.cache.table import ROW
 from feedrate.errors import StorageError
 from feedrate.files.atomic import atomic_write
 from feedrate.files.lock import CopyGone, is_locked
-from feedrate.files.permissions import user_name
-from feedrate.files.trust import ROOT, open_trusted
+from feedrate.files.permissions import ROOT, open_trusted, user_name
 from feedrate.machine.process import find_openers
 from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
+from feedrate.scratch.folder import OLD_STORE, list_folders, list_user_folders
 from feedrate.scratch.lease import live_leases
 from feedrate.scratch.marker import find_node
 from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, StagedCopy
-from feedrate.scratch.user_dir import OLD_STORE, list_folders, list_user_folders
 
 
 def list_copies(scratch: Path) -> list[CopyInfo]:

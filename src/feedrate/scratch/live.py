@@ -36,8 +36,8 @@ from feedrate.files.atomic import explain_write_error
 from feedrate.format.manifest import ColumnPart, IndexPart, Manifest, Shard
 from feedrate.remote.addresses import Changed, FileVersion
 from feedrate.remote.copier import Part
+from feedrate.remote.fetch import Piece, RangeReader, coalesce
 from feedrate.remote.index_files import origin
-from feedrate.remote.ranges import Piece, RangeReader, coalesce
 from feedrate.remote.retry import OPENING, Retry, log
 from feedrate.scratch.copy import CopyGone
 from feedrate.scratch.marker import BadMarker

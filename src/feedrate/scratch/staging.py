@@ -32,10 +32,9 @@ from feedrate.remote.retry import Retry
 from feedrate.scratch.clearing import find_limit, make_room
 from feedrate.scratch.contents import Contents, read_contents
 from feedrate.scratch.copy import DATA, Copy, CopyGone, Lease
-from feedrate.scratch.folder import Scratch, check_room, find_scratch
+from feedrate.scratch.folder import Scratch, check_room, find_scratch, owner_of
 from feedrate.scratch.listing import remember_copy, survey
 from feedrate.scratch.source_check import checksum_file
-from feedrate.scratch.user_dir import owner_of
 from feedrate.units import format_bytes
 
 DEFAULT_KEEP_S = 7 * 86400.0

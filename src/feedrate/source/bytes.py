@@ -1,18 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a source's values, given out in any process that has the source's address."""
+"""Values that only their container can give out: deflated members of a zip, rows of an HDF5 dataset, and what
+waits in a spool.
+
+The bytes of a source's values, given out in any process that has the source's address.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+from typing import Any, BinaryIO
 
 from feedrate import kernel
 from feedrate.errors import NotFound, StorageError
 from feedrate.remote.addresses import Place
-from feedrate.source.container_values import Containers
 from feedrate.source.record import ContainerValue, FileRange
+from feedrate.source.spool import SPOOL_NAME
 from feedrate.source.values import UnusableValue
 from feedrate.units import printable
+
+_MOST_CONTAINERS_OPEN = 8
+
+
+class Containers:
+    """Keeps the containers it reads from open. For one thread."""
+
+    def __init__(self, place: Place, scratch: str | None = None) -> None:
+        self._place, self._scratch = place, scratch
+        self._spool: BinaryIO | None = None
+        self._open: dict[bytes, Any] = {}
+
+    def read(self, value: ContainerValue) -> bytes:
+        """Return a value's bytes: at most `size_bytes`.
+
+        Raises:
+            UnusableValue: the container does not give it, or gives something else than it declared.
+        """
+        if value.container == "spool":
+            return self._read_spool(value)
+        if value.container == "zip":
+            data = self._read_zip(value)
+        elif value.container == "hdf5":
+            data = self._read_hdf5(value)
+        else:
+            raise UnusableValue(f"lies in a {value.container} file, which this feedrate cannot read")
+        if len(data) > value.size_bytes:
+            raise UnusableValue(f"is {len(data):,} bytes long and should have at most {value.size_bytes:,}")
+        return data
+
+    def close(self) -> None:
+        for opened in self._open.values():
+            opened.close()
+        self._open.clear()
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    def _read_spool(self, value: ContainerValue) -> bytes:
+        if self._spool is None:
+            path = os.path.join(self._scratch or "", SPOOL_NAME)
+            try:
+                self._spool = open(path, "rb", buffering=0)  # noqa: SIM115
+            except OSError as error:
+                raise StorageError(
+                    f"cannot read {path}: {error.strerror}", hint="run the same 'feedrate pack' command again"
+                ) from error
+        data = kernel.read_at(self._spool.fileno(), value.size_bytes, int(value.place[0]))
+        if len(data) != value.size_bytes:
+            raise StorageError(
+                f"{SPOOL_NAME} is shorter than it was", hint="run the same 'feedrate pack' command again"
+            )
+        return data
+
+    def _read_zip(self, value: ContainerValue) -> bytes:
+        from feedrate.source import zip as zips
+
+        header, method, packed_bytes, crc32 = (int(part) for part in value.place)
+        place = (header, method, packed_bytes, crc32)
+        wanted = zips.header_bytes(len(value.path)) + packed_bytes
+        data = self._place.read(value.file, header, wanted)
+        missing = zips.data_start(data) + packed_bytes - len(data)
+        if missing > 0:
+            data += self._place.read(value.file, header + len(data), missing)
+        return zips.read_member(data, place, value.size_bytes)
+
+    def _read_hdf5(self, value: ContainerValue) -> bytes:
+        from feedrate.source.hdf5 import dump_cell
+
+        dataset, row, form = value.place
+        opened = self._keep_open(value)
+        try:
+            return dump_cell(str(form), opened[str(dataset)][int(row)])
+        except (OSError, RuntimeError, ValueError, KeyError, IndexError) as error:
+            raise UnusableValue(f"row {row} of '{dataset}' cannot be read: {error}") from error
+
+    def _keep_open(self, value: ContainerValue) -> Any:
+        if value.file not in self._open:
+            if len(self._open) >= _MOST_CONTAINERS_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+            from feedrate.source.hdf5 import open_hdf5
+
+            self._open[value.file] = open_hdf5(self._place, value.file)
+        return self._open[value.file]
+
 
 # One bad file is rejected and packing goes on. These say that the whole source is out of reach, or we are.
 _SOURCE_IS_GONE = frozenset(

@@ -12,7 +12,7 @@ import struct
 import zlib
 from typing import Any, BinaryIO
 
-from feedrate.format.containers.records import HEAD, masked_crc32c
+from feedrate.format.containers.tfrecord import HEAD, masked_crc32c
 from feedrate.remote.addresses import Place, PlacedFile
 
 

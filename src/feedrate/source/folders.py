@@ -17,8 +17,7 @@ from feedrate.kernel import I64, Entry
 from feedrate.progress import Rejection
 from feedrate.source.names import SPLIT_NAMES
 from feedrate.source.record import FileRange, ImageFiles, Reader, Record, Value, describe_others
-from feedrate.source.remote import walk
-from feedrate.source.walk import Inside
+from feedrate.source.walk import Inside, walk
 from feedrate.units import format_count, printable, shell_quote
 
 STRETCH_FILES = 1 << 14  # whole chunks of a listing

@@ -16,10 +16,10 @@ from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.remote.addresses import Place, PlacedFile, explained, is_url, split_source
 from feedrate.source.detect import CONTAINERS, SourceKind, form_by_name, look_at
+from feedrate.source.file_list import find_files, is_pattern
 from feedrate.source.folders import open_folders
 from feedrate.source.names import SPLIT_NAMES
 from feedrate.source.options import SourceOptions
-from feedrate.source.patterns import find_files, is_pattern
 from feedrate.source.record import Reader
 from feedrate.source.spool import Spool
 from feedrate.units import shell_quote
@@ -149,7 +149,7 @@ def _open_files(place: Place, files: list[PlacedFile], spool: Spool, options: So
         return _open_archives(place, files, spool, options, form)
     _refuse_labels(options, place.address(files[0].path))
     if form is SourceKind.TFRECORD:
-        from feedrate.source.example_reader import ExampleReader
+        from feedrate.source.tfrecord import ExampleReader
 
         return ExampleReader(place, files, spool)
     if form is SourceKind.RECORDIO:
@@ -175,8 +175,8 @@ def _open_archives(
         for file in files
     ]
     if options.labels is not None:
+        from feedrate.source.finder import MemberFinder
         from feedrate.source.labelled import LabelledFiles
-        from feedrate.source.member_finder import MemberFinder
 
         shown = place.address(files[0].path) if len(files) == 1 else place.root
         return LabelledFiles(MemberFinder(place.root, archives, spool), options, shown)

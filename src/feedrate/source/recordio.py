@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from feedrate.errors import SourceError
-from feedrate.format.containers.records import read_in_pieces
+from feedrate.format.containers.tfrecord import read_in_pieces
 from feedrate.format.fields import Field, Kind
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile

@@ -3,6 +3,8 @@
 
 The names of two folders are held at a time, one of them read ahead (and the names of the folders inside one
 class), never all files.
+
+Folders that fsspec reaches, walked as those of this machine are.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
 from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
 from feedrate.one_ahead import one_ahead
+from feedrate.remote.addresses import Place, is_url
 
 Above = frozenset[tuple[int, int]]  # the folders that one lies in, by device and inode
 Folder = tuple[bytes, Above]  # its path
@@ -160,3 +163,29 @@ def make_inside(files: list[Found], folders: list[Folder], start: bytes) -> Insi
         np.array(kinds, np.uint8),
         sorted(folders, key=lambda one: one[0]),
     )
+
+
+class RemoteWalk(Walk):
+    """The same files in the same order as `Walk`, behind a URL."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.unlisted: dict[bytes, str] = {}
+        self._above = frozenset()
+        self._place = Place(root)
+
+    def _look(self, folder: bytes, above: frozenset[tuple[int, int]]) -> Inside:
+        start = folder + b"/" if folder else b""
+        files, folders = [], []
+        for name, file in self._place.list(folder):
+            if name.startswith(b"."):
+                continue
+            if file is None:
+                folders.append((start + name, above))
+            else:
+                files.append(Found(start + name, file.size_bytes, file.mtime_ns))
+        return make_inside(files, folders, start)
+
+
+def walk(root: str) -> Walk:
+    return RemoteWalk(root) if is_url(root) else Walk(root)

@@ -27,9 +27,9 @@ from feedrate.doctor.analyse.records import Recording
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.errors import FeedrateError
 from feedrate.filters import BILINEAR
+from feedrate.format.keys import IMAGE_SUFFIXES
 from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack
-from feedrate.format.suffixes import IMAGE_SUFFIXES
 from feedrate.kernel import U8, pillow
 from feedrate.loader.cache import Cache
 from feedrate.loader.cached import cached
@@ -38,7 +38,7 @@ from feedrate.loader.image import CenterCrop, ImageOp, RandomCrop, RandomResized
 from feedrate.loader.loader import Loader
 from feedrate.loader.samples import IMAGE, Samples, open_files, open_pack, pick
 from feedrate.machine.disk import describe_storage
-from feedrate.machine.residency import measure_residency
+from feedrate.machine.memory import measure_residency
 from feedrate.stats import median
 
 _NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from feedrate.doctor.analyse.dataset_habits import IdleWorkers, Start, Views
 from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.analyse.records import Fact
-from feedrate.doctor.analyse.sample import PACK_LOADER, PackStages, SampleCost
+from feedrate.doctor.analyse.sample import PACK_LOADER, IdleWorkers, PackStages, SampleCost, Start, Views
 from feedrate.doctor.analyse.stacks import Looks
 from feedrate.doctor.analyse.timeline import Loop, measure_overhead
 from feedrate.model.pipeline import Pipeline

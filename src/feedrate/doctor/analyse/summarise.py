@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from feedrate.doctor.analyse.dataset_habits import Views, count_idle_workers, measure_views, read_start
 from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Measured, PackImages, Timing
 from feedrate.doctor.analyse.records import Fact, Process, Recording
@@ -14,10 +13,14 @@ from feedrate.doctor.analyse.sample import (
     Drained,
     PackStages,
     SampleCost,
+    Views,
+    count_idle_workers,
     estimate_sample,
     makers,
     measure_sample,
+    measure_views,
     read_stages,
+    read_start,
 )
 from feedrate.doctor.analyse.stacks import count_looks
 from feedrate.doctor.analyse.timeline import Loop, batch_seconds, build_loop, user_seconds

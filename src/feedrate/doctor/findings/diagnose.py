@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what was measured to what is said: verdict, findings, remedies, and the tables behind them."""
+"""Every remedy that the doctor can judge; one that a run says nothing about is left out.
+
+From what was measured to what is said: verdict, findings, remedies, and the tables behind them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from feedrate.doctor.analyse.metrics import Measured, Timing
 from feedrate.doctor.analyse.timeline import measure_overhead
+from feedrate.doctor.findings import caching, dataset, feed, loader, loop, machine, pack
 from feedrate.doctor.findings.catalogue import find_causes
 from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING
-from feedrate.doctor.findings.remedies import remedies_of
 from feedrate.doctor.findings.scenarios import other_s
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import (
@@ -26,6 +29,69 @@ from feedrate.doctor.results import (
 )
 from feedrate.machine.results import Machine
 from feedrate.units import format_count
+
+Make = Callable[[Measured], Remedy | None]
+
+_OF_WORKERS: tuple[Make, ...] = (
+    feed.replace_loader,
+    loader.change_workers,
+    loader.persist_workers,
+    loader.unpin_workers,
+    loader.lighten_handover,
+    loader.decode_faster,
+    loader.normalise_images,
+    loader.pack_files,
+    loader.stage_to_scratch,
+    caching.cache_in_memory,
+    caching.read_from_memory,
+    loader.vectorise_transform,
+    caching.preprocess_once,
+    dataset.feed_all_workers,
+    dataset.clone_views,
+)
+ALL: tuple[Make, ...] = (
+    *_OF_WORKERS,
+    dataset.decode_side_by_side,
+    loop.evaluate_less,
+    loop.save_less,
+    loop.write_less,
+    loop.speed_up_main,
+    loop.move_to_workers,
+    loop.remove_syncs,
+    loop.keep_on_device,
+    loop.pin_memory,
+    loop.transfer_bytes,
+    loop.halve_precision,
+    loop.lay_channels_last,
+    loop.enlarge_batch,
+    loop.move_to_cores,
+    loop.balance_ranks,
+    machine.stop_others,
+    machine.use_less_memory,
+    machine.use_gpu,
+    pack.use_more_threads,
+    pack.normalise_pack,
+    pack.cache_samples,
+    pack.stage_pack,
+    pack.load_to_device,
+)
+# What makes no sense for a feedrate.Loader, which has threads and reads a pack already, nor for other loaders
+# without workers.
+_OF_DATALOADER = {
+    *_OF_WORKERS,
+    loop.move_to_workers,
+    loop.pin_memory,
+    loop.move_to_cores,
+}
+
+
+def remedies_of(m: Measured) -> dict[str, Remedy]:
+    """Return every remedy that can be judged from this run, by name."""
+    left_out = _OF_DATALOADER if m.is_pack_loader or m.opaque else set()
+    left_out = left_out | {pack.load_to_device} if m.opaque else left_out
+    made = (make(m) for make in ALL if make not in left_out)
+    return {remedy.name: remedy for remedy in made if remedy is not None}
+
 
 _TIMELINE_STEPS = 400
 _NOTHING = 1.03

@@ -7,8 +7,7 @@ from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
 from feedrate.doctor.analyse.stacks import Looks, source_of
 from feedrate.doctor.results import Remedy
-from feedrate.model.pipeline import Pipeline
-from feedrate.model.predict import Prediction, predict_change
+from feedrate.model.pipeline import Pipeline, Prediction, predict_change
 
 NOTHING = 1.03  # below: the remedy gives nothing
 _FRESH = 1.3  # a batch that was just made is copied slower than a buffer that was copied before

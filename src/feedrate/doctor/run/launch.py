@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feedrate.doctor.facts import read_facts, read_samples
-from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.results import DoctorOptions
 from feedrate.doctor.run.command import check_command, find_hook_folder, needs_shared_folder
 from feedrate.doctor.run.processes import (
     ENVIRONMENT,

@@ -1,33 +1,240 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TFRecord shards: one tf.train.Example per sample, a feature per field, named like it, and `key`."""
+"""The wire format of protocol buffers: fields of a message as stretches of its bytes, every bound checked.
+
+TFRecord's framing: length, checksum, record, checksum; and so on.
+
+tf.train.Example in the wire format of protocol buffers, as much of it as a pack needs.
+
+Example    1: Features
+Features   1: repeated (1: name, 2: Feature)
+Feature    1: BytesList | 2: FloatList | 3: Int64List      each: 1: repeated value, numbers packed
+
+TFRecord shards: one tf.train.Example per sample, a feature per field, named like it, and `key`.
+"""
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
+from typing import BinaryIO, NamedTuple
 
 from feedrate import kernel
 from feedrate.errors import PackError
 from feedrate.format.containers.contract import Content, Member, Output, TooLarge
-from feedrate.format.containers.example import (
-    BYTES,
-    FLOATS,
-    INTS,
-    Feature,
-    dump_example,
-    find_features,
-    pack_float,
-    pack_int,
-)
-from feedrate.format.containers.records import (
-    HEAD,
-    LARGEST_RECORD,
-    TAIL,
-    dump_head,
-    mask_crc,
-    read_records,
-)
 from feedrate.format.fields import Field
+
+VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
+
+
+class BadMessage(ValueError):
+    """Says what is wrong with the bytes."""
+
+
+def read_fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield number, wire type, and start and end of the value, of each field of a message.
+
+    Raises:
+        BadMessage: the bytes are no message.
+    """
+    while start < end:
+        tag, start = _read_varint(data, start, end)
+        wire = tag & 7
+        if wire == VARINT:
+            _, stop = _read_varint(data, start, end)
+        elif wire == DELIMITED:
+            length, start = _read_varint(data, start, end)
+            stop = start + length
+        elif wire in (FIXED32, FIXED64):
+            stop = start + (4 if wire == FIXED32 else 8)
+        else:
+            raise BadMessage(f"a field of the unknown wire type {wire}")
+        if stop > end:
+            raise BadMessage(f"a field of {stop - start:,} bytes where {end - start:,} are left")
+        if not tag >> 3:
+            raise BadMessage("a field with the number 0")
+        yield tag >> 3, wire, start, stop
+        start = stop
+
+
+def dump_varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: bytes, start: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while start < end:
+        byte = data[start]
+        start += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, start
+        shift += 7
+        if shift > 63:
+            break
+    raise BadMessage("a number that does not end")
+
+
+HEAD, TAIL = struct.Struct("<QI"), struct.Struct("<I")
+LARGEST_RECORD = 2**31 - 1  # protocol buffers count in signed 32 bits
+_CHUNK_BYTES = 2**24
+
+
+class BadRecord(ValueError):
+    """Says what is wrong, from "at byte ..." on; `at` is where the record would begin."""
+
+    def __init__(self, at: int, words: str) -> None:
+        super().__init__(f"at byte {at:,} {words}")
+        self.at = at
+
+
+class NoRecord(BadRecord):
+    """What stands there was never a record, as far as one can tell."""
+
+
+def mask_crc(crc32c: int) -> int:
+    """Return a checksum as TFRecord stores it: turned and moved, so that checksums of checksums stay good."""
+    return ((crc32c >> 15 | crc32c << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def masked_crc32c(data: bytes) -> int:
+    return mask_crc(kernel.crc32c(data))
+
+
+def dump_head(size_bytes: int) -> bytes:
+    """Return what stands before a record."""
+    length = struct.pack("<Q", size_bytes)
+    return length + TAIL.pack(masked_crc32c(length))
+
+
+def read_records(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield each record and where it begins, every byte checked.
+
+    Raises:
+        BadRecord: the file is damaged or cut short; NoRecord: it is damaged, or something else.
+    """
+    at = 0
+    while head := stream.read(HEAD.size):
+        if len(head) < HEAD.size:
+            raise BadRecord(at, f"{len(head)} bytes instead of a record's head: it is cut short")
+        length, crc = HEAD.unpack(head)
+        if masked_crc32c(head[:8]) != crc:
+            raise NoRecord(at, "stands no TFRecord: it is damaged")
+        if length > LARGEST_RECORD:
+            raise BadRecord(at, f"a record of {length:,} bytes: refused, protobuf ends at {LARGEST_RECORD:,}")
+        data = read_in_pieces(stream, length)
+        tail = stream.read(TAIL.size)
+        if len(data) < length or len(tail) < TAIL.size:
+            raise BadRecord(at, f"a record of {length:,} bytes, and {len(data):,} are there: it is cut short")
+        if TAIL.pack(masked_crc32c(data)) != tail:
+            raise BadRecord(at, "a record with a wrong checksum: it is damaged")
+        yield at + HEAD.size, data
+        at += HEAD.size + length + TAIL.size
+
+
+def read_in_pieces(stream: BinaryIO, length: int) -> bytes:
+    """Read so many bytes, or what is there: a length that lies costs no more memory than that."""
+    if length <= _CHUNK_BYTES:
+        return stream.read(length)
+    pieces = []
+    while length and (piece := stream.read(min(length, _CHUNK_BYTES))):
+        pieces.append(piece)
+        length -= len(piece)
+    return b"".join(pieces)
+
+
+BYTES, FLOATS, INTS = 1, 2, 3
+
+
+class Feature(NamedTuple):
+    """One feature whose value is one stretch of bytes: a byte string, or packed numbers."""
+
+    name: str
+    type: int  # BYTES, FLOATS or INTS
+    data: bytes
+
+
+class Place(NamedTuple):
+    """Where a feature's value lies in the bytes of its Example."""
+
+    name: str
+    type: int
+    offset: int
+    size_bytes: int
+
+
+def pack_int(value: int) -> bytes:
+    """Return a packed int64."""
+    return dump_varint(value & 0xFFFF_FFFF_FFFF_FFFF)
+
+
+def pack_float(value: float) -> bytes:
+    """Return a packed float: 32 bits, as all that TensorFlow stores."""
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+
+
+def dump_example(features: Sequence[Feature]) -> tuple[list[bytes], list[int]]:
+    """Return an Example in pieces, values uncopied, and at which byte of it each feature's value begins."""
+    pieces: list[bytes] = []
+    starts, length = [], 0
+    for name, kind, data in features:
+        # From the inside out: the value, its list, the feature, the entry of the map.
+        value = b"\x0a" + dump_varint(len(data))
+        head = bytes([kind << 3 | DELIMITED]) + dump_varint(len(value) + len(data)) + value
+        label = name.encode()
+        head = b"\x0a" + dump_varint(len(label)) + label + b"\x12" + dump_varint(len(head) + len(data)) + head
+        head = b"\x0a" + dump_varint(len(head) + len(data)) + head
+        starts.append(length + len(head))
+        pieces += [head, data]
+        length += len(head) + len(data)
+    top = b"\x0a" + dump_varint(length)
+    return [top, *pieces], [start + len(top) for start in starts]
+
+
+def find_features(example: bytes) -> Iterator[Place]:
+    """Yield where each feature with exactly one stretch of values lies.
+
+    Raises:
+        ValueError: the bytes are not an Example, or a feature has several values side by side.
+    """
+    for number, start, stop in _fields(example, 0, len(example)):
+        if number == 1:
+            for inner, a, b in _fields(example, start, stop):
+                if inner == 1:
+                    yield _find_feature(example, a, b)
+
+
+def _find_feature(example: bytes, start: int, stop: int) -> Place:
+    name, feature = "", (stop, stop)
+    for number, a, b in _fields(example, start, stop):
+        if number == 1:
+            name = example[a:b].decode("utf-8")
+        elif number == 2:
+            feature = (a, b)
+    kind, values = 0, (stop, stop)
+    for number, a, b in _fields(example, *feature):
+        kind, values = number, (a, b)
+    found = [(a, b) for number, a, b in _fields(example, *values) if number == 1]
+    if len(found) != 1:
+        raise ValueError(f"feature '{name}' has {len(found)} values side by side, not 1")
+    return Place(name, kind, found[0][0], found[0][1] - found[0][0])
+
+
+def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the length-delimited fields of a message as (number, start, stop); others are passed over."""
+    for number, wire, a, b in read_fields(data, start, end):
+        if wire == DELIMITED:
+            yield number, a, b
 
 
 class TFRecord:

@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate.filters import BILINEAR
-from feedrate.kernel.decoding import is_pillow_older
+from feedrate.kernel.decoding import Files, Ranges, arrays_of, is_pillow_older
 from feedrate.kernel.door import I32, I64, U8, U32, Pool, checked, native
-from feedrate.kernel.reading import Files, Ranges, arrays_of
 
 if TYPE_CHECKING:
     from typing_extensions import Required, Unpack

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from feedrate.errors import FeedrateError, GpuError, MissingExtra, UsageError
-from feedrate.kernel.cuda.cache import CodeCache, find_folder, make_key
 from feedrate.kernel.cuda.driver import (
     BAD_CODE,
     INVALID_VALUE,
@@ -32,7 +31,7 @@ from feedrate.kernel.cuda.driver import (
     DriverError,
     open_context,
 )
-from feedrate.kernel.cuda.nvrtc import Nvrtc, load_nvrtc
+from feedrate.kernel.cuda.nvrtc import CodeCache, Nvrtc, find_folder, load_nvrtc, make_key
 
 # The same for every GPU since compute capability 3.0.
 _GRID_LIMITS = (2**31 - 1, 2**16 - 1, 2**16 - 1)

@@ -3,20 +3,24 @@
 
 What counts is what lies in the target folder: a task has ended when its shard and its index part are there,
 so neither a lost job nor a lost message can lose or repeat more than the shard that was being written.
+
+Shards as tasks of a Dask cluster that is already there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
-from feedrate.errors import FeedrateError, StorageError
-from feedrate.files.folder import is_temporary
+from feedrate.errors import FeedrateError, MissingExtra, StorageError
+from feedrate.files.atomic import is_temporary
 from feedrate.format.containers import find_container
 from feedrate.packing.build.bulk import goes_in_bulk
 from feedrate.packing.build.listing import Listing
@@ -83,7 +87,6 @@ def _open_cluster(engine: Engine, target: Path, workers: int) -> AbstractContext
         from feedrate.packing.build.slurm import open_slurm
 
         return open_slurm(engine, target, workers)
-    from feedrate.packing.build.dask import open_dask
 
     return open_dask(engine.name, workers)
 
@@ -171,3 +174,63 @@ def _find_shards(folder: Path) -> Iterator[tuple[str, int]]:
     # The whole one counts where a lost job's half lies beside it.
     for name, size_bytes, _ in sorted(found, key=lambda one: one[2]):
         yield name, size_bytes
+
+
+_POLL_S = 1.0
+_CONNECT_S = 10
+
+
+@contextlib.contextmanager
+def open_dask(address: str, workers: int) -> Iterator[_Dask]:
+    """Yield the cluster whose scheduler answers at `dask://HOST:PORT`.
+
+    Raises:
+        MissingExtra: distributed is not installed.
+        FeedrateError: nobody answers there.
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise MissingExtra(
+            "--executor dask needs dask.distributed, which is not installed",
+            hint="pip install 'feedrate[dask]'",
+        ) from None
+    try:
+        client = Client(address.replace("dask://", "tcp://"), timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise FeedrateError(
+            f"no Dask scheduler answers at {address}",
+            hint="start one with 'dask scheduler', and workers with 'dask worker HOST:PORT'",
+        ) from error
+    with client:
+        executor = client.get_executor(pure=False)
+        try:
+            yield _Dask(executor, workers)
+        finally:
+            executor.shutdown(wait=False)
+
+
+class _Dask:
+    jobs_at_once: int | None = None
+
+    def __init__(self, executor: Any, workers: int) -> None:
+        self._executor, self._workers = executor, workers
+
+    def submit(self, groups: Sequence[tuple[ShardTask, ...]]) -> list[Job]:
+        return [Job(tasks, self._executor.submit(write_shards, tasks, self._workers)) for tasks in groups]
+
+    def wait(self, jobs: Sequence[Job]) -> list[Job]:
+        ended, _ = wait([_future(job) for job in jobs], timeout=_POLL_S, return_when=FIRST_COMPLETED)
+        return [job for job in jobs if _future(job) in ended]
+
+    def outcome(self, job: Job) -> MapCost | FeedrateError | str:
+        try:
+            return _future(job).result()
+        except Exception as error:  # KilledWorker and its like
+            return (
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else repr(error)
+            )
+
+
+def _future(job: Job) -> Future[MapCost | FeedrateError]:
+    return cast("Future[MapCost | FeedrateError]", job.handle)

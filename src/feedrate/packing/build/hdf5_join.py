@@ -19,7 +19,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, StorageError
-from feedrate.files.folder import atomic_write
+from feedrate.files.atomic import atomic_write
 from feedrate.format.containers.hdf5 import FILE_NAME, Hdf5, find_bare, make_columns, make_layout
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from feedrate.errors import FeedrateError, SourceError, StorageError
-from feedrate.files.folder import atomic_write, free_bytes, remove_temporaries
+from feedrate.files.atomic import atomic_write, free_bytes, remove_temporaries
 from feedrate.format.containers import find_container
 from feedrate.format.entries import AUTO, ROW_BYTES, estimate_share
 from feedrate.format.fields import Field

@@ -16,7 +16,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError
-from feedrate.files.folder import atomic_write
+from feedrate.files.atomic import atomic_write
 from feedrate.format.byte_strings import TextsBuilder
 from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
 from feedrate.format.entries import dump_entries, find_entries

@@ -23,7 +23,7 @@ from typing import Any
 
 from feedrate import errors
 from feedrate.errors import FeedrateError
-from feedrate.files.folder import explain_write_error
+from feedrate.files.atomic import explain_write_error
 from feedrate.format.manifest import dump_field, load_field
 from feedrate.packing.build.engine import Job, write_shards
 from feedrate.packing.build.plan import ShardTask

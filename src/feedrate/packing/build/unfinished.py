@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import AlreadyExists, StorageError, UsageError
-from feedrate.files.folder import (
+from feedrate.files.atomic import (
     LOCK_NAME,
     atomic_write,
     explain_write_error,

@@ -14,10 +14,17 @@ from typing import Any, Literal
 import numpy as np
 
 from feedrate.errors import SourceError, UsageError
-from feedrate.format.added_columns import Values
 from feedrate.format.fields import Field, Kind
-from feedrate.packing.change.members import as_path, check_missing, read_names, some
-from feedrate.packing.change.update import changing, check_taken, store_column
+from feedrate.format.index import Values
+from feedrate.packing.change.update import (
+    as_path,
+    changing,
+    check_missing,
+    check_taken,
+    read_names,
+    some,
+    store_column,
+)
 from feedrate.packing.results import ColumnResult
 from feedrate.source.labelled import PATH_COLUMNS
 from feedrate.source.table import Table, is_missing, read_numbers, read_table

@@ -25,7 +25,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, SourceError, StorageError, UsageError
-from feedrate.files.folder import atomic_write, explained, free_bytes, is_temporary, sync_folder
+from feedrate.files.atomic import atomic_write, explained, free_bytes, is_temporary, sync_folder
 from feedrate.format.entries import ROW_BYTES, dump_entries, estimate_share, find_entries, parse_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part, read_metadata

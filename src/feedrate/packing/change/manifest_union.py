@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, StorageError
-from feedrate.format.added_columns import Values
 from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.index import Values
 from feedrate.format.manifest import ColumnPart, Manifest, Shard, file_path
 from feedrate.format.pack import Pack
 from feedrate.packing.change.update import write_column

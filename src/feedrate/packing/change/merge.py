@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, UsageError
-from feedrate.files.folder import explained, remove_temporaries, sync_folder
+from feedrate.files.atomic import explained, remove_temporaries, sync_folder
 from feedrate.format.manifest import (
     FILE_NAME,
     Manifest,
@@ -41,7 +41,7 @@ from feedrate.packing.change.update import write_manifest
 from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.recode import RECODE_SETTINGS
 from feedrate.packing.results import MergedPack, MergeResult
-from feedrate.packing.tables import Table, bring_tables
+from feedrate.packing.values import Table, bring_tables
 from feedrate.remote.sources import check_addresses
 from feedrate.units import format_count, printable
 

@@ -21,7 +21,6 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.packing.change.columns import count_classes
-from feedrate.packing.change.members import as_path, check_missing, read_names, some
 from feedrate.packing.change.shares import (
     Share,
     count_missing,
@@ -31,7 +30,15 @@ from feedrate.packing.change.shares import (
     split_samples,
     split_strata_of_groups,
 )
-from feedrate.packing.change.update import changing, check_taken, store_column
+from feedrate.packing.change.update import (
+    as_path,
+    changing,
+    check_missing,
+    check_taken,
+    read_names,
+    some,
+    store_column,
+)
 from feedrate.packing.results import ClassShare, SplitResult
 from feedrate.units import format_count, printable, shell_quote
 

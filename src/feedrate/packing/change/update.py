@@ -3,6 +3,8 @@
 
 Files that pack.json names are never written to, so whoever has the pack open reads on as before. A column's
 file is named after its contents: a command that was killed writes the same file again and goes on.
+
+Find samples of a pack by what people call them: original path, or key.
 """
 
 from __future__ import annotations
@@ -11,17 +13,19 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import posixpath
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedrate.errors import AlreadyExists
-from feedrate.files.folder import atomic_write, folder_lock, remove_temporaries
-from feedrate.format.added_columns import Values, dump_columns, make_part
+from feedrate.errors import AlreadyExists, SourceError, UsageError
+from feedrate.files.atomic import atomic_write, folder_lock, remove_temporaries
 from feedrate.format.fields import Field
+from feedrate.format.index import Values, dump_columns, make_part
 from feedrate.format.manifest import FILE_NAME, ColumnPart, Manifest, dump_manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.packing.build.unfinished import PROGRESS_NAME
+from feedrate.units import printable
 
 
 @contextlib.contextmanager
@@ -101,3 +105,47 @@ def check_taken(pack: Pack, name: str, *, replace: bool) -> None:
             f"{pack.path} already has a field '{name}' ({kind})",
             hint="replace it with --replace, or choose another name: --name NAME",
         )
+
+
+_FEW = 3
+
+
+def path_column(pack: Pack) -> str | None:
+    """Return the column of original paths: the image's, else that of the first field that has files."""
+    names = [f.name for f in pack.manifest.fields if f.variable_columns()]
+    return f"{'image' if 'image' in names else names[0]}.path" if names else None
+
+
+def read_names(pack: Pack, *, by_key: bool) -> Iterator[bytes]:
+    """Yield what each sample is called, in stored order.
+
+    Raises:
+        UsageError: by path, and samples of this pack have none.
+    """
+    if by_key:
+        yield from pack.all_texts("key")
+        return
+    column = path_column(pack)
+    for path in pack.all_texts(column) if column else (b"",) * len(pack):
+        if not path:
+            raise UsageError(
+                f"samples of {pack.path} have no original path, only keys",
+                hint="name them by their keys; 'feedrate ls --samples 5' shows some",
+            )
+        yield path
+
+
+def as_path(name: str) -> bytes:
+    """Return a name from a table or a list as the pack writes paths."""
+    return os.fsencode(posixpath.normpath(name))
+
+
+def some(names: list[bytes]) -> str:
+    """Return the first few names for a sentence."""
+    shown = ", ".join(f"'{printable(name)}'" for name in names[:_FEW])
+    return shown + (", ..." if len(names) > _FEW else "")
+
+
+def check_missing(missing: list[bytes], total: int, what: str, hint: str) -> None:
+    if missing:
+        raise SourceError(f"{len(missing):,} of {total:,} samples have no {what}: {some(missing)}", hint=hint)

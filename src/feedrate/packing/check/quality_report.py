@@ -25,7 +25,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, PackError
-from feedrate.files.folder import atomic_write, explain_write_error
+from feedrate.files.atomic import atomic_write, explain_write_error
 from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.fields import Kind
 from feedrate.format.index import read_metadata

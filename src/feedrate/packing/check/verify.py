@@ -25,11 +25,10 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError
-from feedrate.format.added_columns import check_columns
 from feedrate.format.containers import FILES, Container, Content, Member, find_container
 from feedrate.format.entries import find_entries
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.format.index import Part, find_bad_texts, locate_columns, parse_part, row_checks
+from feedrate.format.index import Part, check_columns, find_bad_texts, locate_columns, parse_part, row_checks
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, file_path, read_manifest
 from feedrate.format.raw import parse_stored, table_fits
 from feedrate.kernel import I64
@@ -37,8 +36,7 @@ from feedrate.packing.check.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.packing.check.quality_report import REJECTED_NAME
 from feedrate.packing.recode import describe_pixels
 from feedrate.packing.results import Problem, VerifyResult
-from feedrate.packing.tables import find_tables
-from feedrate.packing.values import inspect_image
+from feedrate.packing.values import find_tables, inspect_image
 from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, split_source

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, StorageError, UsageError
-from feedrate.files.folder import atomic_write, remove_temporaries
+from feedrate.files.atomic import atomic_write, remove_temporaries
 from feedrate.format.containers import FILES, RANGES, Content
 from feedrate.format.entries import AUTO, dump_entries, parse_entries
 from feedrate.format.fields import Coding, Field, Kind
@@ -48,10 +48,10 @@ from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
 from feedrate.source.bytes import Bytes
+from feedrate.source.file_list import is_pattern
 from feedrate.source.in_place import InPlace, home_of
 from feedrate.source.opening import open_reader
 from feedrate.source.options import SourceOptions
-from feedrate.source.patterns import is_pattern
 from feedrate.source.record import FileRange, Record
 from feedrate.source.values import UnusableValue
 from feedrate.units import shell_quote

@@ -33,8 +33,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import NotFound, PackError, SourceError, StorageError
-from feedrate.files.atomic import temporary_name
-from feedrate.files.folder import atomic_write, explained, remove_temporaries
+from feedrate.files.atomic import atomic_write, explained, remove_temporaries, temporary_name
 from feedrate.format.containers import RANGES
 from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.fields import Field, Kind, row_dtype
@@ -61,9 +60,8 @@ from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.remote.fetch import FetchedPlace, fetch, find_patiently
-from feedrate.source.in_place import InPlace
+from feedrate.source.in_place import InPlace, Shards, find_shards
 from feedrate.source.options import SourceOptions
-from feedrate.source.shards import Shards, find_shards
 from feedrate.source.spool import Spool
 
 

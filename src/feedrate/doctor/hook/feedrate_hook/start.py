@@ -40,10 +40,10 @@ def begin() -> None:
     session.start(run)
     session.describe_process()
     try:
-        from . import patches, tracebacks
+        from . import patches
         from .record import prelude
 
-        tracebacks.watch()
+        patches.watch()
         patches.install()
         prelude.begin()
     except Exception as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from feedrate.doctor.analyse.metrics import Measured
-from feedrate.doctor.findings import causes_loop
+from feedrate.doctor.findings import loop
 from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
@@ -69,7 +69,7 @@ def _advise(m: Measured) -> str:
 
 
 def find_epoch_pause(m: Measured) -> Evidence | None:
-    found = causes_loop.find_epoch_pause(m)
+    found = loop.find_epoch_pause(m)
     cause = f"{m.opaque} is reset at the end of an epoch, and fills its queue before the first batch."
     return None if found is None else replace(found, cause=cause)
 

@@ -13,8 +13,7 @@ from feedrate.doctor.findings.scenarios import change, make_remedy, read_blocked
 from feedrate.doctor.results import Remedy
 from feedrate.format.keys import IMAGE_SUFFIXES
 from feedrate.format.manifest import FILE_NAME
-from feedrate.model.pipeline import Pipeline
-from feedrate.model.predict import Prediction
+from feedrate.model.pipeline import Pipeline, Prediction
 from feedrate.units import format_bytes
 
 # Of a kept sample, where no such one was timed: to find it, and to copy its bytes (as timed on 2 cores).

@@ -16,8 +16,7 @@ from feedrate.doctor.analyse.metrics import LoaderTrial, Measured
 from feedrate.doctor.analyse.sample import SampleCost
 from feedrate.doctor.findings.scenarios import DONE_BY_DECODER, copying_s, make_remedy, read_blocked
 from feedrate.doctor.results import Remedy
-from feedrate.model.pipeline import Pipeline
-from feedrate.model.predict import Prediction, around, predict_change
+from feedrate.model.pipeline import Pipeline, Prediction, around, predict_change
 from feedrate.units import format_bytes, format_seconds
 
 NAME = "loader"
