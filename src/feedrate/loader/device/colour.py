@@ -13,7 +13,7 @@ import numpy as np
 
 from feedrate.draws import F64, Purpose
 from feedrate.errors import UsageError
-from feedrate.loader.device.options import (
+from feedrate.loader.device.operation import (
     Array,
     Range,
     Work,

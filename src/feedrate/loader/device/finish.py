@@ -28,7 +28,7 @@ from feedrate.errors import UsageError
 from feedrate.loader.batch import Batch, Origin
 from feedrate.loader.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
 from feedrate.loader.device.mixing import CutMix, MixUp, Noise, RandomErasing, mix_labels, plan_mix
-from feedrate.loader.device.options import Array, Work, send_arrays
+from feedrate.loader.device.operation import Array, Work, send_arrays
 from feedrate.loader.image import Size
 
 COLOURS = (ColorJitter, Grayscale, GaussianBlur, Solarize)

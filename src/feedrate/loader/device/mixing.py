@@ -18,7 +18,7 @@ import numpy as np
 
 from feedrate.draws import F64, Purpose, draw_uniforms, make_key
 from feedrate.errors import UsageError
-from feedrate.loader.device.options import Array, Range, Work, as_range, check_share, is_number, scale_to
+from feedrate.loader.device.operation import Array, Range, Work, as_range, check_share, is_number, scale_to
 from feedrate.loader.image import Size
 
 _TRIES = 10  # to find a box that fits, as torchvision
