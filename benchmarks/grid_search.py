@@ -41,7 +41,7 @@ from feedrate.packing import PackOptions, pack
 from feedrate.scratch.listing import list_copies
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from slurm_cluster import ClusterFailed, slurm_cluster, submit, wait_for_end, why_not
+from support.slurm_cluster import ClusterFailed, slurm_cluster, submit, wait_for_end, why_not
 
 SOURCE, COPY = "each reads the source", "one copy on scratch"
 INDEX_BYTES = 1_000_000  # larger than a part of the index, smaller than a shard

@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import multiprocessing.forkserver
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
@@ -16,11 +17,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import cuda_on_cpu
 from feedrate.errors import FeedrateError, MissingExtra
 from feedrate.kernel.cuda.nvrtc import Nvrtc, load_nvrtc
-from images import save_image
-from packs import write_images
-from range_server import COUNT, RangeServer, serve
+from support.images import save_image
+from support.packs import write_images
+from support.range_server import COUNT, RangeServer, serve
 
 # No time limit per example: the machine may be busy with something else. The same examples every time: what
 # fails is then the fault of what was changed. `pytest --hypothesis-profile=explore` looks for new ones.
@@ -122,6 +124,14 @@ def nvrtc() -> Nvrtc:
         return load_nvrtc(12)
     except MissingExtra as error:
         pytest.skip(f"NVRTC is not installed: {error.hint}")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source of the GPU's kernels as a library for the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    return cuda_on_cpu.build(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from bench_results import make_bench_result
 from feedrate.bench.results import BenchResult
 from feedrate.cli import main
 from feedrate.demo.run import write_photographs
+from support.bench_results import make_bench_result
 
 pytest.importorskip("torch", reason="torch is not installed")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bench_results import MACHINE
 from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
 from feedrate.cli import main
 from feedrate.progress import Rejection
+from support.bench_results import MACHINE
 
 OURS = KernelStanding("feedrate", 1900.0, 1880.0, 1920.0, 1.0, None, None, (0.05,))
 PILLOW = KernelStanding("Pillow", 400.0, 390.0, 410.0, 4.75, None, None, (0.25,))

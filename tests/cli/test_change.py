@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from damage import without_digest
 from feedrate import Dataset
 from feedrate.cli import main
 from feedrate.packing import PackOptions, describe, mapping, pack
-from images import save_image
+from support.damage import without_digest
+from support.images import save_image
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench_results import make_demo_result
 from feedrate.cli import main
+from support.bench_results import make_demo_result
 
 
 @pytest.fixture

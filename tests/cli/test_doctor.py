@@ -22,7 +22,7 @@ from feedrate.doctor.results import Diagnosis, Fact, RunFacts
 from feedrate.errors import DoctorError, StorageError
 from feedrate.machine.describe import describe_machine
 from feedrate.report.document import dump_document
-from scratches import as_stranger
+from support.scratches import as_stranger
 
 
 def make_diagnosis(**run: Any) -> Diagnosis:

@@ -15,7 +15,7 @@ from feedrate.cli import main
 from feedrate.fidelity import measuring
 from feedrate.progress import Rejection
 from feedrate.report.fidelity import draw_fidelity, format_share
-from test_page import NASTY, make_result
+from support.fidelity_results import NASTY, make_result
 
 
 def run(*words: object) -> int:

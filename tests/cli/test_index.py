@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import main
-from range_server import serve
-from sources import jpeg, write_tar
+from support.range_server import serve
+from support.sources import jpeg, write_tar
 
 
 def test_index_says_what_it_found_and_where_the_index_is(

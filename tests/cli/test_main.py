@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import COMMANDS, main
-from images import save_image
+from support.images import save_image
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import main
-from images import read_tree, save_image
+from support.images import read_tree, save_image
 
 
 def shown(text: str, tmp_path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import main
-from sources import dump_example, jpeg, write_tar, write_tfrecord, write_zip
+from support.sources import dump_example, jpeg, write_tar, write_tfrecord, write_zip
 
 
 def test_a_zip_is_packed_and_its_odd_files_are_told(

@@ -9,7 +9,7 @@ import pytest
 
 from feedrate.cli import main
 from feedrate.packing import PackOptions, pack
-from images import save_image
+from support.images import save_image
 
 EXPECTED = """\
 TMP/p: 18 samples, 1 rejected

@@ -14,7 +14,7 @@ import pytest
 
 from feedrate.cli import main
 from feedrate.scratch.copy import Copy
-from scratch_copies import make_files, stage, stage_half
+from support.scratch_copies import make_files, stage, stage_half
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

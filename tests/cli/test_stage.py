@@ -16,9 +16,9 @@ from feedrate.report.progress import TransferBar
 from feedrate.report.stage import draw_stage
 from feedrate.scratch.commands import stage_on_nodes
 from feedrate.scratch.results import StageResult
-from images import read_tree
-from packs import write_images
-from range_server import serve
+from support.images import read_tree
+from support.packs import write_images
+from support.range_server import serve
 
 
 @pytest.fixture

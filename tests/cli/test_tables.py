@@ -18,7 +18,7 @@ import pytest
 
 from feedrate.cli import main
 from feedrate.report.lines import Command, count_cells, lay_out, wrap
-from images import save_image
+from support.images import save_image
 
 CAT, SQUIRREL, HANGUL = "猫", "e\u0301cureuil", "\u1112\u1161\u11ab\u1100\u1173\u11af"
 

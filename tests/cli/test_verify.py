@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from damage import without_digest
 from feedrate import Loader
 from feedrate.cli import main
 from feedrate.errors import PackError
+from support.damage import without_digest
 
 
 @pytest.fixture

@@ -8,17 +8,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_sources import SAXPY
 from feedrate.errors import GpuError, UsageError
 from feedrate.kernel.cuda import Module, compile_source, why_not
 from feedrate.kernel.cuda.driver import load_driver, open_context
 from feedrate.kernel.cuda.nvrtc import load_nvrtc
+from support.cuda_sources import SAXPY
+from support.paths import TESTS
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -38,7 +38,7 @@ extern "C" __global__ void reverse(const int* from, int* to, int n)
 """
 # Scripts for processes of their own.
 ANOTHER_PROCESS = """
-from cuda_sources import SAXPY
+from support.cuda_sources import SAXPY
 from feedrate.kernel.cuda import compile_source
 from feedrate.kernel.cuda.nvrtc import Nvrtc
 def refuse(*_): raise AssertionError("compiled again")
@@ -82,7 +82,7 @@ def make_vectors(seed: int = 0, device: str = "cuda") -> tuple[Any, Any]:
 def run(script: str) -> str:
     environ = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), *sys.path])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), *sys.path])),
     }
     done = subprocess.run(
         [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False

@@ -13,7 +13,7 @@ from feedrate import CutMix, Loader, MixUp, RandomErasing, RandomResizedCrop, Re
 from feedrate.errors import FeedrateError
 from feedrate.filters import FILTERS
 from feedrate.loader import threads
-from packs import write_mixed
+from support.packs import write_mixed
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -15,7 +15,7 @@ from feedrate import decode_batch, kernel
 from feedrate.errors import FeedrateError, GpuError
 from feedrate.filters import FILTERS
 from feedrate.loader import crops
-from packs import encode_mixed
+from support.packs import encode_mixed
 
 torch = pytest.importorskip("torch")
 pytestmark = [

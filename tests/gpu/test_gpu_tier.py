@@ -14,7 +14,7 @@ from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
 from feedrate.kernel import pillow
 from feedrate.loader.device import gpu_tier
-from packs import write_mixed
+from support.packs import write_mixed
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -24,7 +24,7 @@ from feedrate import (
     Solarize,
 )
 from feedrate.errors import FeedrateError
-from packs import write_images
+from support.packs import write_images
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,20 +14,13 @@ import pytest
 from kernel_images import SAMPLINGS, make_jpeg, random_box
 from PIL import Image
 
-from cuda_on_cpu import Case, Emulator, aligned, build, decode, join, look, run
+from cuda_on_cpu import Case, Emulator, aligned, decode, join, look, run
 from feedrate import kernel
 from feedrate.filters import FILTERS
 from feedrate.kernel.cuda import batch
 
 BILINEAR = FILTERS["bilinear"]
 REFUSED, BAD_END = 1, 8  # as in layout.h
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    return build(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(scope="module")

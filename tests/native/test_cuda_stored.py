@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,12 @@ import numpy as np
 import pytest
 from kernel_images import SAMPLINGS, make_jpeg, random_box
 
-from cuda_on_cpu import Case, Emulator, aligned, build, look
+from cuda_on_cpu import Case, Emulator, aligned, look
 from feedrate import kernel
 from feedrate.filters import FILTERS
 from feedrate.kernel.cuda import batch, stored
 
 NOT_MADE = 77
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    return build(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-NATIVE = Path(__file__).parents[2] / "native"
+from support.paths import ROOT
+
+NATIVE = ROOT / "native"
 
 
 def make_jpegs() -> list[bytes]:

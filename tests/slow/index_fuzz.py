@@ -21,12 +21,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from damage import edit_manifest
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.packing import PackOptions, Recode, pack
-from hostile_index import LyingPack, limit_memory, try_all
-from images import save_image
-from packs import write_everything, write_images, write_pack
+from support.damage import edit_manifest
+from support.hostile_index import LyingPack, limit_memory, try_all
+from support.images import save_image
+from support.packs import write_everything, write_images, write_pack
 
 WHOLE = (
     *(2**n + d for n in (7, 8, 15, 16, 31, 32, 33, 48, 62) for d in (-1, 0, 1)),

@@ -19,7 +19,7 @@ import pytest
 
 from feedrate.cache import sharing
 from feedrate.cache.store import SampleCache, Tier
-from packs import write_images
+from support.packs import write_images
 
 pytestmark = pytest.mark.slow
 

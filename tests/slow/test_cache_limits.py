@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from memory_limits import KINDS, Ended, Limiter, open_limiter
-from packs import IMAGE, LABEL, encode_image, make_image, write_pack
+from support.memory_limits import KINDS, Ended, Limiter, open_limiter
+from support.packs import IMAGE, LABEL, encode_image, make_image, write_pack
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.cache.persistent import home_of
-from memory_limits import Ended, run_in_group
+from support.memory_limits import Ended, run_in_group
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.packing import PackOptions, describe, index, pack, verify
-from images import read_tree, save_image
+from support.images import read_tree, save_image
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from corpus_check import cases_of, check_first_finding
 from doctor_corpus.cases import Case
+from support.corpus_check import cases_of, check_first_finding
 
 pytestmark = pytest.mark.slow
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from bench_results import MACHINE
-from doctor_scripts import PRELUDE, STEPS, Run, run_script
 from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from frameworks import find_loops_python
+from support.bench_results import MACHINE
+from support.doctor_scripts import PRELUDE, STEPS, Run, run_script
+from support.frameworks import find_loops_python
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ import pytest
 
 from feedrate.doctor.run.processes import read_mapped_names
 from feedrate.machine.process import list_processes, read_environ
-from slurm_cluster import cluster_or_skip
-from trees import find_below
+from support.slurm_cluster import cluster_or_skip
+from support.trees import find_below
 
 pytestmark = pytest.mark.slow
 

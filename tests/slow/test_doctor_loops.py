@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from doctor_scripts import STEPS, run_script
 from feedrate.doctor.hook.feedrate_hook import layout
+from support.doctor_scripts import STEPS, run_script
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

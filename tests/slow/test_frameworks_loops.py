@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from frameworks import find_loops_python, make_environ
-from packs import write_images, write_numbers
+from support.frameworks import find_loops_python, make_environ
+from support.packs import write_images, write_numbers
+from support.paths import ROOT
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SAMPLES, BATCH, EPOCHS = 83, 4, 2
 STEPS = 11  # of an epoch on two ranks

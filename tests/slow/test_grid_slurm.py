@@ -16,9 +16,9 @@ import pytest
 from doctor_corpus.slowfs import SlowFolder, Slowness, mount
 from feedrate.format.fields import Field, Kind
 from feedrate.scratch.listing import list_copies
-from images import read_tree
-from packs import LABEL, encode_image, write_pack
-from slurm_cluster import cluster_or_skip, submit, wait_for_end
+from support.images import read_tree
+from support.packs import LABEL, encode_image, write_pack
+from support.slurm_cluster import cluster_or_skip, submit, wait_for_end
 
 pytestmark = pytest.mark.slow
 

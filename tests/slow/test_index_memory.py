@@ -12,7 +12,7 @@ import pytest
 from feedrate.format.containers import Content, Output
 from feedrate.format.containers.tar import Tar
 from feedrate.format.fields import Field, Kind
-from packs import encode_image, make_image
+from support.packs import encode_image, make_image
 
 pytestmark = pytest.mark.slow
 

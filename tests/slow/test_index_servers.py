@@ -14,9 +14,9 @@ from feedrate import Loader, RandomResizedCrop
 from feedrate.errors import PackError
 from feedrate.packing import index, verify
 from feedrate.progress import Tick
-from scratch_copies import evict_copy, stage
-from servers import CUT_CONNECTIONS, RealServer, start_server
-from sources import jpeg
+from support.scratch_copies import evict_copy, stage
+from support.servers import CUT_CONNECTIONS, RealServer, start_server
+from support.sources import jpeg
 
 pytestmark = [pytest.mark.slow, *CUT_CONNECTIONS]
 

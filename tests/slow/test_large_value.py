@@ -13,7 +13,7 @@ import pytest
 
 from feedrate import Loader, Resize
 from feedrate.packing import PackOptions, index, pack, unpack, verify
-from sources import jpeg
+from support.sources import jpeg
 
 pytestmark = pytest.mark.slow
 

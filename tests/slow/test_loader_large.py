@@ -16,7 +16,7 @@ import pytest
 from feedrate import Loader, RandomResizedCrop, kernel
 from feedrate.format import index, manifest
 from feedrate.format.fields import Field, Kind, row_dtype
-from packs import LABEL, encode_image, make_image, write_images
+from support.packs import LABEL, encode_image, make_image, write_images
 
 pytestmark = pytest.mark.slow
 FIELDS = (Field("image", Kind.IMAGE), LABEL)

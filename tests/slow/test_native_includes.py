@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-NATIVE = Path(__file__).parents[2] / "native"
+from support.paths import ROOT
+
+NATIVE = ROOT / "native"
 HOT = NATIVE / "hot"
 IWYU = shutil.which("include-what-you-use") or shutil.which("iwyu")
 

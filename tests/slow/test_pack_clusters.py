@@ -17,8 +17,8 @@ from PIL import Image
 
 from feedrate.packing import Engine, PackOptions, pack, verify
 from feedrate.progress import Tick
-from images import read_tree
-from slurm_cluster import cluster_or_skip
+from support.images import read_tree
+from support.slurm_cluster import cluster_or_skip
 
 pytestmark = pytest.mark.slow
 

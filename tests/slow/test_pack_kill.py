@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.packing import verify
-from images import read_tree
+from support.images import read_tree
 
 pytestmark = pytest.mark.slow
 

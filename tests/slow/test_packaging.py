@@ -14,16 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from images import save_image
+from support.images import save_image
+from support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent.parent
 # What a package has to do with what it depends on: arrays, Arrow files, images, HDF5.
 TESTED = """
-    test_pack.py test_pack_table.py test_pack_recode.py test_verify.py test_unpack.py test_add_column.py
-    test_loader.py test_dataset.py test_cached.py test_codec.py test_decode.py test_containers.py
-    test_format_index.py test_format_frozen.py
+    packing/test_pack.py packing/test_pack_table.py packing/test_pack_recode.py
+    packing/check/test_verify.py packing/check/test_unpack.py packing/change/test_add_column.py
+    loader/test_loader.py loader/test_dataset.py cache/test_cached.py cache/test_codec.py
+    loader/test_decode.py format/test_containers.py format/test_format_index.py
+    format/test_format_frozen.py
 """.split()  # noqa: SIM905
 TOOLS = ["pytest", "hypothesis"]
 USE = """

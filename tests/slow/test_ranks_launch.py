@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from feedrate.machine.cpu import count_usable_cores
-from packs import write_images
-from slurm_cluster import cluster_or_skip
+from support.packs import write_images
+from support.slurm_cluster import cluster_or_skip
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from feedrate import Loader, RandomResizedCrop
-from packs import write_images
+from support.packs import write_images
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

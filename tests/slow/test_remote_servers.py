@@ -14,8 +14,8 @@ import pytest
 from feedrate import Loader, RandomResizedCrop
 from feedrate.remote.pack import RemotePack, open_pack
 from feedrate.remote.retry import RetryPolicy
-from packs import write_images
-from servers import CUT_CONNECTIONS, RealServer, start_server
+from support.packs import write_images
+from support.servers import CUT_CONNECTIONS, RealServer, start_server
 
 pytestmark = [pytest.mark.slow, *CUT_CONNECTIONS]
 

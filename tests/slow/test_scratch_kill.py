@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from images import read_tree
-from scratch_copies import make_files, make_pack
+from support.images import read_tree
+from support.paths import TESTS
+from support.scratch_copies import make_files, make_pack
 
 pytestmark = pytest.mark.slow
 
@@ -81,9 +82,8 @@ for line in sys.stdin:
 
 class Server:
     def __init__(self) -> None:
-        tests = str(Path(__file__).parent.parent)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], env={**os.environ, "PYTHONPATH": tests},
+            [sys.executable, "-c", SERVER], env={**os.environ, "PYTHONPATH": str(TESTS)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 

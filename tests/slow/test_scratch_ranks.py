@@ -14,7 +14,7 @@ import pytest
 
 from feedrate import Loader
 from feedrate.remote.pack import RemotePack
-from range_server import COUNT, RangeServer
+from support.range_server import COUNT, RangeServer
 
 pytestmark = pytest.mark.slow
 PROGRAM = """

@@ -11,8 +11,8 @@ import pytest
 from feedrate.errors import NotFound, StorageError
 from feedrate.packing import PackOptions, pack
 from feedrate.remote.addresses import Place
-from range_server import serve
-from sources import dump_example, jpeg, read_pack, write_tar, write_tfrecord, write_zip
+from support.range_server import serve
+from support.sources import dump_example, jpeg, read_pack, write_tar, write_tfrecord, write_zip
 
 pytestmark = [
     pytest.mark.slow,

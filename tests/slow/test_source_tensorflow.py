@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.packing import PackOptions, pack
-from sources import jpeg, read_pack
+from support.sources import jpeg, read_pack
 
 pytestmark = pytest.mark.slow
 

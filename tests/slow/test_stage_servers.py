@@ -15,10 +15,10 @@ from feedrate.errors import NotFound
 from feedrate.format.fields import Field, Kind
 from feedrate.scratch.commands import stage
 from feedrate.scratch.staging import StagingOptions, open_staging
-from images import read_tree
-from packs import LABEL, write_pack
-from scratches import wait_for, write_tree
-from servers import CUT_CONNECTIONS, RealServer, start_server
+from support.images import read_tree
+from support.packs import LABEL, write_pack
+from support.scratches import wait_for, write_tree
+from support.servers import CUT_CONNECTIONS, RealServer, start_server
 
 pytestmark = [pytest.mark.slow, *CUT_CONNECTIONS]
 

@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 from feedrate.scratch.commands import stage
-from images import read_tree
-from packs import write_images
-from scratches import part_bytes, wait_for, write_tree
-from slurm_cluster import cluster_or_skip, submit, wait_for_end
+from support.images import read_tree
+from support.packs import write_images
+from support.paths import ROOT
+from support.scratches import part_bytes, wait_for, write_tree
+from support.slurm_cluster import cluster_or_skip, submit, wait_for_end
 
 pytestmark = pytest.mark.slow
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "scratch.md"
+DOCS = ROOT / "docs" / "scratch.md"
 
 RANK = """
 import dataclasses, json, os, sys

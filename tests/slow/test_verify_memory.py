@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.packing import PackOptions, pack, verify
-from packs import encode_image, make_image
+from support.packs import encode_image, make_image
 
 pytestmark = pytest.mark.slow
 

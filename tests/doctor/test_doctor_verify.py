@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two runs of the doctor side by side: which remedy was applied, and whether it gave what was said."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from feedrate.doctor.results import Diagnosis, Fact, Rate, Remedy, SamplePart, TimeShare
+from feedrate.errors import UsageError
+from feedrate.report.doctor_verify import (
+    compare_runs,
+    draw_check,
+    draw_gate,
+    draw_verification,
+    passes_check,
+    passes_gate,
+)
+from support.diagnoses import (
+    make_decode_bound,
+    make_device_bound,
+    make_ended_early,
+    make_no_gpu,
+    make_nothing_found,
+    make_run,
+    make_storage_bound,
+    rerun,
+    write,
+)
+
+
+def set_fact(diagnosis: Diagnosis, name: str, value: str) -> tuple[Fact, ...]:
+    return (*(one for one in diagnosis.facts if one.name != name), Fact(name, value))
+
+
+def test_predicted_stands_against_actual() -> None:
+    before = make_storage_bound()
+    after = rerun(
+        before,
+        2.2,
+        run={"workers": 32, "exposed_wait_share": 0.5},
+        command=("srun", "--gpus=1", "python", "-m", "plankton.train", "fold=3", "workers=32"),
+        findings=before.findings[1:4],
+        rates=(Rate("real", "the run as it is", 429.4, 410.0, 450.0, 100),),
+        split=(TimeShare("waiting for data", 0.3, 0.6, 0.29), *before.split[1:]),
+    )
+    verification = compare_runs(write(before), after)
+    assert verification.applied is not None
+    assert verification.applied.name == "more-workers"
+    assert verification.is_inside
+    assert draw_verification(verification) == (
+        "Faster: 2.2x the samples per second, inside the predicted 2.2x (1.8-2.6).\n"
+        "\n"
+        "before    195 samples/s (171 to 214)\n"
+        "now       429 samples/s (410 to 450)\n"
+        "predicted 2.2x (1.8-2.6) by 'use 32 workers instead of 8'\n"
+        "actual    2.2x (by the spread of both runs 1.92x to 2.6x)\n"
+        "idle      81% -> 50% of the time the device stands idle, waiting for data: better\n"
+        "changed   workers: 8 -> 32\n"
+        "          command: nothing -> workers=32\n"
+        "a step    waiting for data: 1.07 s -> 300 ms\n"
+        "findings  gone: storage-bound, contended, checkpoint-bound\n"
+        "          still there: cold-cache, memory-pressure, epoch-start-pause\n"
+        "note      other processes took the machine in one of the runs: measure again when it is quiet\n"
+    )
+
+
+def test_a_gain_outside_the_interval_is_called_so() -> None:
+    before = make_storage_bound()
+    verification = compare_runs(write(before), rerun(before, 1.2, run={"workers": 32}))
+    assert verification.is_inside is False
+    assert ", outside the predicted 2.2x (1.8-2.6).\n" in draw_verification(verification)
+
+
+def test_a_prediction_for_another_number_of_workers_is_not_held_against_the_run() -> None:
+    before = make_storage_bound()
+    verification = compare_runs(write(before), rerun(before, 1.5, run={"workers": 16}))
+    assert verification.applied is None
+    assert verification.is_inside is None
+    assert "the prediction was for 32 workers; with 16 it says nothing" in verification.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "fact", "before", "after"),
+    [
+        ("pinned-memory", "pinned memory", "False", "True"),
+        ("persistent-workers", "persistent workers", "False", "True"),
+        ("uint8-transfer", "batch", "float32 8x3x9x9", "uint8 8x3x9x9"),
+        ("half-precision", "precision", "float32", "autocast to bfloat16"),
+        ("channels-last", "channels last", "False", "True"),
+        ("stage", "data lies in", "/net/data", "/scratch/data"),
+        ("faster-decode", "dataset", "torchvision.ImageFolder, 9 samples", "feedrate.Dataset, 9 samples"),
+        ("pack", "loader", "DataLoader, made at a.py:1", "feedrate.Loader, made at a.py:3"),
+        ("more-threads", "threads", "2", "8, as many as cores"),
+        ("cache-in-memory", "cache", "none", "Cache(ram='auto', disk=None)"),
+        ("stage", "scratch", "none", "auto"),
+        ("batches-on-device", "batches arrive on", "the host", "cuda"),
+        ("more-shards", "workers without data", "3", "0"),
+    ],
+)
+def test_a_remedy_is_recognised_by_the_setting_it_changes(
+    name: str, fact: str, before: str, after: str
+) -> None:
+    first = make_decode_bound()
+    remedy = Remedy(name, "do it", 1.5, 1.3, 1.7)
+    first = replace(first, facts=set_fact(first, fact, before), remedies=(PACKLESS, remedy))
+    verification = compare_runs(write(first), rerun(first, 1.4, facts=set_fact(first, fact, after)))
+    assert verification.applied == remedy
+    assert verification.is_inside
+    before, after = (value.partition(", made at")[0] for value in (before, after))
+    assert verification.changed == (f"{fact}: {before} -> {after}",)
+
+
+def test_a_pack_and_its_loader_are_recognised_in_a_folder_of_that_name() -> None:
+    """What a script's folder is called says nothing of what feeds it."""
+    remedy = Remedy("faster-decode", "pack and decode", 1.5, 1.3, 1.7)
+    before = make_decode_bound()
+    facts = set_fact(before, "loader", "DataLoader, made at /home/ada/feedrate-trials/train.py:9")
+    before = replace(
+        before, facts=facts, remedies=(remedy, Remedy("fewer-workers", "use 2 workers", 1.1, 1, 2))
+    )
+    facts = set_fact(before, "loader", "feedrate.Loader, made at /home/ada/feedrate-trials/train.py:7")
+    after = rerun(before, 1.4, facts=(*facts, Fact("threads", "16")), run={"workers": 0})
+    verification = compare_runs(write(before), after)
+    assert verification.applied == remedy
+    assert verification.notes == ()
+
+
+def test_a_pack_that_was_normalised_is_recognised_by_what_is_left_to_pillow() -> None:
+    remedy = Remedy("normalise", "pack with --normalise", 1.5, 1.3, 1.7)
+    before = make_decode_bound()
+    facts = (*set_fact(before, "loader", "feedrate.Loader, made at a.py:1"), Fact("decoded by Pillow", "50%"))
+    before = replace(before, facts=facts, remedies=(remedy,))
+    after = rerun(before, 1.4, facts=set_fact(before, "decoded by Pillow", "0%"))
+    assert compare_runs(write(before), after).applied == remedy
+    assert compare_runs(write(before), rerun(before, 1.4)).applied is None
+
+
+PACKLESS = Remedy("write-less", "write less", 1.2, 1.1, 1.3)
+
+
+@pytest.mark.parametrize("name", ["larger-batch", "use-gpu"])
+def test_a_remedy_is_recognised_by_the_run_itself(name: str) -> None:
+    before = replace(make_no_gpu(), remedies=(PACKLESS, Remedy(name, "do it", 1.5, 1.3, 1.7)))
+    run: dict[str, Any] = {"device": "NVIDIA A10"} if name == "use-gpu" else {"samples_per_step": 64.0}
+    verification = compare_runs(write(before), rerun(before, 1.4, run=run))
+    assert verification.applied is not None
+    assert verification.applied.name == name
+
+
+def test_a_remedy_without_a_setting_is_recognised_by_what_became_shorter() -> None:
+    vectorise = Remedy("vectorise-transform", "array operations", 3.3, 2.7, 4.0)
+    store = Remedy("preprocess-once", "store it", 3.5, 2.7, 4.0)
+    before = replace(make_no_gpu(), remedies=(store, vectorise))
+    sample = (SamplePart("transform", "AddNoise", 0.0004, 0.0, 0.0, 0.2), *before.sample[1:])
+    verification = compare_runs(write(before), rerun(before, 3.0, sample=sample))
+    assert verification.applied is not None
+    assert verification.applied.name == "vectorise-transform"
+    assert "recognised by what became shorter" in verification.notes[0]
+
+
+def test_cloned_views_are_recognised_by_a_shorter_hand_over() -> None:
+    clone = Remedy("clone-views", "hand over copies", 3.3, 2.7, 4.0)
+    before = make_no_gpu()
+    handing = SamplePart("hand-over", "pickling, beside the rest", 0.02, 0.0, 0.0, 0.8)
+    before = replace(before, remedies=(PACKLESS, clone), sample=(handing, *before.sample))
+    after = rerun(before, 3.0, sample=(replace(handing, cpu_s=0.001), *before.sample[1:]))
+    assert compare_runs(write(before), after).applied == clone
+
+
+def test_a_shorter_part_of_the_step_tells_too() -> None:
+    before = replace(
+        make_decode_bound(), remedies=(PACKLESS, Remedy("fewer-checkpoints", "less", 1.2, 1.1, 1.3))
+    )
+    before = replace(before, split=(*before.split, TimeShare("saving", 0.06, 0.2)))
+    verification = compare_runs(write(before), rerun(before, 1.2, split=before.split[:-1]))
+    assert verification.applied is not None
+    assert verification.applied.name == "fewer-checkpoints"
+    assert verification.parts[0].name == "saving"
+
+
+def test_two_remedies_at_once_are_not_passed_off_as_one() -> None:
+    before = make_storage_bound()
+    pin = Remedy("pinned-memory", "pin", 1.2, 1.1, 1.3)
+    before = replace(before, remedies=(*before.remedies, pin))
+    after = rerun(before, 2.4, run={"workers": 32}, facts=set_fact(before, "pinned memory", "True"))
+    verification = compare_runs(write(before), after)
+    assert verification.applied is not None
+    assert verification.applied.name == "more-workers"
+    assert any("applied at once" in note for note in verification.notes)
+
+
+def test_the_same_run_again_is_no_difference() -> None:
+    verification = compare_runs(write(make_decode_bound()), make_decode_bound())
+    text = draw_verification(verification)
+    assert text.startswith("No difference beyond noise (1.00x).\n")
+    assert "changed   nothing that the doctor can see\n" in text
+    assert verification.applied is None
+    assert (verification.gone, verification.new) == ((), ())
+
+
+def test_a_run_without_findings_says_so() -> None:
+    verification = compare_runs(write(make_nothing_found()), make_nothing_found())
+    assert "findings  none, as before\n" in draw_verification(verification)
+
+
+def test_a_worse_wait_is_called_worse() -> None:
+    before = make_device_bound()
+    after = rerun(before, 0.7, run={"exposed_wait_share": 0.3})
+    text = draw_verification(compare_runs(write(before), after))
+    assert text.startswith("Slower: 0.70x the samples per second.\n")
+    assert "idle      0.3% -> 30% of the time the device stands idle, waiting for data: worse\n" in text
+
+
+def test_runs_that_are_not_alike_are_compared_with_a_warning() -> None:
+    notes = compare_runs(write(make_decode_bound()), make_no_gpu()).notes
+    assert any("the device is not the same" in note for note in notes)
+    assert any("16 cores could be used before, 2 now" in note for note in notes)
+    notes = compare_runs(write(make_decode_bound()), make_ended_early()).notes
+    assert any("saw 7 steps only" in note for note in notes)
+    notes = compare_runs(write(make_storage_bound()), make_decode_bound()).notes
+    assert any("other processes took the machine" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "this is not a document of 'feedrate doctor --json'"),
+        ([1, 2], "this is not a document of 'feedrate doctor --json'"),
+        ({"traceEvents": []}, "this is not a document of 'feedrate doctor --json'"),
+        ({"command": "bench", "schema_version": 1}, "of 'feedrate bench', not of 'feedrate doctor'"),
+        (
+            {"command": "doctor", "schema_version": 99},
+            "schema version 99, and this feedrate reads version 1",
+        ),
+        (
+            {"command": "doctor", "schema_version": 0},
+            "schema version 0, and this feedrate reads version 1",
+        ),
+        ({"command": "doctor", "schema_version": 1}, "is not whole: it has no 'run'"),
+        ({"command": "doctor", "schema_version": 1, "run": {"samples_per_s": None}}, "saw no whole step"),
+        ({"command": "doctor", "schema_version": 1, "run": {"samples_per_s": 0}}, "saw no whole step"),
+    ],
+)
+def test_a_document_that_cannot_be_compared_is_answered_in_a_sentence(document: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        compare_runs(document, make_decode_bound())
+    assert caught.value.hint
+
+
+def test_a_run_without_speed_cannot_be_compared() -> None:
+    without = replace(make_decode_bound(), run=make_run(samples_per_s=float("nan")))
+    with pytest.raises(UsageError, match="this run saw no whole step"):
+        compare_runs(write(make_decode_bound()), without)
+
+
+def test_what_is_missing_from_an_older_document_is_unknown() -> None:
+    document = {
+        "command": "doctor",
+        "schema_version": 1,
+        "run": {"samples_per_s": 100.0},
+        "remedies": [{}, 3],
+    }
+    text = draw_verification(compare_runs(document, make_decode_bound()))
+    assert "idle      unknown in one of the runs\n" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "limit", "text"),
+    [
+        (0.031, 0.05, "passed: the device stood idle, waiting for data, 3% of the time (limit 5%).\n"),
+        (0.66, 0.05, "failed: the device stood idle, waiting for data, 66% of the time (limit 5%): "
+                     "decode-bound, Pillow's decoding of JPEGs.\n"),
+        (math.nan, 0.05, "failed: how long the device stood idle, waiting for data, is unknown (limit 5%): "
+                         "decode-bound, Pillow's decoding of JPEGs.\n"),
+    ],
+)  # fmt: skip
+def test_a_check_is_one_line(share: float, limit: float, text: str) -> None:
+    diagnosis = replace(make_decode_bound(), run=make_run(exposed_wait_share=share))
+    assert draw_check(diagnosis, limit) == text
+    assert passes_check(diagnosis, limit) == text.startswith("passed")
+
+
+def test_a_check_of_few_steps_says_so() -> None:
+    assert "(limit 50%; only 7 steps seen)" in draw_check(make_ended_early(), 0.5)
+
+
+def test_a_regression_beyond_the_limit_fails_the_gate() -> None:
+    before = make_decode_bound()
+    verification = compare_runs(write(before), rerun(before, 0.9))
+    assert draw_gate(verification, 0.05) == (
+        "failed: 738 samples/s, 820 samples/s before: 10% slower (limit 5% slower).\n"
+    )
+    assert not passes_gate(verification, 0.05)
+    assert draw_gate(verification, 0.15).startswith("passed: ")
+    faster = compare_runs(write(before), rerun(before, 2.5))
+    assert draw_gate(faster, 0.0).endswith(": 2.5x as fast (limit 0% slower).\n")
+
+
+def tell(script: str, *, model: str = "Net on cuda:0", dataset: str = "data.Photos, 9 samples",
+         batch: str = "float32 8x3x224x224, int64 8") -> Diagnosis:  # fmt: skip
+    facts = (Fact("model", model), Fact("dataset", dataset), Fact("batch", batch))
+    return replace(make_decode_bound(), command=("python", script), facts=facts)
+
+
+BEFORE = tell("train.py")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        tell("/home/ada/train.py", model="Smaller on cuda:0", dataset="data.Cached, 9 samples"),
+        tell("train_fast.py"),
+        tell("train_fast.py", dataset="data.Cached, 9 samples"),
+        tell("train_fast.py", model="torch._dynamo.OptimizedModule on cuda:0"),
+        tell("train_fast.py", batch="uint8 64x224x224x3, int64 64"),
+        tell(
+            "train_feedrate.py", dataset="feedrate.loader.dataset.Dataset, 9 samples", model="DDP on cuda:0"
+        ),
+    ],
+    ids=["edited", "copied", "wrapped", "compiled", "as bytes", "fed by feedrate"],
+)
+def test_a_remedy_that_was_applied_in_another_script_is_compared(after: Diagnosis) -> None:
+    assert compare_runs(write(BEFORE), after).differs == ()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        tell("b4.py", model="unknown on unknown", dataset="torch.Tensor, 40 samples", batch="float32 8"),
+        tell("other.py", dataset="data.Photos, 50 samples", batch="float32 8x9, int64 8"),
+        tell("train.py", model="Bert on cuda:0", dataset="data.Texts, 50 samples", batch="int64 8x512"),
+    ],
+    ids=["nothing alike", "another dataset of that name", "another task of one script"],
+)
+def test_a_run_of_something_else_is_not_comparable_and_passes_no_gate(after: Diagnosis) -> None:
+    verification = compare_runs(write(BEFORE), rerun(after, 5.0))
+    assert verification.applied is None
+    assert not passes_gate(verification, 0.5)
+    assert draw_gate(verification, 0.5) == "failed: the two runs are not comparable.\n"
+
+
+def test_what_makes_two_runs_incomparable_is_said() -> None:
+    after = tell("b4.py", model="unknown on unknown", dataset="torch.Tensor, 40 samples", batch="float32 8")
+    assert draw_verification(compare_runs(write(BEFORE), after)) == (
+        "Not comparable: the two runs are of different things (script: train.py -> b4.py; "
+        "model: Net -> unknown; dataset: data.Photos, 9 samples -> torch.Tensor, 40 samples).\n"
+        "Give --verify the document of an earlier run of this training.\n"
+    )

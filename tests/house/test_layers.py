@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dependencies point one way: a layer imports only layers below it (see ARCHITECTURE.md)."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import paths
+
+ROOT = paths.ROOT / "src" / "feedrate"
+
+# From the top down. Names on one line never import each other.
+LAYERS = [
+    {"__main__"},
+    {"cli"},
+    {"demo"},
+    {"doctor", "pack", "stage", "bench", "fidelity"},
+    {"tensorflow", "jax"},
+    {"load"},
+    {"source"},
+    {"store"},
+    {"format"},
+    {"model"},
+    {"kernel", "probe", "stats", "draws"},
+    {"pillow", "early", "overlap"},
+    {"results"},
+    {"units", "filters"},
+    {"errors"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+# Draws what commands return, so it knows results, and nothing of how they came about.
+REPORT_MAY_SEE = {"results", "units", "errors"}
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_layers(path: Path) -> set[str]:
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            # The hook is a package of its own in the user's processes, so it names itself relatively.
+            is_hook = "feedrate_hook" in path.parts
+            assert node.level == 0 or is_hook, f"{path}: relative imports hide the layer"
+            names += [
+                f"{node.module}.{a.name}" if node.module == "feedrate" else str(node.module)
+                for a in node.names
+            ]
+    return {name.split(".")[1] for name in names if name.startswith("feedrate.")}
+
+
+MODULES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_imports_only_layers_below_its_own(path: Path) -> None:
+    layer = layer_of(path)
+    for other in imported_layers(path) - {layer}:
+        if layer == "report":
+            assert other in REPORT_MAY_SEE, f"report must not import {other}"
+        elif other == "report":
+            assert layer == "cli", f"only cli may import report, not {layer}"
+        elif other == "_native":
+            assert layer in ("kernel", "early"), "feedrate.kernel is the only door to the native module"
+        else:
+            assert LEVEL[other] > LEVEL[layer], f"{layer} must not import {other}"
+
+
+# Folders inside of layers: what they import of the layer around them, and what all others import of them.
+# Nothing is added without thought: each name binds the folder to what is around it.
+INSIDE = {
+    "feedrate.doctor.hook": (set[str](), {"", "feedrate_hook.layout"}),
+    "feedrate.format.containers": (
+        {"fields", "keys", "raw"},
+        {"", "contract", "hdf5", "records", "tar", "wire"},
+    ),
+    "feedrate.kernel.cuda": ({"decoding", "door", "reading"}, {"batch", "driver", "launcher", "stored"}),
+    "feedrate.loader.device": (
+        {"assemble", "cache", "geometry", "image", "keeping", "meter", "options", "tally", "threads"},
+        {"colour", "gpu_decode", "gpu_tier", "mixing", "options", "share", "stored_pixels", "transfer"},
+    ),
+}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("feedrate", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imported_modules(path: Path) -> set[str]:
+    known = {module_name(module) for module in MODULES}
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= whole & known or {str(node.module)} & known
+    return found
+
+
+@pytest.mark.parametrize("folder", INSIDE)
+def test_a_folder_inside_of_a_layer_is_bound_to_it_by_the_named_modules_only(folder: str) -> None:
+    layer = folder.rpartition(".")[0]
+    taken, given = set(), set()
+    for path in MODULES:
+        is_inside = f"{module_name(path)}.".startswith(f"{folder}.")
+        for module in imported_modules(path):
+            if is_inside and not f"{module}.".startswith(f"{folder}.") and module.startswith(f"{layer}."):
+                taken.add(module.removeprefix(f"{layer}."))
+            elif not is_inside and f"{module}.".startswith(f"{folder}."):
+                given.add(module.removeprefix(folder).removeprefix("."))
+    assert (taken, given) == INSIDE[folder]
+
+
+def test_every_folder_inside_of_a_layer_is_looked_at() -> None:
+    packages = {module_name(path) for path in ROOT.rglob("*/*/__init__.py")}
+    assert {name for name in packages if name.count(".") == 2} == set(INSIDE)
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    assert {layer_of(p) for p in MODULES} <= set(LEVEL) | {"report"}
+
+
+def test_every_source_file_carries_the_licence_line() -> None:
+    native = ROOT.parent.parent / "native"
+    files = [*MODULES, ROOT / "__init__.py", *native.rglob("*.cpp"), *native.rglob("*.h")]
+    assert [
+        p.name for p in files if "SPDX-License-Identifier: Apache-2.0" not in p.read_text().splitlines()[0]
+    ] == []
+
+
+HOOK = ROOT / "doctor" / "hook"
+
+
+@pytest.mark.parametrize("path", sorted(HOOK.rglob("*.py")), ids=lambda p: str(p.relative_to(HOOK)))
+def test_the_hook_runs_where_feedrate_is_not_installed(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 8))):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [str(node.module)] if isinstance(node, ast.ImportFrom) and not node.level else []
+        roots = {name.split(".")[0] for name in names}
+        assert "feedrate" not in roots
+        # Deeper inside, a module may be named that the user's code has imported.
+        if roots and node.col_offset == 0:
+            assert roots <= sys.stdlib_module_names | {"feedrate_hook"}, f"line {node.lineno}: {names}"

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One home per mechanism: what must be right in every detail stands in a few named files.
+
+The lists may only shrink: who needs a lock, a walk, a pool or a page calls one that is there.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+import pytest
+
+from support.paths import ROOT
+
+
+def is_call_of(*names: str) -> Callable[[ast.AST], bool]:
+    def matches(node: ast.AST) -> bool:
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        return called in names or called.rpartition(".")[2] in names
+
+    return matches
+
+
+def is_page_policy(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and "default-src" in node.value
+
+
+STANDS_IN = {
+    "flock": (
+        is_call_of("flock", "lockf"),
+        {
+            "src/feedrate/files/atomic.py",
+            "src/feedrate/remote/index_files.py",
+            "src/feedrate/cache/persistent.py",
+            "src/feedrate/scratch/lease.py",
+            "src/feedrate/cache/store.py",
+            "src/feedrate/cache/sharing.py",
+        },
+    ),
+    "walks of folders": (
+        is_call_of("scandir", "os.walk", "os.fwalk", "rglob"),
+        {
+            "src/feedrate/doctor/run/processes.py",
+            "src/feedrate/format/keys.py",
+            "src/feedrate/format/storage_check.py",
+            "src/feedrate/packing/build/engine.py",
+            "src/feedrate/packing/build/unfinished.py",
+            "src/feedrate/files/permissions.py",
+            "src/feedrate/remote/index_files.py",
+            "src/feedrate/scratch/listing.py",
+            "src/feedrate/remote/addresses.py",
+        },
+    ),
+    "executors": (
+        is_call_of("ThreadPoolExecutor", "ProcessPoolExecutor"),
+        {
+            "src/feedrate/demo/run.py",
+            "src/feedrate/doctor/analyse/data_files.py",
+            "src/feedrate/kernel/door.py",
+            "src/feedrate/packing/check/describe.py",
+            "src/feedrate/source/file_list.py",
+            "src/feedrate/scratch/source_check.py",
+            "src/feedrate/remote/sources.py",
+            "src/feedrate/files/tree.py",
+            "src/feedrate/remote/copier.py",
+        },
+    ),
+    "the policy of pages": (
+        is_page_policy,
+        {
+            "src/feedrate/report/doctor_page.py",
+            "src/feedrate/report/page.py",
+            "src/feedrate/report/quality_page.py",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("mechanism", STANDS_IN)
+def test_a_mechanism_stands_in_its_named_files_only(mechanism: str) -> None:
+    matches, files = STANDS_IN[mechanism]
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "src").rglob("*.py")
+        if any(matches(node) for node in ast.walk(ast.parse(path.read_text())))
+    }
+    assert found - files == set(), f"use the {mechanism} that are there"
+    assert files - found == set(), "take these off the list: it only shrinks"

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Diagnoses of run folders as `doctor_runs` makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Measured
+from feedrate.doctor.analyse.records import read_run
+from feedrate.doctor.analyse.summarise import measure
+from feedrate.doctor.findings.diagnose import diagnose
+from feedrate.doctor.results import Diagnosis
+from feedrate.machine.describe import describe_machine
+
+MACHINE = describe_machine(["feedrate", "doctor"])
+
+
+def judge(
+    folder: Path,
+    around: Surroundings | None = None,
+    *,
+    mode: str = "experiments",
+    kernel: KernelTime | None = None,
+    trial: LoaderTrial | None = None,
+    kept_s: float | None = None,
+) -> tuple[Measured, Diagnosis]:
+    around = around or Surroundings(cores=8.0)
+    measured = measure(read_run(folder), around, warmup=2, kernel=kernel, trial=trial, kept_s=kept_s)
+    assert measured is not None
+    return measured, diagnose(
+        measured,
+        command=["python", "train.py"],
+        mode=mode,
+        exit_code=None,
+        seconds=10.0,
+        machine=MACHINE,
+    )
