@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `feedrate doctor` writes once the diagnosis is made, and the document it may compare with.
-
-Run a training command and say why it is slow, and what each remedy would give.
+"""Run a training command and say why it is slow, and what each remedy would give.
 
 Watches the command for about 110 steps, then makes experiments inside it for some 25 s: the loader
 without training, training on batches that are already there. From then on the run's weights are

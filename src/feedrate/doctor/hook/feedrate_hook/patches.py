@@ -19,7 +19,6 @@ from typing import Any
 
 from . import wrapping
 
-# fmt: skip
 from .record import (
     calls,
     catalogue,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-HOOK_FOLDER = os.path.dirname(os.path.abspath(__file__))
+HOOK_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HARMLESS_FOLDERS = (
     "/dev/",
     "/proc/",
