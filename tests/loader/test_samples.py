@@ -10,7 +10,7 @@ import pytest
 
 import feedrate
 from feedrate.errors import NotFound, PackError, SourceError
-from feedrate.format.keys import find_images
+from feedrate.format.folder import find_images
 from feedrate.format.pack import Pack
 from feedrate.loader.samples import open_files, open_pack, pick
 from feedrate.packing import PackOptions, pack
