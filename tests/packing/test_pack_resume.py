@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import PackOptions, pack, verify
 from feedrate.errors import AlreadyExists, FeedrateError, NotFound, StorageError
 from feedrate.files import atomic
-from feedrate.packing import PackOptions, pack, verify
 from feedrate.packing.build import pack as making
 from feedrate.packing.build import pack as packing
 from feedrate.packing.workers import run_tasks
