@@ -11,7 +11,7 @@ import pytest
 import feedrate
 from feedrate import PackOptions, pack
 from feedrate.errors import NotFound, PackError, SourceError
-from feedrate.format.keys import find_images
+from feedrate.format.folder import find_images
 from feedrate.format.pack import Pack
 from feedrate.loader.samples import open_files, open_pack, pick
 from support.images import save_image

@@ -39,7 +39,7 @@ def list_reports() -> dict[str, Callable[..., Any]]:
             if name.startswith("draw_") and inspect.isfunction(function):
                 hints = typing.get_type_hints(function, {**vars(inspect.getmodule(function)), **_names()})
                 kinds = [h for n, h in hints.items() if n != "return" and inspect.isclass(h)]
-                if any(kind.__module__.startswith("feedrate.results.") for kind in kinds):
+                if any(kind.__module__.endswith(".results") for kind in kinds):
                     found[f"{module.name}.{name}"] = function
     return found
 
@@ -47,8 +47,8 @@ def list_reports() -> dict[str, Callable[..., Any]]:
 def _names() -> dict[str, Any]:
     """Return the classes that reports import for the type checker alone."""
     names: dict[str, Any] = {"Console": Console}
-    for module in pkgutil.iter_modules(importlib.import_module("feedrate.results").__path__):
-        names |= vars(importlib.import_module(f"feedrate.results.{module.name}"))
+    for path in ROOT.glob("*/results.py"):
+        names |= vars(importlib.import_module(f"feedrate.{path.parent.name}.results"))
     return names
 
 

@@ -24,7 +24,7 @@ from feedrate.bench.process import Say
 from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
 from feedrate.errors import SourceError, UsageError
 from feedrate.filters import check_filter
-from feedrate.format.keys import find_images, is_pack
+from feedrate.format.folder import find_images, is_pack
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.loader.pixels import compare_pixels
 from feedrate.loader.samples import Samples, open_files, open_pack, pick, take_ranges

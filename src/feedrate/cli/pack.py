@@ -42,8 +42,7 @@ from feedrate.cli.output import (
     write_json,
     write_text,
 )
-from feedrate.format.keys import IMAGE_SUFFIXES
-from feedrate.prelist import listing_early
+from feedrate.prelist import IMAGE_SUFFIXES, listing_early
 from feedrate.units import parse_bytes
 
 

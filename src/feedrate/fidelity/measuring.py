@@ -22,7 +22,7 @@ import numpy as np
 from feedrate.errors import NotFound, UsageError, suggest_path
 from feedrate.fidelity.results import Comparison, Fidelity, ImageDifference, Picture, Pictures
 from feedrate.filters import check_filter
-from feedrate.format.keys import find_images, is_pack
+from feedrate.format.folder import find_images, is_pack
 from feedrate.kernel import I32, U8, Status
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import Geometry

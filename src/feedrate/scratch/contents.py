@@ -21,7 +21,7 @@ from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, PackError, SourceError, suggest_path
 from feedrate.files.permissions import Readers, walk_local
 from feedrate.format.containers import FILES
-from feedrate.format.keys import is_pack
+from feedrate.format.folder import is_pack
 from feedrate.format.manifest import (
     FILE_NAME,
     ColumnPart,
