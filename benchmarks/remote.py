@@ -22,10 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from feedrate import Loader, RandomResizedCrop
+from feedrate import Loader, PackOptions, RandomResizedCrop, pack
 from feedrate.bench.images import make_photographs
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
 from feedrate.remote.pack import RemotePack
 from feedrate.units import parse_bytes
 

@@ -95,7 +95,7 @@ INSIDE = {
         {"indexing"},
         {"build"},
         {"check"},
-        {"options", "recode", "mapping", "values", "workers"},
+        {"options", "recode", "mapping", "tables", "values", "workers"},
         {"results"},
     ],
 }

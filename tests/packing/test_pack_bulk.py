@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from feedrate import kernel
+from feedrate import PackOptions, kernel, pack, verify
 from feedrate.errors import AlreadyExists
 from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
-from feedrate.packing import PackOptions, pack, verify, workers
+from feedrate.packing import workers
 from feedrate.packing.build import bulk, engine, listing, plan, shard
 from feedrate.packing.build.plan import ShardTask
 from feedrate.packing.check import quality

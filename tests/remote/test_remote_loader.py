@@ -18,10 +18,9 @@ import fsspec.asyn
 import numpy as np
 import pytest
 
-from feedrate import Dataset, Loader, RandomResizedCrop
+from feedrate import Dataset, Loader, PackOptions, RandomResizedCrop, append, index, merge, pack
 from feedrate.errors import BadSample, NotFound, PackError, StorageError
 from feedrate.format.pack import Pack
-from feedrate.packing import PackOptions, append, index, merge, pack
 from feedrate.remote.index_files import PREFIX, sweep
 from feedrate.remote.pack import RemotePack, open_pack
 from feedrate.remote.prefetch import Ahead

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from feedrate import MergeOptions, PackOptions, merge, pack, split
 from feedrate.files.tree import opened_folder, remove_known
-from feedrate.packing import MergeOptions, PackOptions, merge, pack, split
 from feedrate.scratch import eviction, source_check
 from feedrate.scratch.clearing import opened_home
 from feedrate.scratch.copy import Copy, CopyGone

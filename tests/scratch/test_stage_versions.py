@@ -10,9 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from feedrate import Loader
+from feedrate import Loader, index
 from feedrate.errors import StorageError
-from feedrate.packing import index
 from feedrate.remote.copier import Transfer
 from feedrate.scratch.commands import stage
 from feedrate.scratch.staging import StagingOptions, open_staging

@@ -18,9 +18,9 @@ import fsspec
 import pytest
 
 import feedrate
+from feedrate import MergeOptions, PackOptions, index, merge, pack, verify
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.machine.disk import Room
-from feedrate.packing import MergeOptions, PackOptions, index, merge, pack, verify
 from feedrate.progress import Tick
 from feedrate.remote.copier import Fetcher, Incoming, Stopped
 from feedrate.scratch import folder as scratch_module

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate import CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View, kernel
+from feedrate import CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View, index, kernel
 from feedrate.errors import BadSample, FeedrateError, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.loader.cache import Cache
 from feedrate.loader.device import gpu_decode
 from feedrate.loader.device.transfer import Transfer
-from feedrate.packing import index
 from feedrate.remote.pack import RemotePack
 from support.damage import flip_byte
 from support.fake_gpu import FakeGpu

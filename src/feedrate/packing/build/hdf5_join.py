@@ -26,7 +26,8 @@ from feedrate.format.index import Part, dump_part, fill_derived, locate_columns,
 from feedrate.format.manifest import IndexPart, index_name, read_manifest
 from feedrate.format.raw import bare_table
 from feedrate.kernel import I64
-from feedrate.packing.build.shard import INDEX_SUFFIX, ShardDone, read_done
+from feedrate.packing.build.plan import INDEX_SUFFIX
+from feedrate.packing.build.shard import ShardDone, read_done
 
 _BLOCK_BYTES = 2**24
 

@@ -34,7 +34,6 @@ from feedrate.progress import Rejection
 from feedrate.source.bytes import Bytes
 from feedrate.units import printable
 
-INDEX_SUFFIX = ".arrow"
 MapCost = tuple[int, float]  # samples and seconds
 
 
@@ -67,7 +66,7 @@ def write_shard(task: ShardTask) -> MapCost:
 def begin_shard(task: ShardTask, listing: Listing) -> Callable[[], MapCost]:
     """Write a shard but for its last step, and return that, to be called: it mostly waits for the disk."""
     container = find_container(task.container)
-    shard_path = Path(task.target) / container.shard_name(task.number)
+    shard_path = Path(task.target) / task.shard_name
     source = Bytes(task.source, task.target)
     mapper = None if task.map is None else Mapper(task.map, listing.fields)
     fields = task.stored_fields(listing.fields)
@@ -102,7 +101,7 @@ def begin_shard(task: ShardTask, listing: Listing) -> Callable[[], MapCost]:
 
     def finish() -> MapCost:
         whole.close()
-        writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
+        writer.write_index(Path(task.target) / task.index_name, metadata)
         return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
 
     return finish
@@ -121,9 +120,7 @@ def _samples(
 
 def find_done(task: ShardTask) -> ShardDone | None:
     """Return what `write_shard` made of a task; None: it has to be done, or done again."""
-    shard = find_container(task.container).shard_name(task.number)
-    index = str(Path(shard).with_suffix(INDEX_SUFFIX))
-    return read_done(Path(task.target), index, shard, task.plan, task.container)
+    return read_done(Path(task.target), task.index_name, task.shard_name, task.plan, task.container)
 
 
 def read_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:

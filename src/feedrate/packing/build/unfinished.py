@@ -90,7 +90,8 @@ def check_finished(folder: Path, options: PackOptions) -> None:
     hint = f"use it, or name another folder, or delete it first: rm -r {shell_quote(folder)}"
     as_there = {**asked, "entries": there.settings.get("entries")}
     if difference and _first_difference(as_there, there.settings) is None:
-        hint = f"give it such entry points: feedrate index {shell_quote(folder)} --entries {options.bytes_per_entry}"
+        command = f"feedrate index {shell_quote(folder)} --entries {options.bytes_per_entry}"
+        hint = f"give it such entry points: {command}"
     raise AlreadyExists(
         f"{folder} already holds a finished pack of {format_count(there.samples, 'sample')}"
         + (f" ({difference})" if difference else ""),
@@ -146,7 +147,8 @@ def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str
         if difference:
             raise AlreadyExists(
                 f"{folder} holds an unfinished pack of something else: {difference}",
-                hint=f"repeat that command, name another folder, or delete this one: rm -r {shell_quote(folder)}",
+                hint="repeat that command, name another folder, "
+                f"or delete this one: rm -r {shell_quote(folder)}",
             )
         return
     write_file(path, (json.dumps(now, indent=1, sort_keys=True) + "\n").encode())

@@ -41,7 +41,7 @@ from feedrate.packing.mapping import Function, Map, find_map
 from feedrate.packing.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
 from feedrate.packing.recode import Recode
 from feedrate.packing.results import AppendResult, PackResult
-from feedrate.packing.values import bring_tables, find_tables
+from feedrate.packing.tables import bring_tables, find_tables
 from feedrate.progress import Rejection, Tick
 from feedrate.source.names import hash_name
 from feedrate.source.opening import open_reader

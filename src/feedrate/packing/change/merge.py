@@ -41,7 +41,7 @@ from feedrate.packing.change.update import write_manifest
 from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.recode import RECODE_SETTINGS
 from feedrate.packing.results import MergedPack, MergeResult
-from feedrate.packing.values import Table, bring_tables
+from feedrate.packing.tables import Table, bring_tables
 from feedrate.remote.sources import check_addresses
 from feedrate.units import format_count, printable
 

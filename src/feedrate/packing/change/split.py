@@ -142,7 +142,8 @@ def read_lists(pack: Pack, files: Mapping[str, Path], *, has_rest: bool) -> I64:
         raise SourceError(
             f"the lists name {format_count(len(strangers), 'sample')} that {pack.path} does not have:"
             f" {some(strangers)}",
-            hint=f"a line is an original path or a key; see some: feedrate ls {shell_quote(pack.path)} --samples 5",
+            hint="a line is an original path or a key; "
+            f"see some: feedrate ls {shell_quote(pack.path)} --samples 5",
         )
     check_missing(missing, len(pack), "part: no list names them", hint="give them one: NAME=rest")
     return values

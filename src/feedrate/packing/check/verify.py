@@ -36,7 +36,8 @@ from feedrate.packing.check.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.packing.check.quality_report import REJECTED_NAME
 from feedrate.packing.recode import describe_pixels
 from feedrate.packing.results import Problem, VerifyResult
-from feedrate.packing.values import find_tables, inspect_image
+from feedrate.packing.tables import find_tables
+from feedrate.packing.values import inspect_image
 from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, split_source
