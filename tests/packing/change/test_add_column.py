@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from feedrate import Dataset, Loader
 from feedrate.errors import AlreadyExists, BadSample, NotFound, SourceError, UsageError
-from feedrate.files.atomic import folder_lock
+from feedrate.files.lock import folder_lock
 from feedrate.format.manifest import read_manifest
 from feedrate.packing import ColumnOptions, PackOptions, add_column, describe, pack, unpack, verify
 from support.images import read_tree
