@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import StorageError
-from feedrate.files.lock import is_locked
-from feedrate.scratch import lease as leases
-from feedrate.scratch.copy import Copy, CopyGone, hold
+from feedrate.files import lock as locks
+from feedrate.files.lock import Gone, is_locked
+from feedrate.scratch.copy import Copy, hold
 from feedrate.scratch.listing import describe_copy, list_copies
 from feedrate.scratch.marker import CopiedFile, Marker, dump_marker, load_marker
 from support.scratches import NOT_ROOT, STRANGER, as_stranger, make_marker, process, wait_for
@@ -134,7 +134,7 @@ def test_no_lease_on_a_copy_that_is_deleted_under_its_gate(copy: Copy) -> None:
     def take() -> None:
         try:
             copy.lease()
-        except CopyGone as error:
+        except Gone as error:
             failures.append(error)
 
     gate = copy.take_gate()
@@ -145,16 +145,16 @@ def test_no_lease_on_a_copy_that_is_deleted_under_its_gate(copy: Copy) -> None:
     gate.release()
     thread.join()
     assert len(failures) == 1
-    with pytest.raises(CopyGone):
+    with pytest.raises(Gone):
         copy.take_writer()
 
 
 def test_a_file_system_without_locks_is_a_sentence(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_fd: int, operation: int) -> None:
-        if operation != leases.fcntl.LOCK_UN:
+        if operation != locks.fcntl.LOCK_UN:
             raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(leases.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
     with pytest.raises(StorageError, match=r"lies on a file system without locks \(No locks available\)"):
         copy.lease()
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from feedrate.filters import BILINEAR
 from feedrate.kernel import U8
 from feedrate.kernel.pillow import Box
+from feedrate.loader.packs import open_pack as open_anywhere
 from feedrate.loader.results import PixelCheck
 from feedrate.loader.samples import open_pack
-from feedrate.remote.pack import open_pack as open_anywhere
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -159,11 +159,11 @@ def _beside(held: Sequence[bytes], entries: Sequence[bytes]) -> Iterator[str]:
         data = b"".join([*held, *entries])
         piece = Piece(b"", 0, len(data))
         try:
-            parcel = FetchedBytes([piece])
-            parcel.lay(piece, piece, data)
+            stored = FetchedBytes([piece])
+            stored.lay(piece, piece, data)
         except OSError as error:
             raise StorageError(f"no memory for {len(data)} bytes of images: {error.strerror}") from error
-        yield parcel.path
+        yield stored.path
         return
     with tempfile.NamedTemporaryFile(prefix="feedrate-entries-") as sidecar:
         try:

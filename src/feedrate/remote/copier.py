@@ -314,7 +314,8 @@ class Transfer:
         for file in _Carrying(self, open_part, arrived).run(spoilt):
             raise StorageError(
                 f"{file.address} does not have the checksum that its pack.json says",
-                hint=f"it was read twice; is the pack damaged? feedrate verify {shell_quote(file.place.root)}",
+                hint="it was read twice; is the pack damaged? feedrate verify "
+                + shell_quote(file.place.root),
             )
 
     @property

@@ -307,7 +307,7 @@ def _remove(fd: int, path: str) -> None:
 
 
 def or_nothing(future: Future[bytes]) -> Future[bytes]:
-    """Return the same, but nothing where the file is gone or short: its place in the parcel stays zeros.
+    """Return the same, but nothing where the file is gone or short: its place stays zeros.
 
     For files of one sample each: the checksum then tells that the sample is damaged.
     """
@@ -336,7 +336,7 @@ class PendingFetch:
                 first.setdefault(piece, batch)
         self._pieces = sorted(first)
         self._longest = max((piece.length for piece in self._pieces), default=0)
-        self.parcel = FetchedBytes(self._pieces)
+        self.fetched = FetchedBytes(self._pieces)
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
         self._stopped = False
@@ -374,7 +374,7 @@ class PendingFetch:
             try:
                 data = future.result()
                 for piece in inside:
-                    self.parcel.lay(piece, request, data)
+                    self.fetched.lay(piece, request, data)
             except CancelledError:
                 error = StorageError("reading was stopped")
             except BaseException as failure:

@@ -33,13 +33,13 @@ from feedrate import kernel
 from feedrate.draws import GROUP, order_shards
 from feedrate.errors import FeedrateError
 from feedrate.files.atomic import explain_write_error
+from feedrate.files.lock import Gone
 from feedrate.format.manifest import ColumnPart, IndexPart, Manifest, Shard
 from feedrate.remote.addresses import Changed, FileVersion
 from feedrate.remote.copier import Part
 from feedrate.remote.fetch import Piece, RangeReader, coalesce
 from feedrate.remote.index_files import origin
 from feedrate.remote.retry import OPENING, Retry, log
-from feedrate.scratch.copy import CopyGone
 from feedrate.scratch.marker import BadMarker
 from feedrate.scratch.staging import Staging, StagingOptions, open_staging
 
@@ -438,7 +438,7 @@ class LiveCopy:
             self._copy_or_watch()
         except CancelledError:
             pass
-        except CopyGone:
+        except Gone:
             log.warning("%s was deleted; the pack is read from its source", self.copy.folder)
         except FeedrateError as error:
             log.warning(

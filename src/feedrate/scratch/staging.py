@@ -25,13 +25,14 @@ from types import TracebackType
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.files.atomic import explain_write_error, sync_folder
+from feedrate.files.lock import Gone
 from feedrate.progress import Tick
 from feedrate.remote.addresses import FileVersion, is_url
 from feedrate.remote.copier import SMALL_BYTES, Incoming, RateLimit, Stopped, Told, Transfer, choose_streams
 from feedrate.remote.retry import Retry
 from feedrate.scratch.clearing import find_limit, make_room
 from feedrate.scratch.contents import Contents, read_contents
-from feedrate.scratch.copy import DATA, Copy, CopyGone, Lease
+from feedrate.scratch.copy import DATA, Copy, Lease
 from feedrate.scratch.folder import Scratch, check_room, find_scratch, owner_of
 from feedrate.scratch.listing import remember_copy, survey
 from feedrate.scratch.source_check import checksum_file
@@ -132,7 +133,7 @@ class Staging:
                 return
             try:
                 writer = self.copy.take_writer()
-            except CopyGone:
+            except Gone:
                 raise self._gone() from None
             if writer is not None:
                 with writer:
@@ -226,7 +227,7 @@ class Staging:
             self._land_together(self._take_together())
             sync_folder(self.copy.data)
             self._note_checksums()
-        except CopyGone:
+        except Gone:
             raise self._gone() from None
         except OSError as error:
             if isinstance(error, FeedrateError):
@@ -406,7 +407,7 @@ def open_staging(
         copy = Copy.create(scratch.path, marker)
         try:
             lease = copy.lease()
-        except CopyGone:
+        except Gone:
             continue  # deleted in between
         if copy.is_ours and _is_longer(options.keep_s, copy.marker.keep_s):
             copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))

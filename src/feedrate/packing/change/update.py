@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import AlreadyExists, SourceError, UsageError
-from feedrate.files.atomic import atomic_write, folder_lock, remove_temporaries
+from feedrate.files.atomic import atomic_write, remove_temporaries
+from feedrate.files.lock import folder_lock
 from feedrate.format.fields import Field
 from feedrate.format.index import Values, dump_columns, make_part
 from feedrate.format.manifest import FILE_NAME, ColumnPart, Manifest, dump_manifest, read_manifest
