@@ -30,7 +30,7 @@ from typing import Any
 from feedrate.cache.limits import Tier
 from feedrate.cache.table import make_memory
 from feedrate.errors import StorageError
-from feedrate.machine.cgroup import find_memory_group
+from feedrate.machine.memory import find_memory_group
 
 _GATE = "gate"
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
