@@ -31,7 +31,7 @@ from feedrate.cache.table import make_memory
 from feedrate.errors import StorageError
 from feedrate.files.lock import lock_fd, locked_if_free
 from feedrate.files.permissions import find_distrust
-from feedrate.machine.cgroup import find_memory_group
+from feedrate.machine.memory import find_memory_group
 
 _GATE = "gate"
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
