@@ -56,8 +56,8 @@ bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& wor
 
 // `crc` is computed when `wanted` says so or the range has one to compare with.
 Outcome read_checked(Files& files, const Ranges& ranges, int64_t i, bool wanted, Buffer& buffer, uint32_t& crc) {
-    const Outcome outcome =
-        files.read(ranges.file[i], ranges.offset[i], ranges.length[i], [&](size_t size) { return buffer.make_room(size); });
+    const Outcome outcome = files.read(ranges.file[i], ranges.offset[i], ranges.length[i],
+                                       [&](size_t size) { return buffer.make_room(size); });
     if (!outcome.ok() || !(wanted || ranges.crc)) return outcome;
     crc = crc32c(buffer.data(), static_cast<size_t>(ranges.length[i]), 0);
     if (ranges.crc && crc != ranges.crc[i]) return {Status::crc_mismatch, Why::crc_differs, crc, ranges.crc[i]};
@@ -74,11 +74,14 @@ Outcome crop_raw(Files& files, const DecodeRequest& r, int64_t i, const Target& 
     r.bytes_read[i] += r.entries.length[i];
     const int32_t* b = r.boxes + 4 * i;
     RawCrop crop;
-    outcome = crop.open({mine.entries.data(), static_cast<size_t>(r.entries.length[i])}, r.images.length[i], {b[0], b[1], b[2], b[3]});
+    outcome = crop.open({mine.entries.data(), static_cast<size_t>(r.entries.length[i])}, r.images.length[i],
+                        {b[0], b[1], b[2], b[3]});
     if (!outcome.ok()) return outcome;
     int64_t offset = 0;
-    if (__builtin_add_overflow(r.images.offset[i], crop.offset(), &offset)) return {Status::unreadable, Why::bad_range, r.images.offset[i], crop.size()};
-    outcome = files.read(r.images.file[i], offset, crop.size(), [&](size_t size) { return mine.image.make_room(size); });
+    if (__builtin_add_overflow(r.images.offset[i], crop.offset(), &offset))
+        return {Status::unreadable, Why::bad_range, r.images.offset[i], crop.size()};
+    outcome =
+        files.read(r.images.file[i], offset, crop.size(), [&](size_t size) { return mine.image.make_room(size); });
     if (!outcome.ok()) return outcome;
     r.bytes_read[i] += crop.size();
     outcome = crop.decode(mine.image.data(), target, mine.resizer);
@@ -90,7 +93,8 @@ Outcome crop_raw(Files& files, const DecodeRequest& r, int64_t i, const Target& 
 
 Outcome decode_sample(Files& files, const DecodeRequest& r, int64_t i, uint8_t* out) {
     Worker& mine = worker();
-    const Target target{out, r.height, r.width, r.channels, r.flips[i] != 0, static_cast<Filter>(r.filters[i]), r.before_13};
+    const Target target{out,        r.height, r.width, r.channels, r.flips[i] != 0, static_cast<Filter>(r.filters[i]),
+                        r.before_13};
     if (r.raw[i]) return crop_raw(files, r, i, target);
     const bool enters = r.entries.file && r.entries.length[i] != 0;
     uint32_t crc = 0, entries_crc = 0;
@@ -124,20 +128,24 @@ bool check_ranges(Files& files, const Ranges& ranges, int64_t count, Pool* pool,
     for (int64_t i = 0, sum = 0; i < count && !is_large; ++i)
         is_large = ranges.length[i] > kTrustedBytes || (sum += std::max<int64_t>(ranges.length[i], 0)) > kTrustedBytes;
     const auto check = [&](int64_t i) {
-        outcomes[i] = guarded([&] { return files.check_range(ranges.file[i], ranges.offset[i], ranges.length[i], is_large); });
+        outcomes[i] =
+            guarded([&] { return files.check_range(ranges.file[i], ranges.offset[i], ranges.length[i], is_large); });
     };
     return for_each(count, is_large ? pool : nullptr, check);
 }
 
-bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool, Outcome* outcomes) {
+bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool,
+                 Outcome* outcomes) {
     return for_each(count, pool, [&](int64_t i) {
         uint8_t* to = buffer + starts[i];
         const size_t length = static_cast<size_t>(starts[i + 1] - starts[i]);
         outcomes[i] = guarded([&]() -> Outcome {
-            const Outcome outcome = files.read(ranges.file[i], ranges.offset[i], ranges.length[i], [&](size_t) { return to; });
+            const Outcome outcome =
+                files.read(ranges.file[i], ranges.offset[i], ranges.length[i], [&](size_t) { return to; });
             if (!outcome.ok() || !ranges.crc) return outcome;
             const uint32_t crc = crc32c(to, length, 0);
-            return crc == ranges.crc[i] ? Outcome{} : Outcome{Status::crc_mismatch, Why::crc_differs, crc, ranges.crc[i]};
+            return crc == ranges.crc[i] ? Outcome{}
+                                        : Outcome{Status::crc_mismatch, Why::crc_differs, crc, ranges.crc[i]};
         });
         if (!outcomes[i].ok()) std::memset(to, 0, length);
     });
@@ -150,7 +158,8 @@ void gather_rows(Files& files, const RowsRequest& r, Outcome* outcomes) {
             uint8_t* at = to;
             for (int c = 0; c < r.columns; at += r.sizes[c], ++c) {
                 int64_t offset = 0;
-                if (__builtin_mul_overflow(r.row[i], r.strides[c], &offset) || __builtin_add_overflow(offset, r.bases[i * r.columns + c], &offset))
+                if (__builtin_mul_overflow(r.row[i], r.strides[c], &offset) ||
+                    __builtin_add_overflow(offset, r.bases[i * r.columns + c], &offset))
                     return {Status::unreadable, Why::bad_range, r.bases[i * r.columns + c], r.sizes[c]};
                 const Outcome outcome = files.read(r.file[i], offset, r.sizes[c], [&](size_t) { return at; });
                 if (!outcome.ok()) return outcome;

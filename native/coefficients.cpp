@@ -209,8 +209,10 @@ private:
         int blocks = 0;
         for (int i = 0; i < count; ++i) {
             Plane& plane = image_.planes[static_cast<size_t>(i)];
-            plane.id = p[6 + 3 * i], plane.h = p[7 + 3 * i] >> 4, plane.v = p[7 + 3 * i] & 15, quant_of_[i] = p[8 + 3 * i];
-            if (plane.h < 1 || plane.h > 4 || plane.v < 1 || plane.v > 4 || quant_of_[i] > 3) return malformed(marker, p);
+            plane.id = p[6 + 3 * i], plane.h = p[7 + 3 * i] >> 4, plane.v = p[7 + 3 * i] & 15,
+            quant_of_[i] = p[8 + 3 * i];
+            if (plane.h < 1 || plane.h > 4 || plane.v < 1 || plane.v > 4 || quant_of_[i] > 3)
+                return malformed(marker, p);
             if (count == 1) plane.h = plane.v = 1;
             image_.h_max = plane.h > image_.h_max ? plane.h : image_.h_max;
             image_.v_max = plane.v > image_.v_max ? plane.v : image_.v_max;
@@ -225,7 +227,8 @@ private:
             plane.coded_high = ceil_div(ceil_div(height * plane.v, image_.v_max), 8);
             least_bits += int64_t{plane.coded_wide} * plane.coded_high;
         }
-        // The first value of every block takes a bit or more: a small file that claims a huge image is told before memory is taken.
+        // The first value of every block takes a bit or more: a small file that claims a huge image is told before
+        // memory is taken.
         if (least_bits / 8 > end_ - end) return corrupt(Why::ends_early, 0, rows);
         for (Plane& plane : image_.planes) {
             plane.values.assign(static_cast<size_t>(plane.wide) * static_cast<size_t>(plane.high) * 64, 0);
@@ -235,7 +238,8 @@ private:
     }
 
     Outcome scan(const uint8_t* p, const uint8_t* end) {
-        if (image_.planes.empty() || end - p < 1 || end - p != 4 + 2 * p[0] || p[0] < 1 || p[0] > 3) return malformed(0xDA, p);
+        if (image_.planes.empty() || end - p < 1 || end - p != 4 + 2 * p[0] || p[0] < 1 || p[0] > 3)
+            return malformed(0xDA, p);
         Scan scan;
         const uint8_t* tail = p + 1 + 2 * p[0];
         scan.first = tail[0], scan.last = tail[1], scan.high = tail[2] >> 4, scan.low = tail[2] & 15;
@@ -266,14 +270,17 @@ private:
             const int table = quant_of_[plane];
             if (!quant_defined_[table]) return corrupt(Why::quant_missing, table);
             // The quantiser of a component is the one that stands when its first scan begins.
-            if (left_[plane][0] == 0xFF) std::memcpy(image_.planes[static_cast<size_t>(plane)].quant, quant_[table], sizeof quant_[table]);
+            if (left_[plane][0] == 0xFF)
+                std::memcpy(image_.planes[static_cast<size_t>(plane)].quant, quant_[table], sizeof quant_[table]);
             if (scan.first > 0 && left_[plane][0] == 0xFF) return not_taken(Why::scan_parameters);
             for (int k = scan.first; k <= scan.last; ++k) {
                 const int expected = scan.high ? scan.high : 0xFF;
-                if (left_[plane][k] != expected || (scan.high && scan.low != scan.high - 1)) return not_taken(Why::scan_parameters);
+                if (left_[plane][k] != expected || (scan.high && scan.low != scan.high - 1))
+                    return not_taken(Why::scan_parameters);
                 left_[plane][k] = static_cast<uint8_t>(scan.low);
             }
-            if (scan.first == 0 && scan.high == 0 && !dc_[scan.dc[i]].defined) return corrupt(Why::huffman_missing, scan.dc[i], 0);
+            if (scan.first == 0 && scan.high == 0 && !dc_[scan.dc[i]].defined)
+                return corrupt(Why::huffman_missing, scan.dc[i], 0);
             if (scan.last > 0 && !ac_[scan.ac[i]].defined) return corrupt(Why::huffman_missing, scan.ac[i], 1);
         }
         return {};

@@ -23,7 +23,8 @@ void write_gray_pixels(const uint8_t* y, int count, uint32_t* out) {
 
 void blend_rows(const ChromaLine& line, uint8_t* out) {
     const int bias = line.above ? 1 : 2;
-    for (int x = line.first; x <= line.last; ++x) *out++ = static_cast<uint8_t>((3 * line.near[x] + line.far[x] + bias) >> 2);
+    for (int x = line.first; x <= line.last; ++x)
+        *out++ = static_cast<uint8_t>((3 * line.near[x] + line.far[x] + bias) >> 2);
 }
 
 void double_width(const ChromaLine& line, uint8_t* out) {

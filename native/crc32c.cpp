@@ -41,7 +41,8 @@ struct Shift {
             for (uint32_t i = 0; i < 256; ++i) table[byte][i] = ~crc32c_by_table(zeros, kStripe, ~(i << (8 * byte)));
     }
     uint32_t operator()(uint32_t value) const {
-        return table[0][value & 0xFF] ^ table[1][value >> 8 & 0xFF] ^ table[2][value >> 16 & 0xFF] ^ table[3][value >> 24];
+        return table[0][value & 0xFF] ^ table[1][value >> 8 & 0xFF] ^ table[2][value >> 16 & 0xFF] ^
+               table[3][value >> 24];
     }
 };
 
@@ -90,8 +91,8 @@ uint32_t crc32c_by_table(const uint8_t* data, size_t size, uint32_t value) {
     for (; size >= 8; size -= 8, data += 8) {
         uint32_t low = value ^ (static_cast<uint32_t>(data[0]) | static_cast<uint32_t>(data[1]) << 8 |
                                 static_cast<uint32_t>(data[2]) << 16 | static_cast<uint32_t>(data[3]) << 24);
-        value = t[7][low & 0xFF] ^ t[6][low >> 8 & 0xFF] ^ t[5][low >> 16 & 0xFF] ^ t[4][low >> 24] ^ t[3][data[4]] ^ t[2][data[5]] ^
-                t[1][data[6]] ^ t[0][data[7]];
+        value = t[7][low & 0xFF] ^ t[6][low >> 8 & 0xFF] ^ t[5][low >> 16 & 0xFF] ^ t[4][low >> 24] ^ t[3][data[4]] ^
+                t[2][data[5]] ^ t[1][data[6]] ^ t[0][data[7]];
     }
     for (; size; --size, ++data) value = value >> 8 ^ t[0][(value ^ *data) & 0xFF];
     return ~value;

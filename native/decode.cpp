@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decodes the part of a JPEG that a crop needs. Planes are rings of four MCU rows: one or two rows of MCUs are decoded, every line
-// whose chroma is complete goes to the resizer, then the next ones take the place of those that nobody needs any more.
+// Decodes the part of a JPEG that a crop needs. Planes are rings of four MCU rows: one or two rows of MCUs are decoded,
+// every line whose chroma is complete goes to the resizer, then the next ones take the place of those that nobody needs
+// any more.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -71,14 +72,17 @@ struct Decoder::Scratch {
     void take_memory();
     int stride(int i) const { return (columns.end - columns.begin) * 8 * header.component[i].h; }
     int ring(int i) const { return 32 * header.component[i].v; }
-    const uint8_t* line(int i, int y) const { return plane[i].data() + static_cast<size_t>(y % ring(i)) * static_cast<size_t>(stride(i)); }
+    const uint8_t* line(int i, int y) const {
+        return plane[i].data() + static_cast<size_t>(y % ring(i)) * static_cast<size_t>(stride(i));
+    }
     int lines_ready(int rows_done) const;
     void write_line(int y, uint32_t* out);
     const uint8_t* chroma_line(int i, int y);
 };
 
 void Decoder::Scratch::take_memory() {
-    for (int i = 0; i < header.component_count; ++i) plane[i].resize(static_cast<size_t>(stride(i)) * static_cast<size_t>(ring(i)));
+    for (int i = 0; i < header.component_count; ++i)
+        plane[i].resize(static_cast<size_t>(stride(i)) * static_cast<size_t>(ring(i)));
     for (auto& line : chroma) line.resize(static_cast<size_t>(box.right - box.left) + 4);
     sums.resize(static_cast<size_t>(box.right - box.left) / 2 + 6);
 }
@@ -91,7 +95,8 @@ Outcome Decoder::Scratch::check_entry(Entropy& at, int row, int column) {
     if (!outcome.ok()) return outcome;
     const int64_t number = entries.number(row, column);
     const Entry entry = entries.at(number);
-    const bool same = at.position() == entry.bit && std::equal(entry.predictor, entry.predictor + header.component_count, at.predictors());
+    const bool same = at.position() == entry.bit &&
+                      std::equal(entry.predictor, entry.predictor + header.component_count, at.predictors());
     return same ? Outcome{} : Outcome{Status::bad_entries, Why::entries_wrong, number, 0};
 }
 
@@ -126,9 +131,11 @@ Outcome Decoder::Scratch::walk_to(int row, int count, int column) {
         if (!entries.empty()) next = std::min(next, (at / entries.check_step() + 1) * entries.check_step());
         Planes planes[2] = {whole[0], whole[1]};
         for (auto& one : planes)
-            for (int i = 0; i < header.component_count; ++i) one.first[i] += wanted ? (at - columns.begin) * tables.advance[i] : 0;
+            for (int i = 0; i < header.component_count; ++i)
+                one.first[i] += wanted ? (at - columns.begin) * tables.advance[i] : 0;
         const Blocks blocks = wanted ? wanted_blocks : Blocks::skip;
-        Outcome outcome = count == 2 ? Entropy::walk_both(entropy, next - at, blocks, planes) : entropy[0].walk(next - at, blocks, planes[0]);
+        Outcome outcome = count == 2 ? Entropy::walk_both(entropy, next - at, blocks, planes)
+                                     : entropy[0].walk(next - at, blocks, planes[0]);
         for (int i = 0; i < count && outcome.ok(); ++i) outcome = check_entry(entropy[i], row + i, next);
         if (!outcome.ok()) return outcome;
         at = next;
@@ -156,7 +163,8 @@ const uint8_t* Decoder::Scratch::chroma_line(int i, int y) {
     const bool blend = !(header.half_width && c.width <= 2);
     const int near = header.half_height ? y / 2 : y;
     const bool above = y % 2 == 0;
-    const int far = header.half_height && blend ? std::min(std::max(above ? near - 1 : near + 1, 0), c.height - 1) : near;
+    const int far =
+        header.half_height && blend ? std::min(std::max(above ? near - 1 : near + 1, 0), c.height - 1) : near;
     if (!header.half_width && !header.half_height) return line(i, y) + (box.left - origin);
     uint8_t* out = chroma[i - 1].data();
     // Columns are counted from the start of the image; the pointers stand where column 0 would be.
@@ -188,9 +196,11 @@ void Decoder::Scratch::write_line(int y, uint32_t* out) {
 Decoder::Decoder() : scratch_(new Scratch) {}
 Decoder::~Decoder() { delete scratch_; }
 
-Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last) {
+Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target,
+                        Stage last) {
     Scratch& s = *scratch_;
-    // Before anything that hands the file to others: entries of another file mean that an index is wrong, whatever the file is.
+    // Before anything that hands the file to others: entries of another file mean that an index is wrong, whatever the
+    // file is.
     Outcome outcome = check_entries(entries, file_crc);
     // Entries are of files that were scanned to their end.
     if (outcome.ok()) outcome = parse_jpeg(file.data, file.size, s.header, entries.size == 0);

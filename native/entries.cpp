@@ -23,7 +23,9 @@ uint32_t get(const uint8_t* from, int bytes) {
     return value;
 }
 
-uint32_t own_crc(const uint8_t* bytes, size_t size) { return crc32c(bytes + kHead, size - kHead, crc32c(bytes, kChecked, 0)); }
+uint32_t own_crc(const uint8_t* bytes, size_t size) {
+    return crc32c(bytes + kHead, size - kHead, crc32c(bytes, kChecked, 0));
+}
 
 int bits_of(uint32_t value) { return value ? 32 - __builtin_clz(value) : 0; }
 
@@ -126,7 +128,8 @@ std::string EntriesWriter::finish(uint32_t file_crc) {
     BitWriter writer(tail);
     for (size_t n = 0; n < entries_.size(); ++n) {
         writer.put(n ? entries_[n].bit - entries_[n - 1].bit : 0, widths.distance);
-        for (int i = 0; i < components; ++i) writer.put(static_cast<uint32_t>(entries_[n].predictor[i] - lowest[i]), widths.predictor[i]);
+        for (int i = 0; i < components; ++i)
+            writer.put(static_cast<uint32_t>(entries_[n].predictor[i] - lowest[i]), widths.predictor[i]);
     }
     writer.finish();
     put(head, kVersion, 1);
@@ -175,7 +178,8 @@ Outcome Entries::open(Bytes bytes, const Header& header) {
     const int per_row = (header.mcus_per_row + step_ - 1) / step_;
     const int64_t count = static_cast<int64_t>(per_row) * header.mcu_rows;
     const int64_t needed = static_cast<int64_t>(head) + widths.bytes(count);
-    if (static_cast<int64_t>(bytes.size) != needed) return bad(Why::entries_short, static_cast<int64_t>(bytes.size), needed);
+    if (static_cast<int64_t>(bytes.size) != needed)
+        return bad(Why::entries_short, static_cast<int64_t>(bytes.size), needed);
 
     entries_.resize(static_cast<size_t>(count));
     PackedReader reader(p + head, p + bytes.size);
@@ -187,7 +191,8 @@ Outcome Entries::open(Bytes bytes, const Header& header) {
         if ((distance == 0) != (n == 0) || bit >= end) return bad(Why::entries_offsets, n);
         Entry& entry = entries_[static_cast<size_t>(n)];
         entry.bit = static_cast<uint32_t>(bit);
-        for (int i = 0; i < components; ++i) entry.predictor[i] = lowest[i] + static_cast<int>(reader.get(widths.predictor[i]));
+        for (int i = 0; i < components; ++i)
+            entry.predictor[i] = lowest[i] + static_cast<int>(reader.get(widths.predictor[i]));
     }
     per_row_ = per_row;
     check_step_ = step_ * static_cast<int>(std::clamp<int64_t>(count * kBytesPerEntry * 8 / end, 1, per_row));

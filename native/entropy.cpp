@@ -25,7 +25,8 @@ Outcome make_tables(const Header& header, bool paired, McuTables& tables) {
         for (int k = 0; k < 64; ++k) tables.quant[i][kPlace[k]] = static_cast<int16_t>(header.quant[c.quant][k]);
         tables.advance[i] = 8 * c.h;
         for (int y = 0; y < c.v; ++y)
-            for (int x = 0; x < c.h; ++x) tables.block[tables.block_count++] = {i, &dc, &ac, tables.quant[i], 8 * x, 8 * y};
+            for (int x = 0; x < c.h; ++x)
+                tables.block[tables.block_count++] = {i, &dc, &ac, tables.quant[i], 8 * x, 8 * y};
     }
     return {};
 }
@@ -126,7 +127,8 @@ Outcome Entropy::judge() const {
 
 Planes Entropy::from_here(const Planes& planes, int64_t first) const {
     Planes moved = planes;
-    for (int i = 0; i < header_->component_count; ++i) moved.first[i] += planes.first[i] ? (mcu_ - first) * tables_->advance[i] : 0;
+    for (int i = 0; i < header_->component_count; ++i)
+        moved.first[i] += planes.first[i] ? (mcu_ - first) * tables_->advance[i] : 0;
     return moved;
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "files.h"
 
-#include <cerrno>
 #include <fcntl.h>
-#include <limits>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <cerrno>
+#include <limits>
 
 namespace feedrate {
 
@@ -100,7 +100,8 @@ Outcome Files::read_into(int64_t file, int64_t offset, int64_t length, uint8_t* 
         } else if (got == 0) {
             struct stat facts;
             const bool known = ::fstat(descriptor->get(), &facts) == 0;
-            return {Status::cut_short, Why::file_ends, known ? static_cast<int64_t>(facts.st_size) : offset + done, offset + length};
+            return {Status::cut_short, Why::file_ends, known ? static_cast<int64_t>(facts.st_size) : offset + done,
+                    offset + length};
         } else if (errno != EINTR) {
             outcome = {Status::unreadable, Why::cannot_read, errno, 0};
             forget(file);  // a stale handle opens anew next time

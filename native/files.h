@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files by number: opened when first needed, a bounded number at a time, the least recently used one closed first. Safe for
-// any number of threads; a file that is being read stays open until the read is done.
+// Files by number: opened when first needed, a bounded number at a time, the least recently used one closed first. Safe
+// for any number of threads; a file that is being read stays open until the read is done.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,8 @@
 
 namespace feedrate {
 
-constexpr int64_t kTrustedBytes = int64_t{16} << 20;  // what is longer is compared with the file's size before memory is taken
+constexpr int64_t kTrustedBytes = int64_t{16}
+                                  << 20;  // what is longer is compared with the file's size before memory is taken
 
 // Grows, never shrinks by itself; the bytes past size() are the owner's business.
 class Buffer {
@@ -36,14 +37,15 @@ public:
     explicit Files(std::vector<std::string> paths) : paths_(std::move(paths)) {}
     size_t size() const { return paths_.size(); }
 
-    // Reads exactly `length` bytes to where `room(length)` says; asks for room only after a look at the file's size when
-    // the range is large. Throws what `room` throws.
+    // Reads exactly `length` bytes to where `room(length)` says; asks for room only after a look at the file's size
+    // when the range is large. Throws what `room` throws.
     template <class Room>
     Outcome read(int64_t file, int64_t offset, int64_t length, Room room) {
         const Outcome outcome = check_range(file, offset, length);
         return outcome.ok() ? read_into(file, offset, length, room(static_cast<size_t>(length))) : outcome;
     }
-    // Whether a range lies inside its file. One of a few megabytes is believed, and its file not looked at, unless `always` says so.
+    // Whether a range lies inside its file. One of a few megabytes is believed, and its file not looked at, unless
+    // `always` says so.
     Outcome check_range(int64_t file, int64_t offset, int64_t length, bool always = false);
     // They open again when they are next needed.
     void close();

@@ -19,8 +19,8 @@ namespace feedrate {
 
 namespace {
 
-// So many names are looked at by one thread; more are shared out. Most of the time goes by inside the file system: on one of this
-// machine's disks a few threads are as many times as fast, on a network more so.
+// So many names are looked at by one thread; more are shared out. Most of the time goes by inside the file system: on
+// one of this machine's disks a few threads are as many times as fast, on a network more so.
 constexpr size_t kTogether = 512;
 
 }  // namespace
@@ -39,7 +39,8 @@ bool has_suffix(const char* name, size_t size, const std::vector<std::string>& s
     return false;
 }
 
-int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads, const uint8_t* stop, FolderList& list) {
+int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads,
+                const uint8_t* stop, FolderList& list) {
     const auto is_stopped = [stop] { return __atomic_load_n(stop, __ATOMIC_RELAXED) != 0; };
     DIR* const folder = ::opendir(path.c_str());
     if (!folder) return errno;
@@ -61,7 +62,8 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
         return error;
     }
     std::sort(found.begin(), found.end(), [&](const auto& one, const auto& two) {
-        const int order = std::memcmp(names.data() + one.first, names.data() + two.first, std::min(one.second, two.second));
+        const int order =
+            std::memcmp(names.data() + one.first, names.data() + two.first, std::min(one.second, two.second));
         return order ? order < 0 : one.second < two.second;
     });
     list.names.reserve(names.size());
@@ -101,13 +103,14 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
         for (size_t i = first; i < std::min(first + kTogether, found.size()) && !is_stopped(); ++i) look(i);
     };
     const auto pieces = static_cast<int64_t>((found.size() + kTogether - 1) / kTogether);
-    const auto threads = std::min({static_cast<int64_t>(std::thread::hardware_concurrency()), int64_t{most_threads}, pieces});
+    const auto threads =
+        std::min({static_cast<int64_t>(std::thread::hardware_concurrency()), int64_t{most_threads}, pieces});
     bool is_done = false;
     if (threads > 1) try {
-        is_done = Pool(static_cast<int>(threads)).run(pieces, look_at_some);
-    } catch (const std::system_error&) {
-        // No more threads for this process: one will do.
-    }
+            is_done = Pool(static_cast<int>(threads)).run(pieces, look_at_some);
+        } catch (const std::system_error&) {
+            // No more threads for this process: one will do.
+        }
     for (int64_t piece = 0; !is_done && piece < pieces; ++piece) look_at_some(piece);
     ::closedir(folder);
     return is_stopped() ? ECANCELED : 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies in one folder, sorted by name: for listing datasets of millions of files, where a Python object per file would
-// cost more than the files do.
+// What lies in one folder, sorted by name: for listing datasets of millions of files, where a Python object per file
+// would cost more than the files do.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +26,10 @@ struct FolderList {
     std::vector<FolderEntry> kinds;
 };
 
-// Links are followed; names that begin with a dot are left out. `suffixes` are like ".jpg", in lower case. Returns an errno, 0 for none;
-// ECANCELED soon after somebody sets `*stop`.
-int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads, const uint8_t* stop, FolderList& list);
+// Links are followed; names that begin with a dot are left out. `suffixes` are like ".jpg", in lower case. Returns an
+// errno, 0 for none; ECANCELED soon after somebody sets `*stop`.
+int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads,
+                const uint8_t* stop, FolderList& list);
 
 // Whether a name ends in one of `suffixes` (given in lower case), and has something before it.
 bool has_suffix(const char* name, size_t size, const std::vector<std::string>& suffixes);

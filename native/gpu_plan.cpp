@@ -20,7 +20,8 @@ namespace feedrate {
 
 namespace {
 
-static_assert(sizeof(GpuItem) == 28 && sizeof(GpuGroup) == 12 && sizeof(GpuTile) == 12 && sizeof(GpuImage) % 16 == 0, "layout.h has gaps");
+static_assert(sizeof(GpuItem) == 28 && sizeof(GpuGroup) == 12 && sizeof(GpuTile) == 12 && sizeof(GpuImage) % 16 == 0,
+              "layout.h has gaps");
 static_assert(kGpuMaxBlocks == kMaxBlocks && kGpuWeightBits == kWeightBits, "layout.h differs from the kernel");
 
 constexpr int64_t kAlignment = 256;  // of the parts of what is staged
@@ -48,7 +49,8 @@ bool copy_code(const HuffmanSpec& spec, bool dc, GpuCode& to) {
     }
     std::memcpy(to.counts, spec.counts, 16);
     std::memcpy(to.symbols, spec.symbols, static_cast<size_t>(spec.symbol_count));
-    return !dc || std::all_of(spec.symbols, spec.symbols + spec.symbol_count, [](uint8_t symbol) { return symbol <= 15; });
+    return !dc ||
+           std::all_of(spec.symbols, spec.symbols + spec.symbol_count, [](uint8_t symbol) { return symbol <= 15; });
 }
 
 // The tables of all components as two pairs; false where there are more, or one is no code.
@@ -61,7 +63,9 @@ bool copy_codes(const Header& header, GpuImage& image) {
         if (pair == 2) return false;
         if (pair == pairs) {
             dc[pairs] = c.dc, ac[pairs] = c.ac;
-            if (!copy_code(header.dc[c.dc], true, image.code[2 * pair]) || !copy_code(header.ac[c.ac], false, image.code[2 * pair + 1])) return false;
+            if (!copy_code(header.dc[c.dc], true, image.code[2 * pair]) ||
+                !copy_code(header.ac[c.ac], false, image.code[2 * pair + 1]))
+                return false;
             ++pairs;
         }
         image.component[i].pair = pair;
@@ -72,7 +76,10 @@ bool copy_codes(const Header& header, GpuImage& image) {
 // As Taps::make has it, without room for groups.
 int taps_of(int in_size, int out_size, Filter filter) {
     if (in_size == out_size || filter == Filter::nearest) return 1;
-    const double support = filter == Filter::box ? 0.5 : filter == Filter::bicubic ? 2.0 : filter == Filter::lanczos ? 3.0 : 1.0;
+    const double support = filter == Filter::box       ? 0.5
+                           : filter == Filter::bicubic ? 2.0
+                           : filter == Filter::lanczos ? 3.0
+                                                       : 1.0;
     return static_cast<int>(std::ceil(support * std::max(static_cast<double>(in_size) / out_size, 1.0))) * 2 + 1;
 }
 
@@ -83,7 +90,8 @@ int tile_lines(const GpuImage& image) { return std::max(kGpuTilePixels / image.w
 bool is_down_first(const Box& box, const GpuRequest& r, Filter filter) {
     const int fewer_rows = box.bottom - box.top - r.height, fewer_columns = box.right - box.left - r.width;
     const bool across_first = r.before_13 && (filter == Filter::bicubic || filter == Filter::lanczos);
-    return fewer_rows != 0 && (fewer_columns == 0 || (!across_first && fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
+    return fewer_rows != 0 &&
+           (fewer_columns == 0 || (!across_first && fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
 }
 
 bool is_inside(const Box& box, const Header& header) {
@@ -92,7 +100,9 @@ bool is_inside(const Box& box, const Header& header) {
            box.bottom <= header.height && pixels <= kMaxCropPixels / 2;
 }
 
-Box box_of(const GpuRequest& r, int64_t i) { return {r.boxes[4 * i], r.boxes[4 * i + 1], r.boxes[4 * i + 2], r.boxes[4 * i + 3]}; }
+Box box_of(const GpuRequest& r, int64_t i) {
+    return {r.boxes[4 * i], r.boxes[4 * i + 1], r.boxes[4 * i + 2], r.boxes[4 * i + 3]};
+}
 
 // Where the entropy-coded data ends that begins at `from`: at a marker other than a restart marker.
 const uint8_t* find_end(const uint8_t* from, const uint8_t* limit) {
@@ -105,8 +115,8 @@ const uint8_t* find_end(const uint8_t* from, const uint8_t* limit) {
     return limit;
 }
 
-// Copies entropy-coded bytes without their stuffing, and tells where any of them has gone. What lies between two bytes of 0xFF is copied
-// at once, when the second is passed, however many entry points stand there.
+// Copies entropy-coded bytes without their stuffing, and tells where any of them has gone. What lies between two bytes
+// of 0xFF is copied at once, when the second is passed, however many entry points stand there.
 class Unstuffing {
 public:
     Unstuffing(const uint8_t* limit, uint8_t* out) : limit_(limit), to_(out) {}
@@ -182,7 +192,9 @@ void GpuPlan::place(const GpuRequest& r, int64_t i) {
     s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
     s.pixels = static_cast<int64_t>(image.width) * image.height;
     // Whole quadruples, which are one load.
-    s.between = round_up(static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height), 4);
+    s.between = round_up(
+        static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height),
+        4);
     s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
     s.is_taken = true;
 }
@@ -191,18 +203,24 @@ void GpuPlan::place(const GpuRequest& r, int64_t i) {
 bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Bytes& image, Bytes& entries) {
     if (!r.disk) {
         image = {r.data + r.starts[number], static_cast<size_t>(r.starts[number + 1] - r.starts[number])};
-        entries = {r.entries + r.entry_starts[number], static_cast<size_t>(r.entry_starts[number + 1] - r.entry_starts[number])};
+        entries = {r.entries + r.entry_starts[number],
+                   static_cast<size_t>(r.entry_starts[number + 1] - r.entry_starts[number])};
         return entries.size != 0;
     }
     const auto read = [&](const Ranges& ranges, Buffer& to, Bytes& bytes) {
         const int64_t length = ranges.length[number];
-        if (!r.disk->read(ranges.file[number], ranges.offset[number], length, [&](size_t size) { return to.make_room(size); }).ok()) return false;
+        if (!r.disk
+                 ->read(ranges.file[number], ranges.offset[number], length,
+                        [&](size_t size) { return to.make_room(size); })
+                 .ok())
+            return false;
         bytes = {to.data(), static_cast<size_t>(length)};
         return true;
     };
     thread_local Buffer points;
     if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, entries)) return false;
-    return read(r.images, read_[static_cast<size_t>(number)], image) && crc32c(image.data, image.size, 0) == r.crcs[number];
+    return read(r.images, read_[static_cast<size_t>(number)], image) &&
+           crc32c(image.data, image.size, 0) == r.crcs[number];
 }
 
 void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops, int64_t count) {
@@ -213,7 +231,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
     Entries& entries = kept;
     if (!check_entries(packed, r.crcs[number]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
     if (!is_possible(header) || !entries.open(packed, header).ok()) return;
-    const int64_t* first = std::find_if(crops, crops + count, [&](int64_t i) { return is_inside(box_of(r, i), header); });
+    const int64_t* first =
+        std::find_if(crops, crops + count, [&](int64_t i) { return is_inside(box_of(r, i), header); });
     if (first == crops + count) return;
     Box window = box_of(r, *first);
     for (const int64_t* other = first + 1; other < crops + count; ++other) {
@@ -231,7 +250,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
     image.components = header.component_count;
     image.half_width = header.half_width, image.half_height = header.half_height;
     const Span rows = needed_mcus(window.top, window.bottom, header.half_height, header.mcu_height, header.mcu_rows);
-    const Span columns = needed_mcus(window.left, window.right, header.half_width, header.mcu_width, header.mcus_per_row);
+    const Span columns =
+        needed_mcus(window.left, window.right, header.half_width, header.mcu_width, header.mcus_per_row);
     int64_t blocks = 0, per_mcu = 0;
     for (int n = 0; n < header.component_count; ++n) {
         const Component& from = header.component[n];
@@ -270,18 +290,22 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
             item.word = entry.bit;
             item.end = static_cast<unsigned>(kNoEnd);
             for (int n = 0; n < header.component_count; ++n) item.predictor[n] = static_cast<short>(entry.predictor[n]);
-            // What one entry point says, decode() compares with what it finds; a predictor that no block can have is found there.
+            // What one entry point says, decode() compares with what it finds; a predictor that no block can have is
+            // found there.
             bool fits = std::equal(item.predictor, item.predictor + header.component_count, entry.predictor);
             int64_t bytes;
             if (at + 1 < entries.count()) {
                 const Entry& next = entries.at(at + 1);
                 item.end = next.bit;
                 item.how_it_ends = end == stop ? kGpuEndsAt : kGpuEndsBefore;
-                for (int n = 0; n < header.component_count; ++n) item.end_predictor[n] = static_cast<short>(next.predictor[n]);
-                fits = fits && std::equal(item.end_predictor, item.end_predictor + header.component_count, next.predictor);
+                for (int n = 0; n < header.component_count; ++n)
+                    item.end_predictor[n] = static_cast<short>(next.predictor[n]);
+                fits =
+                    fits && std::equal(item.end_predictor, item.end_predictor + header.component_count, next.predictor);
                 bytes = next.bit / 8 - entry.bit / 8;
             } else {
-                const uint8_t *from = file.data + header.scan_begin + entry.bit / 8, *limit = file.data + header.scan_end;
+                const uint8_t *from = file.data + header.scan_begin + entry.bit / 8,
+                              *limit = file.data + header.scan_end;
                 bytes = find_end(from, limit) - from;
                 s.scan_bytes = entry.bit / 8 + bytes;
             }
@@ -325,7 +349,8 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
     is_read_ = r.disk != nullptr;
     if (is_read_) read_.resize(std::max(read_.size(), static_cast<size_t>(r.files)));
     const bool open = for_each(r.files, pool, [&](int64_t file) {
-        const int64_t *begin = crops_.data() + first_crop_[static_cast<size_t>(file)], *end = crops_.data() + first_crop_[static_cast<size_t>(file) + 1];
+        const int64_t *begin = crops_.data() + first_crop_[static_cast<size_t>(file)],
+                      *end = crops_.data() + first_crop_[static_cast<size_t>(file) + 1];
         if (begin == end) return;
         try {
             look_at(r, file, begin, end - begin);
@@ -352,17 +377,20 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         s.first_group = more.groups, s.first_tile = more.tiles, s.first_item = items, s.first_byte = bytes;
         image.first_block = more.blocks, image.pixels = more.pixels, image.between = more.between;
         image.samples = &leader == &s ? more.samples : leader.image.samples;
-        image.weights[0] = more.weights, image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
+        image.weights[0] = more.weights,
+        image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
         more.groups += (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
         more.tiles += s.tiles;
-        more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between, more.weights += s.weights;
+        more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between,
+            more.weights += s.weights;
         const int64_t more_bytes = bytes + round_up(s.bytes, 16);
         more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
         more.tiles_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
         more.items_at = round_up(more.tiles_at + more.tiles * static_cast<int64_t>(sizeof(GpuTile)), kAlignment);
         more.words_at = round_up(more.items_at + (items + s.items) * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
         more.staged = round_up(more.words_at + more_bytes + kGpuReadAhead, kAlignment);
-        const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX && more.tiles <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
+        const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX &&
+                          more.tiles <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
         s.is_taken = fits;
         if (!fits) continue;
         taken[i] = 1;
@@ -373,9 +401,10 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
     return true;
 }
 
-// Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes begin at `word`
-// of all; their room follows from look_at.
-bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const {
+// Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes
+// begin at `word` of all; their room follows from look_at.
+bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word,
+                    int64_t& count) const {
     count = 0;
     if (s.stretches.empty()) return true;  // cut from another crop's window
     const uint8_t *begin = (is_read_ ? read_[s.file].data() : data) + s.scan, *limit = begin + s.scan_bytes;
@@ -390,7 +419,8 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
         row = stretch.row;
         const uint8_t* at = in.reach(from);
         if (!at) return false;
-        int64_t mcu = static_cast<int64_t>(s.first_row + stretch.row) * s.mcus_per_row + s.first_column + stretch.column;
+        int64_t mcu =
+            static_cast<int64_t>(s.first_row + stretch.row) * s.mcus_per_row + s.first_column + stretch.column;
         GpuItem item = stretch;
         unsigned first_bit = stretch.word % 8;
         for (int left = stretch.count; left > 0;) {
@@ -405,7 +435,8 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
             const uint8_t* stop = is_marker_due ? in.reach_marker() : in.reach(end);
             const bool is_at_end = stop && has_end && !is_marker_due;
             if (!stop) {
-                // A marker in what the crop does not need is nobody's business here: the decoder stops before it, or tells.
+                // A marker in what the crop does not need is nobody's business here: the decoder stops before it, or
+                // tells.
                 if (is_exact) return false;
                 stop = in.reach_marker();
             }
@@ -419,11 +450,13 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
                 in.begin(marker + 1);
                 at = in.at();
                 // The next entry point stands behind the marker, and begins anew.
-                const bool is_anew = marker + 1 == end && stretch.end % 8 == 0 &&
-                                     std::all_of(stretch.end_predictor, stretch.end_predictor + 3, [](short p) { return p == 0; });
+                const bool is_anew =
+                    marker + 1 == end && stretch.end % 8 == 0 &&
+                    std::all_of(stretch.end_predictor, stretch.end_predictor + 3, [](short p) { return p == 0; });
                 if (!left && !is_anew) return false;
             } else if (is_at_end) {
-                // The last bits are in a byte that may not begin a marker. MCUs that the crop does not need may be fewer bits than these.
+                // The last bits are in a byte that may not begin a marker. MCUs that the crop does not need may be
+                // fewer bits than these.
                 const bool is_marker = stretch.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0);
                 if (is_marker && is_exact) return false;
                 if (!is_marker) item.end += stretch.end % 8;

@@ -22,7 +22,9 @@ struct Symbol {
 
     FEEDRATE_INLINE uint64_t move() const { return word >> 8 & 0xFF; }
     // One bit at least belongs to a symbol, so that the shift is 63 at most.
-    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 16)); }
+    FEEDRATE_INLINE int16_t value(uint64_t buffer) const {
+        return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 16));
+    }
 };
 constexpr int kEndOfBlock = 128, kNotHere = 64;
 
@@ -38,34 +40,38 @@ struct Pair {
     FEEDRATE_INLINE uint64_t first_move() const { return word >> 8 & 0xFF; }
     FEEDRATE_INLINE uint64_t move() const { return word >> 16 & 0xFF; }
     FEEDRATE_INLINE int16_t first_value() const { return static_cast<int16_t>(word >> 32); }
-    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 48)); }
+    FEEDRATE_INLINE int16_t value(uint64_t buffer) const {
+        return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 48));
+    }
 };
 
 struct HuffmanTable {
-    // 11 bits hold nearly all codes of photographs with the bit after them, and more often than not two symbols; the tables stay in the
-    // first-level cache (with 12, photographs at 4:4:4 are slower). What is found here takes 25 bits at most, 10 and a value of 15. A
-    // step of that and a long code with its value, 31 bits, fit between refills of 56 bits.
+    // 11 bits hold nearly all codes of photographs with the bit after them, and more often than not two symbols; the
+    // tables stay in the first-level cache (with 12, photographs at 4:4:4 are slower). What is found here takes 25 bits
+    // at most, 10 and a value of 15. A step of that and a long code with its value, 31 bits, fit between refills of 56
+    // bits.
     static constexpr int kLookahead = 11;
     Pair pairs[1 << kLookahead];     // AC, if is_paired
     Symbol lookup[1 << kLookahead];  // DC, and AC where a pair does not fit what is left of a block
-    uint8_t place[64];     // kPlace, where the loop over symbols reaches it without another register
-    int32_t code_end[17];  // by length: one past the last code; 0 when there is none
+    uint8_t place[64];               // kPlace, where the loop over symbols reaches it without another register
+    int32_t code_end[17];            // by length: one past the last code; 0 when there is none
     int32_t symbol_offset[17];
     uint8_t symbols[256];
     uint8_t counts[16] = {};
     bool is_built = false, is_dc = false, is_paired = false;
     int met = 0;  // how often it was wanted again
 
-    // False when the counts do not make a prefix code, or a DC symbol is not a size. Quick when the same table was built before.
-    // Pairs take most of the time. Who reads little may do without, unless the table is one that comes again and again.
+    // False when the counts do not make a prefix code, or a DC symbol is not a size. Quick when the same table was
+    // built before. Pairs take most of the time. Who reads little may do without, unless the table is one that comes
+    // again and again.
     bool build(const HuffmanSpec& spec, bool dc, bool paired);
     void make_pairs();
     // For codes that the lookup does not hold. `next` is the next 17 bits; kNotHere when they begin no code.
     Symbol long_code(uint32_t next) const;
 };
 
-// Where the coefficient of a zigzag index is kept, and its quantiser: rows r and r + 4 together, value by value, as the IDCT takes them
-// up. The DC coefficient is the first.
+// Where the coefficient of a zigzag index is kept, and its quantiser: rows r and r + 4 together, value by value, as the
+// IDCT takes them up. The DC coefficient is the first.
 extern const uint8_t kPlace[64];
 constexpr int place_of(int row, int column) { return row % 4 * 16 + column * 2 + row / 4; }
 
@@ -75,8 +81,8 @@ struct BitReader {
     uint64_t bits = 0;
     const uint8_t* at = nullptr;
 
-    // 56 bits or more afterwards. Bits past the counted ones are those of the bytes at `at`; reading them again leaves them as
-    // they are.
+    // 56 bits or more afterwards. Bits past the counted ones are those of the bytes at `at`; reading them again leaves
+    // them as they are.
     FEEDRATE_INLINE void refill() {
         uint64_t word;
         std::memcpy(&word, at, 8);
@@ -115,8 +121,8 @@ struct McuTables {
     HuffmanTable dc[4], ac[4];
 };
 
-// Where that loop is. It reads unstuffed bytes up to `end`, then up to kMaxMcuBytes + 16 of whatever follows: where the data ends is
-// looked at once per MCU.
+// Where that loop is. It reads unstuffed bytes up to `end`, then up to kMaxMcuBytes + 16 of whatever follows: where the
+// data ends is looked at once per MCU.
 struct McuStream {
     BitReader in;
     const uint8_t* end = nullptr;
@@ -126,7 +132,9 @@ struct McuStream {
     int predictor[kMaxComponents] = {};
 
     // Negative: bits were used that are not there.
-    FEEDRATE_INLINE int64_t bits_left(const BitReader& reader) const { return (end - reader.at) * 8 + static_cast<int64_t>(reader.bits & 63); }
+    FEEDRATE_INLINE int64_t bits_left(const BitReader& reader) const {
+        return (end - reader.at) * 8 + static_cast<int64_t>(reader.bits & 63);
+    }
     int64_t bits_left() const { return bits_left(in); }
     // What must be left for an MCU to begin.
     int64_t bits_needed() const { return to_the_end ? 0 : kMaxMcuBytes * 8; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The JPEG part of the kernel: baseline and extended sequential 8-bit Huffman JPEG with one interleaved scan, gray or
-// YCbCr with chroma at full or half resolution. Pixels are those of libjpeg-turbo's accurate decode (islow IDCT, triangle
-// upsampling, its integer colour conversion) followed by Pillow's crop and resize.
+// YCbCr with chroma at full or half resolution. Pixels are those of libjpeg-turbo's accurate decode (islow IDCT,
+// triangle upsampling, its integer colour conversion) followed by Pillow's crop and resize.
 //
 // Who owns what: the caller owns the bytes of the file and the output; neither is kept after a call returns. A Header
 // points into the bytes of the file. A Decoder owns scratch memory, is used by one thread at a time, and may be reused.
@@ -63,12 +63,12 @@ struct Header {
     size_t scan_begin = 0, scan_end = 0;  // the entropy-coded data; scan_end stands at the marker that ends it
 };
 
-// Reads the headers, and finds where the entropy-coded data ends, unless told that the end of the file will do. When the outcome is
-// not ok, width and height are set if they were seen.
+// Reads the headers, and finds where the entropy-coded data ends, unless told that the end of the file will do. When
+// the outcome is not ok, width and height are set if they were seen.
 Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_end = true);
 
-// Whether the file is long enough for what its headers claim: every block takes two bits or more. A small file that claims a huge image
-// is told before memory is taken for it.
+// Whether the file is long enough for what its headers claim: every block takes two bits or more. A small file that
+// claims a huge image is told before memory is taken for it.
 bool is_possible(const Header& header);
 
 // "4:2:0", "gray", ...
@@ -77,13 +77,16 @@ const char* sampling_name(const Header& header);
 // The name of the format that parse_jpeg's not_jpeg tells by number.
 const char* format_name(int format);
 
-// How far apart entry points stand in the entropy-coded data unless told otherwise. On 250 photographs of 109 KB they then take 0.54 % of
-// the data. Closer ones gain this decoder nothing that can be measured; rows alone (0.22 %) cost 2 % more instructions.
+// How far apart entry points stand in the entropy-coded data unless told otherwise. On 250 photographs of 109 KB they
+// then take 0.54 % of the data. Closer ones gain this decoder nothing that can be measured; rows alone (0.22 %) cost 2
+// % more instructions.
 constexpr int64_t kBytesPerEntry = 1000;
 
-// Decodes every Huffman code once. `entries` is empty unless the outcome is ok; `file_crc` is the crc32c of the whole file, which they name.
-// They stand about `bytes_per_entry` (1 or more) apart; never further than a row of MCUs, never closer than an MCU.
-Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries, int64_t bytes_per_entry = kBytesPerEntry);
+// Decodes every Huffman code once. `entries` is empty unless the outcome is ok; `file_crc` is the crc32c of the whole
+// file, which they name. They stand about `bytes_per_entry` (1 or more) apart; never further than a row of MCUs, never
+// closer than an MCU.
+Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries,
+                  int64_t bytes_per_entry = kBytesPerEntry);
 
 struct Box {
     int left, top, right, bottom;
@@ -119,7 +122,8 @@ public:
 
     // Decodes `box` of the file into `target`. `entries` may be empty; `file_crc` is looked at only when they are not.
     // Throws std::bad_alloc only.
-    Outcome decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last = Stage::resize);
+    Outcome decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target,
+                   Stage last = Stage::resize);
 
     // Gives memory back that only an unusually large image needed.
     void trim();

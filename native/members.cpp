@@ -20,17 +20,19 @@ namespace feedrate {
 namespace {
 
 constexpr size_t kLongestPart = 180, kLongestName = 100;  // of a key's part; of a tar header's field
-constexpr int64_t kMostPerCall = int64_t{1} << 30;  // Linux reads no more than 2 GB at a time
+constexpr int64_t kMostPerCall = int64_t{1} << 30;        // Linux reads no more than 2 GB at a time
 constexpr int kSizeField = 124, kSumField = 148;
 constexpr int64_t kLargest = int64_t{1} << 33;  // eleven octal digits
 
 int64_t padded(int64_t size) { return (size + kTarBlock - 1) / kTarBlock * kTarBlock; }
 
 bool is_safe(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || std::strchr("_.-~+=,@()", c) != nullptr;
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::strchr("_.-~+=,@()", c) != nullptr;
 }
 
-// Where the last part begins, and where its suffix does (the end when it has none; a name that only begins with a dot has none).
+// Where the last part begins, and where its suffix does (the end when it has none; a name that only begins with a dot
+// has none).
 struct Parts {
     size_t base, suffix;
 };
@@ -58,7 +60,8 @@ bool make_key(const char* path, const Parts& parts, std::string& key) {
             continue;
         }
         const size_t length = i - begin;
-        const bool is_dots = (length == 1 && key[begin] == '.') || (length == 2 && key[begin] == '.' && key[begin + 1] == '.');
+        const bool is_dots =
+            (length == 1 && key[begin] == '.') || (length == 2 && key[begin] == '.' && key[begin + 1] == '.');
         if (!length || length > kLongestPart || is_dots) return false;
         begin = i + 1;
     }
@@ -70,12 +73,14 @@ struct Template {
     const uint8_t* bytes;
     uint32_t sum;
 
-    explicit Template(const uint8_t* header) : bytes(header), sum(std::accumulate(header, header + kTarBlock, uint32_t{8 * ' '})) {
+    explicit Template(const uint8_t* header)
+        : bytes(header), sum(std::accumulate(header, header + kTarBlock, uint32_t{8 * ' '})) {
         sum -= std::accumulate(header + kSumField, header + kSumField + 8, uint32_t{0});
     }
 };
 
-// A header as Python's tarfile writes it (PAX, nothing to extend): only name, size and checksum differ from member to member.
+// A header as Python's tarfile writes it (PAX, nothing to extend): only name, size and checksum differ from member to
+// member.
 bool put_header(const Template& header, const std::string& name, int64_t size, uint8_t* out) {
     if (name.size() > kLongestName || size >= kLargest) return false;
     std::memcpy(out, header.bytes, kTarBlock);
@@ -102,7 +107,8 @@ struct Folder {
     Folder& operator=(const Folder&) = delete;
 };
 
-// Reads a file that must have exactly `size` bytes: asks for one more, so that one call says both. `has_room`: for that byte, too.
+// Reads a file that must have exactly `size` bytes: asks for one more, so that one call says both. `has_room`: for that
+// byte, too.
 bool read_whole(int folder, const char* path, int64_t size, uint8_t* to, bool has_room) {
     const int fd = ::openat(folder, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) return false;
@@ -112,7 +118,8 @@ bool read_whole(int folder, const char* path, int64_t size, uint8_t* to, bool ha
         const iovec parts[] = {{to + done, static_cast<size_t>(size - done)}, {&beyond, 1}};
         const int64_t wanted = std::min(size - done + 1, kMostPerCall);
         const bool is_last = wanted == size - done + 1;
-        const ssize_t got = is_last && !has_room ? ::readv(fd, parts, 2) : ::read(fd, to + done, static_cast<size_t>(wanted));
+        const ssize_t got =
+            is_last && !has_room ? ::readv(fd, parts, 2) : ::read(fd, to + done, static_cast<size_t>(wanted));
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) break;
         done += got;
@@ -143,7 +150,8 @@ bool look(const uint8_t* data, size_t size, const std::string& suffix, const Mem
     if (suffix == ".png") return look_at_png(data, size, facts);
     if (suffix != ".jpg" && suffix != ".jpeg") return false;
     Header header;
-    const Outcome outcome = r.scan ? scan_jpeg(data, size, facts.crc, header, facts.entries, r.bytes_per_entry) : parse_jpeg(data, size, header);
+    const Outcome outcome = r.scan ? scan_jpeg(data, size, facts.crc, header, facts.entries, r.bytes_per_entry)
+                                   : parse_jpeg(data, size, header);
     facts.width = header.width, facts.height = header.height;
     facts.has_exif = header.may_have_exif;
     facts.kind = header.component_count == 1 ? ImageKind::gray_jpeg : ImageKind::jpeg;
@@ -180,8 +188,8 @@ bool make_sample(const MembersRequest& r, const Template& header, int folder, in
 int64_t room_of(int64_t size, bool has_label) { return kTarBlock + padded(size) + (has_label ? 2 * kTarBlock : 0); }
 
 bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
-    // Small files are done before a thread could be woken for the next one: they are handed out in handfuls. A photograph takes long
-    // enough, and the last handful of them would be one thread's alone.
+    // Small files are done before a thread could be woken for the next one: they are handed out in handfuls. A
+    // photograph takes long enough, and the last handful of them would be one thread's alone.
     constexpr int64_t kMost = 16, kMostBytes = 64 << 10;
     const int64_t mean = r.count ? (r.starts[r.count] - r.starts[0]) / r.count : 0;
     const int64_t in_hand = std::clamp(kMostBytes / std::max<int64_t>(mean, 1), int64_t{1}, kMost);
@@ -205,7 +213,8 @@ bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
 uint64_t hash_stem(const uint8_t* path, size_t size) {
     const Parts parts = split(reinterpret_cast<const char*>(path), size);
     uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a, then splitmix64's finaliser
-    for (size_t i = 0; i < parts.suffix; ++i) hash = (hash ^ (i >= parts.base && path[i] == '.' ? '_' : path[i])) * 0x100000001B3u;
+    for (size_t i = 0; i < parts.suffix; ++i)
+        hash = (hash ^ (i >= parts.base && path[i] == '.' ? '_' : path[i])) * 0x100000001B3u;
     hash = (hash ^ hash >> 30) * 0xBF58476D1CE4E5B9u;
     hash = (hash ^ hash >> 27) * 0x94D049BB133111EBu;
     return hash ^ hash >> 31;

@@ -139,7 +139,8 @@ Outcome judge_geometry(const Reading& seen, Header& header) {
 
 Outcome read_scan_header(const uint8_t* p, size_t length, size_t at, const Reading& seen, Header& header) {
     if (!seen.frame) return corrupt(Why::bad_segment, 0xDA, static_cast<int64_t>(at));
-    if (length < 1 || length != 4 + 2 * static_cast<size_t>(p[0])) return corrupt(Why::bad_segment, 0xDA, static_cast<int64_t>(at));
+    if (length < 1 || length != 4 + 2 * static_cast<size_t>(p[0]))
+        return corrupt(Why::bad_segment, 0xDA, static_cast<int64_t>(at));
     if (p[0] != seen.count) return not_taken(Why::not_interleaved);
     for (int i = 0; i < seen.count; ++i) {
         Component& c = header.component[i];
@@ -172,7 +173,8 @@ size_t find_scan_end(const uint8_t* data, size_t begin, size_t size) {
 }
 
 // One segment that has a length. `done` is set by the start of the scan.
-Outcome read_segment(int marker, const uint8_t* p, size_t length, size_t at, Header& header, Reading& seen, bool& done) {
+Outcome read_segment(int marker, const uint8_t* p, size_t length, size_t at, Header& header, Reading& seen,
+                     bool& done) {
     const auto malformed = [&](bool good) {
         return good ? Outcome{} : corrupt(Why::bad_segment, marker, static_cast<int64_t>(at));
     };
@@ -205,8 +207,8 @@ Outcome read_segment(int marker, const uint8_t* p, size_t length, size_t at, Hea
     }
     if (marker == 0xCC) return not_taken(Why::arithmetic);
     if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC8) return read_frame(marker, p, length, at, header, seen);
-    // Application data, comments and a number of lines (which libjpeg does not look at either) are passed over. What is left is
-    // reserved, and libjpeg refuses it: nobody knows what it says about the image.
+    // Application data, comments and a number of lines (which libjpeg does not look at either) are passed over. What is
+    // left is reserved, and libjpeg refuses it: nobody knows what it says about the image.
     const bool passed_over = (marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE || marker == 0xDC;
     return passed_over ? Outcome{} : corrupt(Why::bad_marker, static_cast<int64_t>(at - 1));
 }
@@ -233,7 +235,8 @@ Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_e
         if (is_alone || at - before != 2) header.may_have_exif = true;
         if (is_alone) continue;
         if (marker == 0xD9) return corrupt(Why::no_scan);
-        if (marker == 0x00 || marker == 0x01 || marker == 0xD8) return corrupt(Why::bad_marker, static_cast<int64_t>(at - 1));
+        if (marker == 0x00 || marker == 0x01 || marker == 0xD8)
+            return corrupt(Why::bad_marker, static_cast<int64_t>(at - 1));
         if (size - at < 2) return ends;
         const size_t length = static_cast<size_t>(word_at(data + at));
         if (length < 2) return corrupt(Why::bad_segment, marker, static_cast<int64_t>(at));

@@ -27,8 +27,8 @@ uint32_t crc32(const uint8_t* data, size_t size) {
     static const Tables tables = make_tables();
     uint32_t crc = 0xFFFFFFFFu;
     for (; size >= 8; data += 8, size -= 8) {
-        crc ^= static_cast<uint32_t>(data[0]) | static_cast<uint32_t>(data[1]) << 8 | static_cast<uint32_t>(data[2]) << 16 |
-               static_cast<uint32_t>(data[3]) << 24;
+        crc ^= static_cast<uint32_t>(data[0]) | static_cast<uint32_t>(data[1]) << 8 |
+               static_cast<uint32_t>(data[2]) << 16 | static_cast<uint32_t>(data[3]) << 24;
         crc = tables[7][crc & 255] ^ tables[6][crc >> 8 & 255] ^ tables[5][crc >> 16 & 255] ^ tables[4][crc >> 24] ^
               tables[3][data[4]] ^ tables[2][data[5]] ^ tables[1][data[6]] ^ tables[0][data[7]];
     }
@@ -37,7 +37,8 @@ uint32_t crc32(const uint8_t* data, size_t size) {
 }
 
 uint32_t big_endian(const uint8_t* at) {
-    return static_cast<uint32_t>(at[0]) << 24 | static_cast<uint32_t>(at[1]) << 16 | static_cast<uint32_t>(at[2]) << 8 | at[3];
+    return static_cast<uint32_t>(at[0]) << 24 | static_cast<uint32_t>(at[1]) << 16 | static_cast<uint32_t>(at[2]) << 8 |
+           at[3];
 }
 
 bool is(const uint8_t* at, const char* kind) { return std::memcmp(at, kind, 4) == 0; }
@@ -54,8 +55,8 @@ bool allowed(int depth, int colour) {
     }
 }
 
-constexpr uint32_t kMaxSide = 65'000;          // beyond this, whoever decodes it must say
-constexpr uint64_t kMaxPixels = 50'000'000;    // Pillow has a limit too, and words for it
+constexpr uint32_t kMaxSide = 65'000;        // beyond this, whoever decodes it must say
+constexpr uint64_t kMaxPixels = 50'000'000;  // Pillow has a limit too, and words for it
 
 }  // namespace
 

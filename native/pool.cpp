@@ -15,8 +15,8 @@ namespace feedrate {
 
 namespace {
 
-// Signals belong to the interpreter's threads: Python handles them in its main thread. Not so those that a thread causes itself: blocked,
-// they would end the process before faulthandler could say where.
+// Signals belong to the interpreter's threads: Python handles them in its main thread. Not so those that a thread
+// causes itself: blocked, they would end the process before faulthandler could say where.
 class SignalsBlocked {
 public:
     SignalsBlocked() {
@@ -55,7 +55,8 @@ void Pool::serve(State& state, int number) {
     std::unique_lock<std::mutex> lock(state.mutex);
     for (;;) {
         const bool is_parked = number >= limit_;
-        if (state.closing && (is_parked || state.queue.empty())) return;  // thread 0 is never parked, and empties the queue
+        if (state.closing && (is_parked || state.queue.empty()))
+            return;  // thread 0 is never parked, and empties the queue
         if (is_parked || state.queue.empty()) {
             (is_parked ? state.unparked : state.changed).wait(lock);
             continue;
@@ -110,7 +111,8 @@ void Pool::set_limit(int limit) {
         const std::lock_guard<std::mutex> lock(state.mutex);
         limit_ = limit;
     }
-    state.unparked.notify_all();  // those that wait for work and are now to be parked find out when work next wakes them
+    state.unparked
+        .notify_all();  // those that wait for work and are now to be parked find out when work next wakes them
 }
 
 double Pool::cpu_seconds() {

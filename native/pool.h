@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads that take one sample at a time from a queue of batches.
 //
-// A batch is queued by run(), which waits for it. A thread takes the next sample of the oldest batch that has one left; when it
-// has none left the batch leaves the queue (others may still work on its last samples) and the thread goes on with the next batch.
-// Whoever finishes a batch's last sample wakes its caller. close() lets the queue run empty, then joins. cancel() lets the samples be that
-// nobody has taken yet.
+// A batch is queued by run(), which waits for it. A thread takes the next sample of the oldest batch that has one left;
+// when it has none left the batch leaves the queue (others may still work on its last samples) and the thread goes on
+// with the next batch. Whoever finishes a batch's last sample wakes its caller. close() lets the queue run empty, then
+// joins. cancel() lets the samples be that nobody has taken yet.
 //
-// A limit says how many of the threads work: those numbered below it. The others are parked on a condition variable of their own,
-// so that no batch wakes them, and start with the first batch that finds them below it. A thread that is no longer below it parks after
-// its sample.
+// A limit says how many of the threads work: those numbered below it. The others are parked on a condition variable of
+// their own, so that no batch wakes them, and start with the first batch that finds them below it. A thread that is no
+// longer below it parks after its sample.
 //
 //   open --close()--> closing --queue empty, threads joined--> closed        (a child after fork() begins at open, without threads)
 #pragma once
@@ -32,8 +32,8 @@ public:
     explicit Pool(int threads, int nice = 0) : nice_(nice), limit_(threads) {}
     ~Pool() { close(); }
 
-    // Calls work(0) to work(count - 1), which must not throw, from the pool's threads; returns when all are done. False when the
-    // pool is closed: nothing was called; or cancelled: not all were. Any number of callers at a time.
+    // Calls work(0) to work(count - 1), which must not throw, from the pool's threads; returns when all are done. False
+    // when the pool is closed: nothing was called; or cancelled: not all were. Any number of callers at a time.
     bool run(int64_t count, const std::function<void(int64_t)>& work);
     // From now on at most `limit` threads, at least one, take samples.
     void set_limit(int limit);

@@ -25,7 +25,8 @@ void write_line(const uint8_t* in, int channels, int count, bool gray, uint32_t*
     if (channels == 1) {
         for (int x = 0; x < count; ++x) out[x] = in[x] * 0x010101u;
     } else if (gray) {  // Pillow's convert("L")
-        for (int x = 0; x < count; ++x, in += 3) out[x] = ((in[0] * 19595u + in[1] * 38470u + in[2] * 7471u + 0x8000u) >> 16) * 0x010101u;
+        for (int x = 0; x < count; ++x, in += 3)
+            out[x] = ((in[0] * 19595u + in[1] * 38470u + in[2] * 7471u + 0x8000u) >> 16) * 0x010101u;
     } else {
         level().spread_rgb(in, count, out);
     }
@@ -38,11 +39,13 @@ Outcome RawCrop::open(Bytes table, int64_t length, const Box& box) {
     if (size < kHeaderSize) return bad_table(Why::entries_short, size, kHeaderSize);
     const uint8_t* t = table.data;
     if (t[0] != 'R' || t[1] != 1) return bad_table(Why::raw_version, t[0], t[1]);
-    if (crc32c(t + kHeaderSize, table.size - kHeaderSize, crc32c(t, kChecked, 0)) != get_u32(t + kChecked)) return bad_table(Why::entries_crc);
+    if (crc32c(t + kHeaderSize, table.size - kHeaderSize, crc32c(t, kChecked, 0)) != get_u32(t + kChecked))
+        return bad_table(Why::entries_crc);
     channels_ = t[2];
     block_rows_ = get_u32(t + 4);
     const int64_t width = get_u32(t + 8), height = get_u32(t + 12), data = get_u32(t + 16);
-    if ((channels_ != 1 && channels_ != 3) || t[3] != 0 || width < 1 || height < 1 || width > kMaxSide || height > kMaxSide || block_rows_ < 1 || block_rows_ > height)
+    if ((channels_ != 1 && channels_ != 3) || t[3] != 0 || width < 1 || height < 1 || width > kMaxSide ||
+        height > kMaxSide || block_rows_ < 1 || block_rows_ > height)
         return bad_table(Why::entries_geometry);
     const int64_t blocks = (height + block_rows_ - 1) / block_rows_;
     if (size != kHeaderSize + 4 * blocks) return bad_table(Why::entries_short, size, kHeaderSize + 4 * blocks);
@@ -50,7 +53,8 @@ Outcome RawCrop::open(Bytes table, int64_t length, const Box& box) {
     if (length != data + height * row_bytes_) return bad_table(Why::raw_length, length, data + height * row_bytes_);
 
     if (box.left >= box.right || box.top >= box.bottom) return {Status::bad_box, Why::box_empty, 0, 0};
-    if (box.left < 0 || box.top < 0 || box.right > width || box.bottom > height) return {Status::bad_box, Why::box_outside, width, height};
+    if (box.left < 0 || box.top < 0 || box.right > width || box.bottom > height)
+        return {Status::bad_box, Why::box_outside, width, height};
     const int64_t pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top);
     if (pixels > kMaxCropPixels) return {Status::bad_box, Why::crop_too_large, pixels, kMaxCropPixels};
 

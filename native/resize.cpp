@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule for the weights is Pillow's (Resample.c): a curve as wide as the scale, normalised, in fixed point of 22 bits; eight
-// bits between the passes. Which pass comes first shows in the last bit. The rule is that of Pillow 13, the same for every filter,
-// found by trying sizes. Earlier ones always begin with the horizontal pass, and differ by at most one level; but with weights below
-// zero what is cut off between the passes makes a difference of many levels at edges, so that there their order is taken.
+// The rule for the weights is Pillow's (Resample.c): a curve as wide as the scale, normalised, in fixed point of 22
+// bits; eight bits between the passes. Which pass comes first shows in the last bit. The rule is that of Pillow 13, the
+// same for every filter, found by trying sizes. Earlier ones always begin with the horizontal pass, and differ by at
+// most one level; but with weights below zero what is cut off between the passes makes a difference of many levels at
+// edges, so that there their order is taken.
 #include "resize.h"
 
 #include <algorithm>
@@ -114,7 +115,8 @@ void Resizer::begin(int in_width, int in_height, const Target& target) {
     horizontal_ = in_width != target.width;
     vertical_ = in_height != target.height;
     const int fewer_rows = in_height - target.height, fewer_columns = in_width - target.width;
-    const bool across_first = target.before_13 && (target.filter == Filter::bicubic || target.filter == Filter::lanczos);
+    const bool across_first =
+        target.before_13 && (target.filter == Filter::bicubic || target.filter == Filter::lanczos);
     lower_first_ = vertical_ && (!horizontal_ || (!across_first && fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
     size_t spare = 0;  // taps of weight zero may read past the line
     if (horizontal_) {
@@ -148,7 +150,8 @@ void Resizer::push() {
     // Lines are narrowed in pairs; the last of an odd number stands for both.
     if (pushed_ % 2 == 1 && pushed_ < in_height_) return;
     const int count = pushed_ % 2 == 1 ? 1 : 2;
-    uint32_t* out[2] = {vertical_ ? slot(stored_) : narrow_[0].data(), vertical_ ? slot(stored_ + 1) : narrow_[1].data()};
+    uint32_t* out[2] = {vertical_ ? slot(stored_) : narrow_[0].data(),
+                        vertical_ ? slot(stored_ + 1) : narrow_[1].data()};
     shrink_pair(line_[0].data(), line_[count - 1].data(), out[0], out[1]);
     if (vertical_) {
         stored_ += count;
@@ -165,10 +168,12 @@ void Resizer::lower_ready() {
         const size_t y = static_cast<size_t>(lowered_);
         const int first = down_.first[y], count = down_.count[y];
         if (first + count > stored_) return;
-        for (int k = 0; k < count; ++k) rows_[static_cast<size_t>(k)] = reinterpret_cast<const uint8_t*>(slot(first + k));
+        for (int k = 0; k < count; ++k)
+            rows_[static_cast<size_t>(k)] = reinterpret_cast<const uint8_t*>(slot(first + k));
         uint32_t* out = line_[lowered_ % 2].data();
         const int32_t* weight = &down_.weight[y * static_cast<size_t>(down_.width)];
-        level().lower(rows_.data(), count, weight, static_cast<int>(padded(width) * 4), reinterpret_cast<uint8_t*>(out));
+        level().lower(rows_.data(), count, weight, static_cast<int>(padded(width) * 4),
+                      reinterpret_cast<uint8_t*>(out));
         ++lowered_;
         if (!lower_first_ || !horizontal_) {
             emit(out, lowered_ - 1);

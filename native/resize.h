@@ -30,7 +30,7 @@ private:
     Target target_{};
     int in_width_ = 0, in_height_ = 0;
     bool horizontal_ = false, vertical_ = false;
-    bool lower_first_ = false;  // what comes in goes to the vertical pass
+    bool lower_first_ = false;                   // what comes in goes to the vertical pass
     int pushed_ = 0, stored_ = 0, lowered_ = 0;  // lines so far: taken, put into the ring, made by the vertical pass
     Taps across_, down_;
     int ring_lines_ = 1;

@@ -29,7 +29,8 @@ Kept& kept() {
 
 }  // namespace
 
-Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries, int64_t bytes_per_entry) {
+Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries,
+                  int64_t bytes_per_entry) {
     entries.clear();
     Outcome outcome = parse_jpeg(data, size, header);
     if (!outcome.ok()) return outcome;

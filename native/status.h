@@ -23,34 +23,34 @@ enum class Status : int32_t {
 enum class Why : int32_t {
     none = 0,
     // Reading.
-    cannot_open,      // a: errno
-    cannot_read,      // a: errno
-    no_such_number,   // a: the file's number, b: how many files there are
-    bad_range,        // a: offset, b: length
-    file_ends,        // a: bytes in the file, b: bytes needed
-    crc_differs,      // a: found, b: expected
+    cannot_open,     // a: errno
+    cannot_read,     // a: errno
+    no_such_number,  // a: the file's number, b: how many files there are
+    bad_range,       // a: offset, b: length
+    file_ends,       // a: bytes in the file, b: bytes needed
+    crc_differs,     // a: found, b: expected
     out_of_memory,
     // Kinds of image that the kernel leaves to others.
-    not_jpeg,         // a: index into the list of formats in words.cpp
+    not_jpeg,  // a: index into the list of formats in words.cpp
     progressive,
     arithmetic,
     lossless,
-    precision,        // a: bits
+    precision,  // a: bits
     cmyk,
-    components,       // a: how many
+    components,  // a: how many
     rgb_adobe,
     rgb_ids,
-    sampling,         // a: luma h * 16 + v, b: chroma h * 16 + v
+    sampling,  // a: luma h * 16 + v, b: chroma h * 16 + v
     not_interleaved,
     scan_order,
     scan_parameters,
-    too_large,        // a: width, b: height
-    file_too_large,   // a: bytes
+    too_large,       // a: width, b: height
+    file_too_large,  // a: bytes
     // Damage.
     empty_file,
-    headers_end,      // a: bytes in the file
-    bad_marker,       // a: byte offset
-    bad_segment,      // a: marker, b: byte offset
+    headers_end,  // a: bytes in the file
+    bad_marker,   // a: byte offset
+    bad_segment,  // a: marker, b: byte offset
     no_scan,
     no_size,
     quant_missing,    // a: table
@@ -62,8 +62,8 @@ enum class Why : int32_t {
     restart_order,    // a: MCU row, b: MCU rows in the image
     // The request.
     box_empty,
-    box_outside,      // a: width, b: height of the image
-    crop_too_large,   // a: pixels asked for, b: the limit
+    box_outside,     // a: width, b: height of the image
+    crop_too_large,  // a: pixels asked for, b: the limit
     // Entry points.
     entries_version,  // a: found
     entries_short,    // a: bytes there, b: bytes needed
@@ -73,9 +73,9 @@ enum class Why : int32_t {
     entries_offsets,  // a: number of the entry
     entries_wrong,    // a: number of the entry
     // Raw rows.
-    raw_version,      // a: first byte, b: version
-    raw_length,       // a: bytes in the stored file, b: bytes that the table speaks of
-    rows_differ,      // a: first row, b: last row of the block
+    raw_version,  // a: first byte, b: version
+    raw_length,   // a: bytes in the stored file, b: bytes that the table speaks of
+    rows_differ,  // a: first row, b: last row of the block
 };
 
 struct Outcome {

@@ -19,7 +19,8 @@ void transpose(Coefficients& image) {
         for (int y = 0; y < plane.high; ++y)
             for (int x = 0; x < plane.wide; ++x) {
                 const int16_t* from = plane.block(x, y);
-                int16_t* to = turned.data() + (static_cast<size_t>(x) * static_cast<size_t>(plane.high) + static_cast<size_t>(y)) * 64;
+                int16_t* to = turned.data() +
+                              (static_cast<size_t>(x) * static_cast<size_t>(plane.high) + static_cast<size_t>(y)) * 64;
                 for (int i = 0; i < 64; ++i) to[i] = from[i % 8 * 8 + i / 8];
             }
         plane.values.swap(turned);
@@ -36,7 +37,8 @@ void transpose(Coefficients& image) {
 void mirror(Coefficients& image) {
     for (Plane& plane : image.planes)
         for (int y = 0; y < plane.high; ++y) {
-            for (int x = 0; x < plane.wide / 2; ++x) std::swap_ranges(plane.block(x, y), plane.block(x, y) + 64, plane.block(plane.wide - 1 - x, y));
+            for (int x = 0; x < plane.wide / 2; ++x)
+                std::swap_ranges(plane.block(x, y), plane.block(x, y) + 64, plane.block(plane.wide - 1 - x, y));
             int16_t* row = plane.block(0, y);
             for (int i = 0; i < plane.wide * 64; ++i)
                 if (i & 1) row[i] = static_cast<int16_t>(-row[i]);
@@ -46,7 +48,8 @@ void mirror(Coefficients& image) {
 void turn_over(Coefficients& image) {
     for (Plane& plane : image.planes) {
         const int row = plane.wide * 64;
-        for (int y = 0; y < plane.high / 2; ++y) std::swap_ranges(plane.block(0, y), plane.block(0, y) + row, plane.block(0, plane.high - 1 - y));
+        for (int y = 0; y < plane.high / 2; ++y)
+            std::swap_ranges(plane.block(0, y), plane.block(0, y) + row, plane.block(0, plane.high - 1 - y));
         for (size_t i = 0; i < plane.values.size(); ++i)
             if (i >> 3 & 1) plane.values[i] = static_cast<int16_t>(-plane.values[i]);
     }
@@ -152,9 +155,13 @@ bool code_image(const Coefficients& image, const Emit& emit) {
         for (int x = 0; x < luma.wide / luma.h; ++x)
             for (size_t i = 0; i < image.planes.size(); ++i) {
                 const Plane& plane = image.planes[i];
-                const auto send = [&](bool is_ac, int symbol, int value, int bits) { emit(i > 0, is_ac, symbol, value, bits); };
+                const auto send = [&](bool is_ac, int symbol, int value, int bits) {
+                    emit(i > 0, is_ac, symbol, value, bits);
+                };
                 for (int b = 0; b < plane.h * plane.v; ++b)
-                    if (!code_block(plane.block(x * plane.h + b % plane.h, y * plane.v + b / plane.h), predictor[i], send)) return false;
+                    if (!code_block(plane.block(x * plane.h + b % plane.h, y * plane.v + b / plane.h), predictor[i],
+                                    send))
+                        return false;
             }
     return true;
 }
@@ -231,7 +238,8 @@ bool turn(Coefficients& image, int orientation) {
     const bool mirrored = orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7;
     const bool upside_down = orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
     const int width = sideways ? image.height : image.width, height = sideways ? image.width : image.height;
-    const int mcu_width = sideways ? image.mcu_height() : image.mcu_width(), mcu_height = sideways ? image.mcu_width() : image.mcu_height();
+    const int mcu_width = sideways ? image.mcu_height() : image.mcu_width(),
+              mcu_height = sideways ? image.mcu_width() : image.mcu_height();
     if ((mirrored && width % mcu_width) || (upside_down && height % mcu_height)) return false;
     if (sideways) transpose(image);
     if (mirrored) mirror(image);
@@ -243,7 +251,9 @@ Outcome write_baseline(const Coefficients& image, std::string& out) {
     std::vector<int64_t> frequency[2][2];  // luma and chroma, DC and AC
     for (auto& kind : frequency)
         for (auto& one : kind) one.assign(256, 0);
-    const bool fits = code_image(image, [&](bool chroma, bool is_ac, int symbol, int, int) { ++frequency[chroma][is_ac][static_cast<size_t>(symbol)]; });
+    const bool fits = code_image(image, [&](bool chroma, bool is_ac, int symbol, int, int) {
+        ++frequency[chroma][is_ac][static_cast<size_t>(symbol)];
+    });
     if (!fits) return not_taken(Why::scan_parameters);
     const int kinds = image.planes.size() > 1 ? 2 : 1;
     Code codes[2][2];

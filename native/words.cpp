@@ -59,7 +59,8 @@ const char* format_of(Why why) {
         case Why::entries_geometry: return "entry points do not fit the size of the image";
         case Why::entries_offsets: return "entry point %lld lies outside the image data or before its predecessor";
         case Why::entries_wrong: return "decoding does not arrive at entry point %lld";
-        case Why::raw_version: return "the index has no table of raw rows that this kernel reads (kind %lld, version %lld)";
+        case Why::raw_version:
+            return "the index has no table of raw rows that this kernel reads (kind %lld, version %lld)";
         case Why::raw_length: return "raw image of %lld bytes, the index speaks of %lld";
         case Why::rows_differ: return "rows %lld to %lld are not those that were packed (checksum)";
     }
@@ -77,11 +78,12 @@ std::string words(const Outcome& outcome) {
         case Why::cannot_read: return std::string("cannot be read: ") + std::strerror(static_cast<int>(a));
         case Why::not_jpeg: return std::string("not a JPEG (") + format_name(static_cast<int>(a)) + ")";
         case Why::sampling:
-            std::snprintf(text, sizeof text, "sampling factors %lldx%lld with %lldx%lld", a >> 4, a & 15, b >> 4, b & 15);
+            std::snprintf(text, sizeof text, "sampling factors %lldx%lld with %lldx%lld", a >> 4, a & 15, b >> 4,
+                          b & 15);
             return text;
         default: break;
     }
-    // The formats are the literals above; the compiler cannot see that through the function.
+        // The formats are the literals above; the compiler cannot see that through the function.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
 #pragma GCC diagnostic ignored "-Wformat-security"

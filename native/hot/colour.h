@@ -6,7 +6,8 @@ namespace {
 
 FEEDRATE_HOT_INLINE int32_t clamp(int32_t value) { return std::min(std::max(value, 0), 255); }
 
-FEEDRATE_HOT_INLINE void convert_some(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
+FEEDRATE_HOT_INLINE void convert_some(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count,
+                                      uint32_t* out) {
     for (int i = 0; i < count; ++i) {
         const int32_t u = cb[i] - 128, v = cr[i] - 128;
         const int32_t r = clamp(y[i] + ((kRed * v + kHalf) >> 16));
@@ -18,7 +19,9 @@ FEEDRATE_HOT_INLINE void convert_some(const uint8_t* y, const uint8_t* cb, const
 
 #if FEEDRATE_VECTORS == 256
 
-FEEDRATE_HOT_INLINE __m256i load16(const uint8_t* from) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
+FEEDRATE_HOT_INLINE __m256i load16(const uint8_t* from) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
 
 // (twice * factor + 65536) >> 17, in 16 bits: the high half of the product, halved with rounding, is the same number.
 FEEDRATE_HOT_INLINE __m256i round_product(__m256i twice, int16_t factor) {
@@ -41,7 +44,8 @@ FEEDRATE_HOT_INLINE void convert_16(const uint8_t* y, const uint8_t* cb, const u
     const __m256i u2 = _mm256_add_epi16(u, u), v2 = _mm256_add_epi16(v, v);
     const __m256i r = _mm256_add_epi16(_mm256_add_epi16(luma, v), round_product(v2, kRed - 65536));
     const __m256i g = _mm256_add_epi16(luma, green_of(u, v));
-    const __m256i b = _mm256_add_epi16(_mm256_add_epi16(luma, u2), round_product(u2, static_cast<int16_t>(kBlue - 2 * 65536)));
+    const __m256i b =
+        _mm256_add_epi16(_mm256_add_epi16(luma, u2), round_product(u2, static_cast<int16_t>(kBlue - 2 * 65536)));
     // Within each half: r g r g ..., b 0 b 0 ..., then r g b 0.
     const __m256i rb = _mm256_packus_epi16(r, b), g0 = _mm256_packus_epi16(g, _mm256_setzero_si256());
     const __m256i rg = _mm256_unpacklo_epi8(rb, g0), b0 = _mm256_unpackhi_epi8(rb, g0);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From entropy-coded bytes to samples: takes out the stuffing, decodes Huffman codes block by block, and hands each block to the IDCT.
+// From entropy-coded bytes to samples: takes out the stuffing, decodes Huffman codes block by block, and hands each
+// block to the IDCT.
 namespace feedrate::FEEDRATE_LEVEL {
 
 namespace {
@@ -68,13 +69,14 @@ FEEDRATE_HOT const uint8_t* unstuff(const uint8_t* from, const uint8_t* end, uin
     return from;
 }
 
-// What one or two AC symbols did: more follow; the same, but it took the bits of two steps; the block is complete; the bits are no
-// code, or run past the block.
+// What one or two AC symbols did: more follow; the same, but it took the bits of two steps; the block is complete; the
+// bits are no code, or run past the block.
 enum class Step { more, more_after_refill, complete, bad };
 
 // A symbol that is not simply taken: its code is long, or with it the block is complete.
 template <bool kStore>
-FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Symbol symbol, uint64_t& k, int16_t* block) {
+FEEDRATE_HOT_INLINE Step finish_symbol(BitReader& in, const HuffmanTable& ac, Symbol symbol, uint64_t& k,
+                                       int16_t* block) {
     Step next = Step::complete;
     if (FEEDRATE_UNLIKELY(symbol.move() == kNotHere)) {
         symbol = ac.long_code(static_cast<uint32_t>(in.buffer >> 47));
@@ -161,8 +163,8 @@ FEEDRATE_HOT_INLINE bool take_dc(BitReader& in, const HuffmanTable& dc, int& pre
     return true;
 }
 
-// Decodes the AC symbols that follow zigzag index k. Returns the index of the last coefficient, or more where zeros follow it; -1 when
-// the bits are no code or run past the block.
+// Decodes the AC symbols that follow zigzag index k. Returns the index of the last coefficient, or more where zeros
+// follow it; -1 when the bits are no code or run past the block.
 template <bool kStore, bool kPairs = true>
 FEEDRATE_HOT_INLINE int take_ac(BitReader& in, const HuffmanTable& ac, uint64_t k, int16_t* block) {
     Step step;
@@ -183,9 +185,11 @@ FEEDRATE_HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTabl
     return take_ac<kStore>(in, ac, k, block);
 }
 
-// The AC symbols of one block of each stream, 64 coefficients each. A function of its own, so that both streams stay in registers.
+// The AC symbols of one block of each stream, 64 coefficients each. A function of its own, so that both streams stay in
+// registers.
 template <bool kStore>
-FEEDRATE_HOT __attribute__((noinline)) void take_ac_pair(BitReader (&in)[2], const HuffmanTable& ac, int16_t* blocks, int (&last)[2]) {
+FEEDRATE_HOT __attribute__((noinline)) void take_ac_pair(BitReader (&in)[2], const HuffmanTable& ac, int16_t* blocks,
+                                                         int (&last)[2]) {
     BitReader a = in[0], b = in[1];
     uint64_t k_a = 0, k_b = 0;
     Step step_a, step_b = Step::more;
@@ -209,13 +213,15 @@ FEEDRATE_HOT_INLINE void clear(int16_t* coefficients) {
     for (int i = 0; i < 4; ++i) words[i] = Words{};
 }
 
-FEEDRATE_HOT_INLINE uint8_t* samples_of(const McuTables::Block& b, const McuTables& tables, const Planes& planes, int64_t mcu) {
+FEEDRATE_HOT_INLINE uint8_t* samples_of(const McuTables::Block& b, const McuTables& tables, const Planes& planes,
+                                        int64_t mcu) {
     return planes.first[b.component] + mcu * tables.advance[b.component] + b.y * planes.stride[b.component] + b.x;
 }
 
 // Whether the MCU that was just read is good.
 FEEDRATE_HOT_INLINE bool is_good(McuStream& stream, const BitReader& in, int components) {
-    for (int i = 0; i < components; ++i) stream.bad_dc |= stream.predictor[i] != static_cast<int16_t>(stream.predictor[i]);
+    for (int i = 0; i < components; ++i)
+        stream.bad_dc |= stream.predictor[i] != static_cast<int16_t>(stream.predictor[i]);
     return !stream.bad_dc && stream.bits_left(in) >= 0;
 }
 
@@ -237,7 +243,9 @@ FEEDRATE_HOT int64_t read_mcus_as(const McuTables& tables, McuStream& stream, in
                 stream.in = in;
                 return done;
             }
-            if (kBlocks == Blocks::transform) inverse_dct(coefficients, b.quant, last, samples_of(b, tables, *planes, done), planes->stride[b.component]);
+            if (kBlocks == Blocks::transform)
+                inverse_dct(coefficients, b.quant, last, samples_of(b, tables, *planes, done),
+                            planes->stride[b.component]);
         }
         if (FEEDRATE_UNLIKELY(!is_good(stream, in, tables.component_count))) break;
     }
@@ -246,13 +254,15 @@ FEEDRATE_HOT int64_t read_mcus_as(const McuTables& tables, McuStream& stream, in
 }
 
 template <Blocks kBlocks>
-FEEDRATE_HOT int64_t read_mcu_pairs_as(const McuTables& tables, McuStream (&streams)[2], int64_t count, const Planes (&planes)[2]) {
+FEEDRATE_HOT int64_t read_mcu_pairs_as(const McuTables& tables, McuStream (&streams)[2], int64_t count,
+                                       const Planes (&planes)[2]) {
     constexpr bool kStore = kBlocks != Blocks::skip;
     BitReader in[2] = {streams[0].in, streams[1].in};
     alignas(32) int16_t coefficients[2][64];
     const int64_t needed[2] = {streams[0].bits_needed(), streams[1].bits_needed()};
     int64_t done = 0;
-    for (; done < count && streams[0].bits_left(in[0]) >= needed[0] && streams[1].bits_left(in[1]) >= needed[1]; ++done) {
+    for (; done < count && streams[0].bits_left(in[0]) >= needed[0] && streams[1].bits_left(in[1]) >= needed[1];
+         ++done) {
         for (int i = 0; i < tables.block_count; ++i) {
             const McuTables::Block& b = tables.block[i];
             if (kStore) clear(coefficients[0]), clear(coefficients[1]);
@@ -267,16 +277,19 @@ FEEDRATE_HOT int64_t read_mcu_pairs_as(const McuTables& tables, McuStream (&stre
             }
             if (kBlocks != Blocks::transform) continue;
             for (int row = 0; row < 2; ++row)
-                inverse_dct(coefficients[row], b.quant, last[row], samples_of(b, tables, planes[row], done), planes[row].stride[b.component]);
+                inverse_dct(coefficients[row], b.quant, last[row], samples_of(b, tables, planes[row], done),
+                            planes[row].stride[b.component]);
         }
-        const bool good = is_good(streams[0], in[0], tables.component_count) & is_good(streams[1], in[1], tables.component_count);
+        const bool good =
+            is_good(streams[0], in[0], tables.component_count) & is_good(streams[1], in[1], tables.component_count);
         if (FEEDRATE_UNLIKELY(!good)) break;
     }
     streams[0].in = in[0], streams[1].in = in[1];
     return done;
 }
 
-FEEDRATE_HOT int64_t read_mcus(const McuTables& tables, McuStream& stream, int64_t count, Blocks blocks, const Planes* planes) {
+FEEDRATE_HOT int64_t read_mcus(const McuTables& tables, McuStream& stream, int64_t count, Blocks blocks,
+                               const Planes* planes) {
     switch (blocks) {
         case Blocks::skip: return read_mcus_as<Blocks::skip>(tables, stream, count, planes);
         case Blocks::skip_singly: return read_mcus_as<Blocks::skip_singly>(tables, stream, count, planes);
@@ -285,7 +298,8 @@ FEEDRATE_HOT int64_t read_mcus(const McuTables& tables, McuStream& stream, int64
     }
 }
 
-FEEDRATE_HOT int64_t read_mcu_pairs(const McuTables& tables, McuStream (&streams)[2], int64_t count, Blocks blocks, const Planes (&planes)[2]) {
+FEEDRATE_HOT int64_t read_mcu_pairs(const McuTables& tables, McuStream (&streams)[2], int64_t count, Blocks blocks,
+                                    const Planes (&planes)[2]) {
     switch (blocks) {
         case Blocks::skip: return read_mcu_pairs_as<Blocks::skip>(tables, streams, count, planes);
         case Blocks::store: return read_mcu_pairs_as<Blocks::store>(tables, streams, count, planes);

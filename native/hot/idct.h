@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inverse DCT of one block, bit for bit that of libjpeg's accurate integer method. The factors are those that jidctint.c of
-// the Independent JPEG Group arrives at (the method of Loeffler, Ligtenberg and Moschytz, ICASSP 1989, with 13-bit constants),
-// multiplied out: a sum of products each, which is the same number in integers and one vector instruction per pair. Scaling and
-// rounding follow jidctint.c too, so that every sample is libjpeg's.
+// The inverse DCT of one block, bit for bit that of libjpeg's accurate integer method. The factors are those that
+// jidctint.c of the Independent JPEG Group arrives at (the method of Loeffler, Ligtenberg and Moschytz, ICASSP 1989,
+// with 13-bit constants), multiplied out: a sum of products each, which is the same number in integers and one vector
+// instruction per pair. Scaling and rounding follow jidctint.c too, so that every sample is libjpeg's.
 namespace feedrate::FEEDRATE_LEVEL {
 
 namespace {
@@ -18,7 +18,9 @@ constexpr int kEven26[2][2] = {{10703, 4433}, {4433, -10704}};
 constexpr int kOdd15[4][2] = {{11363, 6437}, {9633, -11362}, {6437, 2261}, {2260, 9633}};
 constexpr int kOdd37[4][2] = {{9633, 2260}, {-2259, -6436}, {-11362, 9633}, {-6436, -11363}};
 
-FEEDRATE_HOT_INLINE uint8_t to_sample(int value) { return static_cast<uint8_t>(std::min(std::max(value + 128, 0), 255)); }
+FEEDRATE_HOT_INLINE uint8_t to_sample(int value) {
+    return static_cast<uint8_t>(std::min(std::max(value + 128, 0), 255));
+}
 
 // What both passes make of a DC value alone.
 FEEDRATE_HOT_INLINE void fill_flat(int dc, uint8_t* samples, ptrdiff_t stride) {
@@ -30,13 +32,15 @@ FEEDRATE_HOT_INLINE void fill_flat(int dc, uint8_t* samples, ptrdiff_t stride) {
 
 #if FEEDRATE_VECTORS == 256
 
-// Lines i and i + 4 in x[i], eight 16-bit values each: value by value when they come in, in the two halves when they go out.
+// Lines i and i + 4 in x[i], eight 16-bit values each: value by value when they come in, in the two halves when they go
+// out.
 struct Lines {
     __m256i x[4];
 };
 
 FEEDRATE_HOT_INLINE __m256i pair(const int (&factor)[2]) {
-    return _mm256_set1_epi32(static_cast<int>(static_cast<uint32_t>(factor[0] & 0xFFFF) | static_cast<uint32_t>(factor[1]) << 16));
+    return _mm256_set1_epi32(
+        static_cast<int>(static_cast<uint32_t>(factor[0] & 0xFFFF) | static_cast<uint32_t>(factor[1]) << 16));
 }
 
 // Transforms across the lines, and turns rows into columns.
@@ -46,12 +50,14 @@ FEEDRATE_HOT_INLINE Lines transform(const Lines& in) {
     __m256i even[4], r[8];
     const __m256i round = _mm256_set1_epi32(1 << (kShift - 1));
     for (int j = 0; j < 2; ++j) {
-        const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(p[0], pair(kEven04[j])), round), b = _mm256_madd_epi16(p[2], pair(kEven26[j]));
+        const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(p[0], pair(kEven04[j])), round),
+                      b = _mm256_madd_epi16(p[2], pair(kEven26[j]));
         even[j] = _mm256_add_epi32(a, b);
         even[3 - j] = _mm256_sub_epi32(a, b);
     }
     for (int j = 0; j < 4; ++j) {
-        const __m256i odd = _mm256_add_epi32(_mm256_madd_epi16(p[1], pair(kOdd15[j])), _mm256_madd_epi16(p[3], pair(kOdd37[j])));
+        const __m256i odd =
+            _mm256_add_epi32(_mm256_madd_epi16(p[1], pair(kOdd15[j])), _mm256_madd_epi16(p[3], pair(kOdd37[j])));
         r[j] = _mm256_srai_epi32(_mm256_add_epi32(even[j], odd), kShift);
         r[7 - j] = _mm256_srai_epi32(_mm256_sub_epi32(even[j], odd), kShift);
     }
@@ -62,8 +68,8 @@ FEEDRATE_HOT_INLINE Lines transform(const Lines& in) {
     const __m256i cd0 = _mm256_unpacklo_epi16(c, d), cd1 = _mm256_unpackhi_epi16(c, d);
     const __m256i top01 = _mm256_unpacklo_epi16(ab0, ab1), top23 = _mm256_unpackhi_epi16(ab0, ab1);
     const __m256i low01 = _mm256_unpacklo_epi16(cd0, cd1), low23 = _mm256_unpackhi_epi16(cd0, cd1);
-    return {{_mm256_unpacklo_epi64(top01, low01), _mm256_unpackhi_epi64(top01, low01), _mm256_unpacklo_epi64(top23, low23),
-             _mm256_unpackhi_epi64(top23, low23)}};
+    return {{_mm256_unpacklo_epi64(top01, low01), _mm256_unpackhi_epi64(top01, low01),
+             _mm256_unpacklo_epi64(top23, low23), _mm256_unpackhi_epi64(top23, low23)}};
 }
 
 FEEDRATE_HOT_INLINE void store_two(__m128i rows, uint8_t* first, uint8_t* second) {
@@ -73,16 +79,19 @@ FEEDRATE_HOT_INLINE void store_two(__m128i rows, uint8_t* first, uint8_t* second
 
 // From halves to value by value.
 FEEDRATE_HOT_INLINE Lines zip(const Lines& in) {
-    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10,
+                                           11, 4, 5, 12, 13, 6, 7, 14, 15);
     Lines out;
     for (int i = 0; i < 4; ++i) out.x[i] = _mm256_shuffle_epi8(_mm256_permute4x64_epi64(in.x[i], 0xD8), order);
     return out;
 }
 
-FEEDRATE_HOT_INLINE void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples, ptrdiff_t stride) {
+FEEDRATE_HOT_INLINE void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples,
+                                         ptrdiff_t stride) {
     Lines lines;
     for (int i = 0; i < 4; ++i) {
-        const auto *c = reinterpret_cast<const __m256i*>(coefficients + 16 * i), *q = reinterpret_cast<const __m256i*>(quant + 16 * i);
+        const auto *c = reinterpret_cast<const __m256i*>(coefficients + 16 * i),
+                   *q = reinterpret_cast<const __m256i*>(quant + 16 * i);
         lines.x[i] = _mm256_mullo_epi16(_mm256_load_si256(c), _mm256_load_si256(q));
     }
     lines = transform<kShift2>(zip(transform<kShift1>(lines)));
@@ -102,7 +111,8 @@ FEEDRATE_HOT_INLINE void transform_block(const int16_t* coefficients, const int1
 
 // Sums wrap instead of overflowing: only damaged files get there.
 FEEDRATE_HOT_INLINE uint32_t product(int32_t a, int32_t b, const int (&factor)[2]) {
-    return static_cast<uint32_t>(a) * static_cast<uint32_t>(factor[0]) + static_cast<uint32_t>(b) * static_cast<uint32_t>(factor[1]);
+    return static_cast<uint32_t>(a) * static_cast<uint32_t>(factor[0]) +
+           static_cast<uint32_t>(b) * static_cast<uint32_t>(factor[1]);
 }
 
 template <int kShift>
@@ -116,11 +126,13 @@ FEEDRATE_HOT void transform(const int16_t* in, int16_t* out) {
     for (int i = 0; i < 8; ++i) {
         uint32_t even[4], odd[4];
         for (int j = 0; j < 2; ++j) {
-            const uint32_t a = product(in[i], in[32 + i], kEven04[j]) + (1u << (kShift - 1)), b = product(in[16 + i], in[48 + i], kEven26[j]);
+            const uint32_t a = product(in[i], in[32 + i], kEven04[j]) + (1u << (kShift - 1)),
+                           b = product(in[16 + i], in[48 + i], kEven26[j]);
             even[j] = a + b;
             even[3 - j] = a - b;
         }
-        for (int j = 0; j < 4; ++j) odd[j] = product(in[8 + i], in[40 + i], kOdd15[j]) + product(in[24 + i], in[56 + i], kOdd37[j]);
+        for (int j = 0; j < 4; ++j)
+            odd[j] = product(in[8 + i], in[40 + i], kOdd15[j]) + product(in[24 + i], in[56 + i], kOdd37[j]);
         for (int j = 0; j < 4; ++j) {
             out[8 * j + i] = scaled<kShift>(even[j] + odd[j]);
             out[8 * (7 - j) + i] = scaled<kShift>(even[j] - odd[j]);
@@ -128,7 +140,8 @@ FEEDRATE_HOT void transform(const int16_t* in, int16_t* out) {
     }
 }
 
-FEEDRATE_HOT void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples, ptrdiff_t stride) {
+FEEDRATE_HOT void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples,
+                                  ptrdiff_t stride) {
     int16_t a[64], b[64];
     for (int i = 0; i < 64; ++i) {
         const int place = place_of(i / 8, i % 8);
@@ -144,7 +157,8 @@ FEEDRATE_HOT void transform_block(const int16_t* coefficients, const int16_t* qu
 #endif
 
 // `coefficients` and `quant`: 64, as in kPlace, aligned to 32 bytes.
-FEEDRATE_HOT_INLINE void inverse_dct(const int16_t* coefficients, const int16_t* quant, int last, uint8_t* samples, ptrdiff_t stride) {
+FEEDRATE_HOT_INLINE void inverse_dct(const int16_t* coefficients, const int16_t* quant, int last, uint8_t* samples,
+                                     ptrdiff_t stride) {
     if (last == 0)
         fill_flat(static_cast<int16_t>(coefficients[0] * quant[0]), samples, stride);
     else

@@ -56,7 +56,8 @@ FEEDRATE_HOT_INLINE void transpose(int16x8_t (&lines)[8]) {
     }
 }
 
-FEEDRATE_HOT_INLINE void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples, ptrdiff_t stride) {
+FEEDRATE_HOT_INLINE void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples,
+                                         ptrdiff_t stride) {
     int16x8_t lines[8];
     for (int i = 0; i < 4; ++i) {
         // Takes rows i and i + 4 apart.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that is compiled once per level. The including file defines FEEDRATE_LEVEL (a namespace), FEEDRATE_TARGET (an
-// attribute) and FEEDRATE_VECTORS: bits of the vectors that are written out here, 256 for AVX2 (with BMI2), 128 for NEON, 0 for none.
+// Everything that is compiled once per level. The including file defines FEEDRATE_LEVEL (a namespace), FEEDRATE_TARGET
+// (an attribute) and FEEDRATE_VECTORS: bits of the vectors that are written out here, 256 for AVX2 (with BMI2), 128 for
+// NEON, 0 for none.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +33,8 @@
 namespace feedrate::FEEDRATE_LEVEL {
 
 inline Level make_level(const char* name) {
-    return {name, unstuff, read_mcus, read_mcu_pairs, convert_rgb, widen, add_rows, widen_sums, shrink, lower, pack_rgb, spread_rgb};
+    return {name,     unstuff,    read_mcus, read_mcu_pairs, convert_rgb, widen,
+            add_rows, widen_sums, shrink,    lower,          pack_rgb,    spread_rgb};
 }
 
 }  // namespace feedrate::FEEDRATE_LEVEL

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded and limited to eight bits. Some weights of
-// some filters are below zero, and weights are rounded one by one: sums leave 0 .. 255 on both sides.
+// The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded and limited to eight
+// bits. Some weights of some filters are below zero, and weights are rounded one by one: sums leave 0 .. 255 on both
+// sides.
 namespace feedrate::FEEDRATE_LEVEL {
 
 namespace {
 
 constexpr int32_t kRound = 1 << (kWeightBits - 1);
 
-FEEDRATE_HOT_INLINE uint8_t to_byte(int32_t sum) { return static_cast<uint8_t>(std::min(std::max(sum >> kWeightBits, 0), 255)); }
+FEEDRATE_HOT_INLINE uint8_t to_byte(int32_t sum) {
+    return static_cast<uint8_t>(std::min(std::max(sum >> kWeightBits, 0), 255));
+}
 
 // One pixel, by 32-bit products: any number of taps.
 FEEDRATE_HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* weight, int count) {
@@ -29,7 +32,8 @@ FEEDRATE_HOT void shrink_line_widely(const uint32_t* line, const Taps& taps, int
 }
 
 // A part of a line, by 32-bit products: any number of taps.
-FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, const int32_t* weight, int x, uint8_t* out) {
+FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, const int32_t* weight, int x,
+                                      uint8_t* out) {
     int32_t sum[kLineChunk];
     for (int i = 0; i < kLineChunk; ++i) sum[i] = kRound;
     for (int k = 0; k < count; ++k) {
@@ -48,18 +52,21 @@ FEEDRATE_HOT_INLINE __m256i repeat(const void* bytes) {
     return _mm256_set1_epi32(word);
 }
 
-// One pixel of each line, kGroups times four taps (0: `groups`), the unused ones of weight zero: a count that changes from pixel to
-// pixel cannot be predicted. The sums are those of `lower` below: products of bytes for the high parts of the weights, of words
-// for the low parts.
+// One pixel of each line, kGroups times four taps (0: `groups`), the unused ones of weight zero: a count that changes
+// from pixel to pixel cannot be predicted. The sums are those of `lower` below: products of bytes for the high parts of
+// the weights, of words for the low parts.
 template <int kGroups>
-FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* line1, const SplitFour* weight, int groups) {
+FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* line1, const SplitFour* weight,
+                                         int groups) {
     const int count = kGroups ? kGroups : groups;
     // Four reds, four greens, four blues, in each half.
-    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9,
+                                           13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m256i even = _mm256_set1_epi16(0xFF);
     __m256i high = _mm256_setzero_si256(), low = _mm256_set1_epi32(kRound);
     for (int i = 0; i < count; ++i) {
-        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line0 + 4 * i)), b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line1 + 4 * i));
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line0 + 4 * i)),
+                      b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line1 + 4 * i));
         const __m256i pixels = _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1), order);
         high = _mm256_add_epi16(high, _mm256_maddubs_epi16(pixels, repeat(weight[i].high)));
         low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_and_si256(pixels, even), repeat(weight[i].low)));
@@ -70,7 +77,8 @@ FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* 
 }
 
 template <int kGroups>
-FEEDRATE_HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+FEEDRATE_HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width,
+                                uint32_t* out0, uint32_t* out1) {
     const SplitFour* weight = taps.split.data();
     const int* first = taps.first.data();
     const int groups = kGroups ? kGroups : taps.groups;
@@ -78,35 +86,40 @@ FEEDRATE_HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, co
     for (; x + 4 <= out_width; x += 4, weight += 4 * groups) {
         const __m256i a = shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups);
         const __m256i b = shrink_pixel<kGroups>(line0 + first[x + 1], line1 + first[x + 1], weight + groups, groups);
-        const __m256i c = shrink_pixel<kGroups>(line0 + first[x + 2], line1 + first[x + 2], weight + 2 * groups, groups);
-        const __m256i d = shrink_pixel<kGroups>(line0 + first[x + 3], line1 + first[x + 3], weight + 3 * groups, groups);
+        const __m256i c =
+            shrink_pixel<kGroups>(line0 + first[x + 2], line1 + first[x + 2], weight + 2 * groups, groups);
+        const __m256i d =
+            shrink_pixel<kGroups>(line0 + first[x + 3], line1 + first[x + 3], weight + 3 * groups, groups);
         const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out0 + x), _mm256_castsi256_si128(bytes));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out1 + x), _mm256_extracti128_si256(bytes, 1));
     }
     for (; x < out_width; ++x, weight += groups) {
-        const __m256i words = _mm256_packs_epi32(shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups), _mm256_setzero_si256());
+        const __m256i words = _mm256_packs_epi32(
+            shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups), _mm256_setzero_si256());
         const __m256i bytes = _mm256_packus_epi16(words, words);
         out0[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(bytes)));
         out1[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(bytes, 1)));
     }
 }
 
-FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                         uint32_t* out1) {
     switch (taps.groups) {
         case 1: return shrink_groups<1>(line0, line1, taps, out_width, out0, out1);
         case 2: return shrink_groups<2>(line0, line1, taps, out_width, out0, out1);
         default: break;
     }
-    // What saturates is a product of a pair of bytes: the high parts of two weights of one sign add up to less than 128. Sums may wrap
-    // around: what they come to in 32 bits is within range.
+    // What saturates is a product of a pair of bytes: the high parts of two weights of one sign add up to less than
+    // 128. Sums may wrap around: what they come to in 32 bits is within range.
     if (taps.groups <= 32) return shrink_groups<0>(line0, line1, taps, out_width, out0, out1);
     shrink_line_widely(line0, taps, out_width, out0);
     shrink_line_widely(line1, taps, out_width, out1);
 }
 
-// Weights in two parts as in SplitFour. A pair of taps is then one product of bytes for the high parts and one of words for the low
-// parts, of which 64 stay within 32 bits. The high sums may wrap around on their way; with the carry they are within 16 bits.
+// Weights in two parts as in SplitFour. A pair of taps is then one product of bytes for the high parts and one of words
+// for the low parts, of which 64 stay within 32 bits. The high sums may wrap around on their way; with the carry they
+// are within 16 bits.
 struct SplitPair {
     __m256i high, low;
 };
@@ -115,7 +128,8 @@ FEEDRATE_HOT_INLINE SplitPair split(int32_t a, int32_t b) {
     const auto low_a = static_cast<int16_t>(a & 0xFFFF), low_b = static_cast<int16_t>(b & 0xFFFF);
     const int32_t high_a = (a - low_a) >> 16, high_b = (b - low_b) >> 16;
     return {_mm256_set1_epi16(static_cast<int16_t>((high_a & 0xFF) | high_b * 256)),
-            _mm256_set1_epi32(static_cast<int32_t>(static_cast<uint16_t>(low_a) | static_cast<uint32_t>(static_cast<uint16_t>(low_b)) << 16))};
+            _mm256_set1_epi32(static_cast<int32_t>(static_cast<uint16_t>(low_a) |
+                                                   static_cast<uint32_t>(static_cast<uint16_t>(low_b)) << 16))};
 }
 
 struct Sums {
@@ -123,20 +137,24 @@ struct Sums {
 };
 
 FEEDRATE_HOT_INLINE void add_pair(Sums& sums, const uint8_t* row0, const uint8_t* row1, const SplitPair& weight) {
-    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row0)), b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row1));
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row0)),
+                  b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row1));
     const __m256i zero = _mm256_setzero_si256();
     const __m256i pairs[2] = {_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b)};
     for (int i = 0; i < 2; ++i) {
         sums.high[i] = _mm256_add_epi16(sums.high[i], _mm256_maddubs_epi16(pairs[i], weight.high));
-        sums.low[2 * i] = _mm256_add_epi32(sums.low[2 * i], _mm256_madd_epi16(_mm256_unpacklo_epi8(pairs[i], zero), weight.low));
-        sums.low[2 * i + 1] = _mm256_add_epi32(sums.low[2 * i + 1], _mm256_madd_epi16(_mm256_unpackhi_epi8(pairs[i], zero), weight.low));
+        sums.low[2 * i] =
+            _mm256_add_epi32(sums.low[2 * i], _mm256_madd_epi16(_mm256_unpacklo_epi8(pairs[i], zero), weight.low));
+        sums.low[2 * i + 1] =
+            _mm256_add_epi32(sums.low[2 * i + 1], _mm256_madd_epi16(_mm256_unpackhi_epi8(pairs[i], zero), weight.low));
     }
 }
 
 FEEDRATE_HOT_INLINE void store_sums(const Sums& sums, uint8_t* out) {
     __m256i words[2];
     for (int i = 0; i < 2; ++i) {
-        const __m256i carry = _mm256_packs_epi32(_mm256_srai_epi32(sums.low[2 * i], 16), _mm256_srai_epi32(sums.low[2 * i + 1], 16));
+        const __m256i carry =
+            _mm256_packs_epi32(_mm256_srai_epi32(sums.low[2 * i], 16), _mm256_srai_epi32(sums.low[2 * i + 1], 16));
         words[i] = _mm256_srai_epi16(_mm256_add_epi16(sums.high[i], carry), kWeightBits - 16);
     }
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_packus_epi16(words[0], words[1]));
@@ -174,15 +192,16 @@ FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* we
     for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
 }
 
-// The first pixels of a line, as far as four at a time go; returns how many. The store is four bytes longer than the pixels, so the
-// last ones are left.
+// The first pixels of a line, as far as four at a time go; returns how many. The store is four bytes longer than the
+// pixels, so the last ones are left.
 FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
     const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
     const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
     const __m128i order = flip ? mirrored : straight;
     size_t x = 0;
     for (; x + 6 <= width; x += 4) {
-        const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
+        const __m128i pixels =
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * x), _mm_shuffle_epi8(pixels, order));
     }
     return x;
@@ -208,7 +227,8 @@ FEEDRATE_HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out)
 FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t*, size_t, bool, uint8_t*) { return 0; }
 FEEDRATE_HOT_INLINE int spread_most(const uint8_t*, int, uint32_t*) { return 0; }
 
-FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                         uint32_t* out1) {
     shrink_line_widely(line0, taps, out_width, out0);
     shrink_line_widely(line1, taps, out_width, out1);
 }
@@ -232,7 +252,8 @@ FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_
 
 FEEDRATE_HOT void spread_rgb(const uint8_t* in, int count, uint32_t* out) {
     int x = spread_most(in, count, out);
-    for (; x < count; ++x) out[x] = in[3 * x] | static_cast<uint32_t>(in[3 * x + 1]) << 8 | static_cast<uint32_t>(in[3 * x + 2]) << 16;
+    for (; x < count; ++x)
+        out[x] = in[3 * x] | static_cast<uint32_t>(in[3 * x + 1]) << 8 | static_cast<uint32_t>(in[3 * x + 2]) << 16;
 }
 
 }  // namespace

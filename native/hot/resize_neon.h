@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For NEON: included by resize.h, inside its namespace. Weights are split as for AVX2; the sums of the high parts may wrap around there,
-// too.
+// For NEON: included by resize.h, inside its namespace. Weights are split as for AVX2; the sums of the high parts may
+// wrap around there, too.
 
 // The sums of four taps of one line. `high` has those of taps 0 and 2 in its lower half, of 1 and 3 in its upper.
 struct Sums {
@@ -8,9 +8,11 @@ struct Sums {
     int32x4_t low;
 };
 
-FEEDRATE_HOT_INLINE void add_four(Sums& sums, const uint32_t* line, int16x8_t high_first, int16x8_t high_second, int16x4_t low) {
+FEEDRATE_HOT_INLINE void add_four(Sums& sums, const uint32_t* line, int16x8_t high_first, int16x8_t high_second,
+                                  int16x4_t low) {
     const uint8x16_t pixels = vld1q_u8(reinterpret_cast<const uint8_t*>(line));
-    const int16x8_t first = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(pixels))), second = vreinterpretq_s16_u16(vmovl_high_u8(pixels));
+    const int16x8_t first = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(pixels))),
+                    second = vreinterpretq_s16_u16(vmovl_high_u8(pixels));
     sums.high = vmlaq_s16(sums.high, first, high_first);
     sums.high = vmlaq_s16(sums.high, second, high_second);
     // As SplitFour has them: taps 0, 2, 1, 3.
@@ -30,7 +32,8 @@ FEEDRATE_HOT_INLINE uint32_t to_pixel(uint16x4_t words) {
     return vget_lane_u32(vreinterpret_u32_u8(vqmovn_u16(vcombine_u16(words, words))), 0);
 }
 
-FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                         uint32_t* out1) {
     // As for AVX2.
     if (taps.groups > 32) {
         shrink_line_widely(line0, taps, out_width, out0);
@@ -59,12 +62,14 @@ FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Tap
 }
 
 // Sixteen bytes of a line.
-FEEDRATE_HOT_INLINE void lower_16(const uint8_t* const* rows, int count, const int16_t* high, const int16_t* low, int x, uint8_t* out) {
+FEEDRATE_HOT_INLINE void lower_16(const uint8_t* const* rows, int count, const int16_t* high, const int16_t* low, int x,
+                                  uint8_t* out) {
     int16x8_t whole[2] = {vdupq_n_s16(kRound >> 16), vdupq_n_s16(kRound >> 16)};
     int32x4_t rest[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};
     for (int k = 0; k < count; ++k) {
         const uint8x16_t bytes = vld1q_u8(rows[k] + x);
-        const int16x8_t first = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), second = vreinterpretq_s16_u16(vmovl_high_u8(bytes));
+        const int16x8_t first = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))),
+                        second = vreinterpretq_s16_u16(vmovl_high_u8(bytes));
         whole[0] = vmlaq_n_s16(whole[0], first, high[k]);
         whole[1] = vmlaq_n_s16(whole[1], second, high[k]);
         rest[0] = vmlal_n_s16(rest[0], vget_low_s16(first), low[k]);
