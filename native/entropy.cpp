@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "markers.h"
+
 namespace feedrate {
 
 namespace {
@@ -93,11 +95,9 @@ Outcome Entropy::arrive() {
     // What is left before the marker must be the padding of the last byte.
     if (!stream_.to_the_end) slide();
     if (!stream_.to_the_end || stream_.bits_left() >= 8) return fault(Why::restart_order);
-    const uint8_t* at = stop_;
+    const uint8_t* at = skip_fill(stop_, end_);
     if (at >= end_) return fault(Why::ends_early);
-    while (at < end_ && *at == 0xFF) ++at;
-    if (at >= end_) return fault(Why::ends_early);
-    if (*at != 0xD0 + ((mcu_ / interval - 1) & 7)) return fault(Why::restart_order);
+    if (*at != restart_marker(mcu_ / interval - 1)) return fault(Why::restart_order);
     load(at + 1, 0, kWindow);
     std::fill(stream_.predictor, stream_.predictor + kMaxComponents, 0);
     arrived_ = mcu_;

@@ -15,6 +15,7 @@
 #include "entries.h"
 #include "huffman.h"
 #include "level.h"
+#include "markers.h"
 
 namespace feedrate {
 
@@ -102,17 +103,6 @@ bool is_inside(const Box& box, const Header& header) {
 
 Box box_of(const GpuRequest& r, int64_t i) {
     return {r.boxes[4 * i], r.boxes[4 * i + 1], r.boxes[4 * i + 2], r.boxes[4 * i + 3]};
-}
-
-// Where the entropy-coded data ends that begins at `from`: at a marker other than a restart marker.
-const uint8_t* find_end(const uint8_t* from, const uint8_t* limit) {
-    while (from < limit) {
-        const auto* found = static_cast<const uint8_t*>(std::memchr(from, 0xFF, static_cast<size_t>(limit - from)));
-        if (!found || limit - found < 2) return limit;
-        if (found[1] != 0 && (found[1] < 0xD0 || found[1] > 0xD7)) return found;
-        from = found + 2;
-    }
-    return limit;
 }
 
 // Copies entropy-coded bytes without their stuffing, and tells where any of them has gone. What lies between two bytes
@@ -306,7 +296,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
             } else {
                 const uint8_t *from = file.data + header.scan_begin + entry.bit / 8,
                               *limit = file.data + header.scan_end;
-                bytes = find_end(from, limit) - from;
+                bytes = find_marker(from, limit, false) - from;
                 s.scan_bytes = entry.bit / 8 + bytes;
             }
             if (!fits) return;
@@ -442,10 +432,9 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
             }
             item.end = static_cast<unsigned>((stop - at + aside) * 8);
             if (is_marker_due) {
-                const uint8_t* marker = in.marker();
-                in.finish(marker);
-                while (marker < limit && *marker == 0xFF) ++marker;
-                if (marker >= limit || *marker != 0xD0 + ((until / every - 1) & 7)) return false;
+                in.finish(in.marker());
+                const uint8_t* marker = skip_fill(in.marker(), limit);
+                if (marker >= limit || *marker != restart_marker(until / every - 1)) return false;
                 item.how_it_ends = kGpuEndsPadded;
                 in.begin(marker + 1);
                 at = in.at();

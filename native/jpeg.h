@@ -27,13 +27,17 @@
 #include <string>
 #include <vector>
 
+#include "bytes.h"
 #include "status.h"
 
 namespace feedrate {
 
 constexpr int kMaxComponents = 3;
+constexpr int kMaxDimension = 65500;  // libjpeg's limit
 // A crop beyond this is refused: it would take gigabytes, and no training image is near it.
 constexpr int64_t kMaxCropPixels = int64_t{512} << 20;
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 struct HuffmanSpec {
     const uint8_t* counts = nullptr;   // 16 counts of codes by length; null: the table is not defined
@@ -74,9 +78,6 @@ bool is_possible(const Header& header);
 // "4:2:0", "gray", ...
 const char* sampling_name(const Header& header);
 
-// The name of the format that parse_jpeg's not_jpeg tells by number.
-const char* format_name(int format);
-
 // How far apart entry points stand in the entropy-coded data unless told otherwise. On 250 photographs of 109 KB they
 // then take 0.54 % of the data. Closer ones gain this decoder nothing that can be measured; rows alone (0.22 %) cost 2
 // % more instructions.
@@ -103,11 +104,6 @@ struct Target {
     bool flip;
     Filter filter = Filter::bilinear;
     bool before_13 = false;  // Pillow's order of passes, where it shows (resize.cpp)
-};
-
-struct Bytes {
-    const uint8_t* data = nullptr;
-    size_t size = 0;
 };
 
 // How far a decode goes. All but the last are for measuring: the time of a stage is what it adds.

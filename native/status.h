@@ -31,7 +31,7 @@ enum class Why : int32_t {
     crc_differs,     // a: found, b: expected
     out_of_memory,
     // Kinds of image that the kernel leaves to others.
-    not_jpeg,  // a: index into the list of formats in words.cpp
+    not_jpeg,  // a: index into the list of formats in status.cpp
     progressive,
     arithmetic,
     lossless,

@@ -3,12 +3,14 @@
 #include <cstring>
 #include <string>
 
-#include "jpeg.h"
 #include "status.h"
 
 namespace feedrate {
 
 namespace {
+
+// Of files that are no JPEG; parse.cpp recognises them.
+const char* const kFormats[] = {"unknown format", "PNG", "GIF", "WebP", "BMP", "TIFF", "JPEG 2000", "text"};
 
 // printf formats; each takes a and b, in this order, as long long.
 const char* format_of(Why why) {
@@ -76,7 +78,7 @@ std::string words(const Outcome& outcome) {
     switch (outcome.why) {
         case Why::cannot_open: return std::string("cannot be opened: ") + std::strerror(static_cast<int>(a));
         case Why::cannot_read: return std::string("cannot be read: ") + std::strerror(static_cast<int>(a));
-        case Why::not_jpeg: return std::string("not a JPEG (") + format_name(static_cast<int>(a)) + ")";
+        case Why::not_jpeg: return std::string("not a JPEG (") + kFormats[a >= 0 && a < 8 ? a : 0] + ")";
         case Why::sampling:
             std::snprintf(text, sizeof text, "sampling factors %lldx%lld with %lldx%lld", a >> 4, a & 15, b >> 4,
                           b & 15);
