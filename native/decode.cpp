@@ -194,7 +194,7 @@ void Decoder::Scratch::write_line(int y, uint32_t* out) {
 }
 
 Decoder::Decoder() : scratch_(new Scratch) {}
-Decoder::~Decoder() { delete scratch_; }
+Decoder::~Decoder() = default;
 
 Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target,
                         Stage last) {

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
 #include <cerrno>
 #include <limits>
 
@@ -32,8 +33,6 @@ void Buffer::trim(size_t limit) {
     capacity_ = 0;
 }
 
-Files::Descriptor::~Descriptor() { ::close(fd_); }
-
 Files::Shared Files::find_open(int64_t file, Outcome& outcome) {
     State& state = state_.get();
     {
@@ -45,12 +44,12 @@ Files::Shared Files::find_open(int64_t file, Outcome& outcome) {
         }
     }
     // Not under the lock: on a network file system this takes a while. O_NONBLOCK: a named pipe must not hold us up.
-    const int fd = ::open(paths_[static_cast<size_t>(file)].c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0) {
+    const char* path = paths_[static_cast<size_t>(file)].c_str();
+    Shared descriptor = std::make_shared<const Descriptor>(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    if (descriptor->get() < 0) {
         outcome = {Status::unreadable, Why::cannot_open, errno, 0};
         return nullptr;
     }
-    Shared descriptor = std::make_shared<const Descriptor>(fd);
     const std::lock_guard<std::mutex> lock(state.mutex);
     if (state.open.size() >= kMaxOpen) {
         auto oldest = state.open.begin();

@@ -12,13 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "handles.h"
 #include "per_process.h"
 #include "status.h"
 
 namespace feedrate {
 
-constexpr int64_t kTrustedBytes = int64_t{16}
-                                  << 20;  // what is longer is compared with the file's size before memory is taken
+// A longer range is compared with the file's size before memory is taken for it.
+constexpr int64_t kTrustedBytes = int64_t{16} << 20;
 
 // Grows, never shrinks by itself; the bytes past size() are the owner's business.
 class Buffer {
@@ -51,17 +52,6 @@ public:
     void close();
 
 private:
-    class Descriptor {
-    public:
-        explicit Descriptor(int fd) : fd_(fd) {}
-        ~Descriptor();
-        Descriptor(const Descriptor&) = delete;
-        Descriptor& operator=(const Descriptor&) = delete;
-        int get() const { return fd_; }
-
-    private:
-        int fd_;
-    };
     using Shared = std::shared_ptr<const Descriptor>;
     struct Slot {
         Shared descriptor;

@@ -31,7 +31,4 @@ struct FolderList {
 int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads,
                 const uint8_t* stop, FolderList& list);
 
-// Whether a name ends in one of `suffixes` (given in lower case), and has something before it.
-bool has_suffix(const char* name, size_t size, const std::vector<std::string>& suffixes);
-
 }  // namespace feedrate

@@ -24,6 +24,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -126,7 +127,7 @@ public:
 
 private:
     struct Scratch;
-    Scratch* scratch_;
+    std::unique_ptr<Scratch> scratch_;
 };
 
 }  // namespace feedrate

@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "crc32c.h"
+#include "handles.h"
 #include "jpeg.h"
 #include "png.h"
 
@@ -96,21 +97,11 @@ bool put_header(const Template& header, const std::string& name, int64_t size, u
     return true;
 }
 
-// A folder that paths are relative to: the way to it is walked once. When it cannot be opened, none of its files can.
-struct Folder {
-    const int fd;
-    explicit Folder(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {}
-    ~Folder() {
-        if (fd >= 0) ::close(fd);
-    }
-    Folder(const Folder&) = delete;
-    Folder& operator=(const Folder&) = delete;
-};
-
 // Reads a file that must have exactly `size` bytes: asks for one more, so that one call says both. `has_room`: for that
 // byte, too.
 bool read_whole(int folder, const char* path, int64_t size, uint8_t* to, bool has_room) {
-    const int fd = ::openat(folder, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    const Descriptor file(::openat(folder, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    const int fd = file.get();
     if (fd < 0) return false;
     int64_t done = 0;
     for (;;) {
@@ -127,7 +118,6 @@ bool read_whole(int folder, const char* path, int64_t size, uint8_t* to, bool ha
         if (done >= size && got < wanted) break;
         if (done > size) break;
     }
-    ::close(fd);
     return done == size;
 }
 
@@ -194,11 +184,12 @@ bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
     const int64_t mean = r.count ? (r.starts[r.count] - r.starts[0]) / r.count : 0;
     const int64_t in_hand = std::clamp(kMostBytes / std::max<int64_t>(mean, 1), int64_t{1}, kMost);
     const Template header(r.header);
-    const Folder folder(r.root);
+    // The way to the folder is walked once. Where it cannot be opened, none of its files can.
+    const Descriptor folder(::open(r.root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     const auto handful = [&](int64_t n) {
         for (int64_t i = n * in_hand; i < std::min(r.count, (n + 1) * in_hand); ++i) {
             try {
-                facts[i].left = !make_sample(r, header, folder.fd, i, facts[i]);
+                facts[i].left = !make_sample(r, header, folder.get(), i, facts[i]);
             } catch (...) {
                 facts[i].left = true;  // out of memory: the caller may be luckier, one by one
             }
