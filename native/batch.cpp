@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "batch.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <new>
 
+#include "bytes.h"
 #include "crc32c.h"
 #include "level.h"
 #include "raw.h"
@@ -42,16 +40,9 @@ Outcome guarded(Work work) noexcept {
     }
 }
 
-double thread_seconds() {
-    timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
-    if (pool) return pool->run(count, work);
-    for (int64_t i = 0; i < count; ++i) work(i);
-    return true;
+Outcome check_crc(const uint8_t* data, int64_t length, uint32_t expected) {
+    const uint32_t crc = crc32c(data, static_cast<size_t>(length), 0);
+    return crc == expected ? Outcome{} : Outcome{Status::crc_mismatch, Why::crc_differs, crc, expected};
 }
 
 // `crc` is computed when `wanted` says so or the range has one to compare with.
@@ -93,8 +84,8 @@ Outcome crop_raw(Files& files, const DecodeRequest& r, int64_t i, const Target& 
 
 Outcome decode_sample(Files& files, const DecodeRequest& r, int64_t i, uint8_t* out) {
     Worker& mine = worker();
-    const Target target{out,        r.height, r.width, r.channels, r.flips[i] != 0, static_cast<Filter>(r.filters[i]),
-                        r.before_13};
+    const auto filter = static_cast<Filter>(r.filters[i]);
+    const Target target{out, r.height, r.width, r.channels, r.flips[i] != 0, filter, r.before_13};
     if (r.raw[i]) return crop_raw(files, r, i, target);
     const bool enters = r.entries.file && r.entries.length[i] != 0;
     uint32_t crc = 0, entries_crc = 0;
@@ -143,9 +134,7 @@ bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_
             const Outcome outcome =
                 files.read(ranges.file[i], ranges.offset[i], ranges.length[i], [&](size_t) { return to; });
             if (!outcome.ok() || !ranges.crc) return outcome;
-            const uint32_t crc = crc32c(to, length, 0);
-            return crc == ranges.crc[i] ? Outcome{}
-                                        : Outcome{Status::crc_mismatch, Why::crc_differs, crc, ranges.crc[i]};
+            return check_crc(to, ranges.length[i], ranges.crc[i]);
         });
         if (!outcomes[i].ok()) std::memset(to, 0, length);
     });
@@ -164,11 +153,7 @@ void gather_rows(Files& files, const RowsRequest& r, Outcome* outcomes) {
                 const Outcome outcome = files.read(r.file[i], offset, r.sizes[c], [&](size_t) { return at; });
                 if (!outcome.ok()) return outcome;
             }
-            const uint8_t* stored = to + r.row_size - 4;
-            const uint32_t expected = static_cast<uint32_t>(stored[0]) | static_cast<uint32_t>(stored[1]) << 8 |
-                                      static_cast<uint32_t>(stored[2]) << 16 | static_cast<uint32_t>(stored[3]) << 24;
-            const uint32_t crc = crc32c(to, static_cast<size_t>(r.row_size - 4), 0);
-            return crc == expected ? Outcome{} : Outcome{Status::crc_mismatch, Why::crc_differs, crc, expected};
+            return check_crc(to, r.row_size - 4, little_u32(to + r.row_size - 4));
         });
         if (!outcomes[i].ok()) std::memset(to, 0, static_cast<size_t>(r.row_size));
     }
@@ -203,13 +188,13 @@ Outcome profile_one(Bytes file, Bytes entries, const Box& box, const Target& tar
         std::fill_n(times.seconds, StageTimes::kCount, 1e9);
         for (int n = 0; n < repeats; ++n) {
             for (int step = 0; step < StageTimes::kCount; ++step) {
-                const double before = thread_seconds();
+                const double before = thread_cpu_seconds();
                 const uint32_t crc = crc32c(file.data, file.size, 0);
                 if (step) {
                     const Outcome outcome = worker().decoder.decode(file, crc, entries, box, target, kStages[step - 1]);
                     if (!outcome.ok()) return outcome;
                 }
-                times.seconds[step] = std::min(times.seconds[step], thread_seconds() - before);
+                times.seconds[step] = std::min(times.seconds[step], thread_cpu_seconds() - before);
             }
         }
         worker().decoder.trim();

@@ -21,8 +21,10 @@ inline uint32_t big_u32(const uint8_t* at) {
     return static_cast<uint32_t>(big_u16(at)) << 16 | static_cast<uint32_t>(big_u16(at + 2));
 }
 
+inline int little_u16(const uint8_t* at) { return at[1] << 8 | at[0]; }
+
 inline uint32_t little_u32(const uint8_t* at) {
-    return static_cast<uint32_t>(at[1] << 8 | at[0]) | static_cast<uint32_t>(at[3] << 8 | at[2]) << 16;
+    return static_cast<uint32_t>(little_u16(at)) | static_cast<uint32_t>(little_u16(at + 2)) << 16;
 }
 
 }  // namespace feedrate

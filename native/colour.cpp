@@ -10,7 +10,10 @@ namespace feedrate {
 
 void write_pixels(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, bool gray, uint32_t* out) {
     level().convert_rgb(y, cb, cr, count, out);
-    if (!gray) return;
+    if (gray) make_gray(count, out);
+}
+
+void make_gray(int count, uint32_t* out) {
     for (int i = 0; i < count; ++i) {
         const uint32_t r = out[i] & 0xFF, g = out[i] >> 8 & 0xFF, b = out[i] >> 16;
         out[i] = (r * 19595 + g * 38470 + b * 7471 + kHalf) >> 16;

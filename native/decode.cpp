@@ -22,26 +22,20 @@ namespace {
 
 constexpr size_t kScratchLimit = size_t{32} << 20;
 
-struct Span {
-    int begin, end;
-};
+}  // namespace
 
-// The MCUs that hold samples [begin, end) and, where chroma is halved, one chroma sample to each side.
+Outcome check_box(const Box& box, int64_t width, int64_t height) {
+    if (box.left >= box.right || box.top >= box.bottom) return {Status::bad_box, Why::box_empty, 0, 0};
+    if (box.left < 0 || box.top < 0 || box.right > width || box.bottom > height)
+        return {Status::bad_box, Why::box_outside, width, height};
+    if (box.pixels() > kMaxCropPixels) return {Status::bad_box, Why::crop_too_large, box.pixels(), kMaxCropPixels};
+    return {};
+}
+
 Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus) {
     const int margin = half ? 2 : 0;
     return {std::max(begin - margin, 0) / mcu_size, std::min((end - 1 + margin) / mcu_size + 1, mcus)};
 }
-
-Outcome check_box(const Box& box, const Header& header) {
-    if (box.left >= box.right || box.top >= box.bottom) return {Status::bad_box, Why::box_empty, 0, 0};
-    if (box.left < 0 || box.top < 0 || box.right > header.width || box.bottom > header.height)
-        return {Status::bad_box, Why::box_outside, header.width, header.height};
-    const int64_t pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top);
-    if (pixels > kMaxCropPixels) return {Status::bad_box, Why::crop_too_large, pixels, kMaxCropPixels};
-    return {};
-}
-
-}  // namespace
 
 bool is_possible(const Header& header) {
     int64_t blocks = 0;
@@ -204,7 +198,7 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
     Outcome outcome = check_entries(entries, file_crc);
     // Entries are of files that were scanned to their end.
     if (outcome.ok()) outcome = parse_jpeg(file.data, file.size, s.header, entries.size == 0);
-    if (outcome.ok()) outcome = check_box(box, s.header);
+    if (outcome.ok()) outcome = check_box(box, s.header.width, s.header.height);
     if (!outcome.ok()) return outcome;
     if (!is_possible(s.header)) {  // find out how much of it is there
         std::string unused;

@@ -16,20 +16,6 @@ struct Entry {
     int predictor[kMaxComponents] = {};
 };
 
-// Collects entries while a file is scanned.
-class EntriesWriter {
-public:
-    EntriesWriter(const Header& header, int64_t bytes_per_entry);
-    int step() const { return step_; }
-    void add(uint32_t bit, const int* predictors);
-    std::string finish(uint32_t file_crc);
-
-private:
-    const Header& header_;
-    int step_;
-    std::vector<Entry> entries_;
-};
-
 // Whether entries are whole and those of the file with this checksum. None at all is fine.
 Outcome check_entries(Bytes bytes, uint32_t file_crc);
 

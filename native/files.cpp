@@ -45,11 +45,12 @@ Files::Shared Files::find_open(int64_t file, Outcome& outcome) {
     }
     // Not under the lock: on a network file system this takes a while. O_NONBLOCK: a named pipe must not hold us up.
     const char* path = paths_[static_cast<size_t>(file)].c_str();
-    Shared descriptor = std::make_shared<const Descriptor>(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-    if (descriptor->get() < 0) {
+    const int fd = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0) {
         outcome = {Status::unreadable, Why::cannot_open, errno, 0};
         return nullptr;
     }
+    Shared descriptor = std::make_shared<const Descriptor>(fd);
     const std::lock_guard<std::mutex> lock(state.mutex);
     if (state.open.size() >= kMaxOpen) {
         auto oldest = state.open.begin();

@@ -2,10 +2,8 @@
 #include "gpu_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -16,6 +14,7 @@
 #include "huffman.h"
 #include "level.h"
 #include "markers.h"
+#include "resize.h"
 
 namespace feedrate {
 
@@ -30,16 +29,6 @@ constexpr int64_t kNoEnd = 0xFFFFFFFF;
 constexpr size_t kKeptBytes = size_t{64} << 20;  // of memory that files were read into
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-struct Span {
-    int begin, end;
-};
-
-// The MCUs that hold samples [begin, end) and, where chroma is halved, one chroma sample to each side.
-Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus) {
-    const int margin = half ? 2 : 0;
-    return {std::max(begin - margin, 0) / mcu_size, std::min((end - 1 + margin) / mcu_size + 1, mcus)};
-}
 
 // False when the counts do not make a prefix code, or a DC symbol is not a size (as HuffmanTable::build has it).
 bool copy_code(const HuffmanSpec& spec, bool dc, GpuCode& to) {
@@ -74,31 +63,11 @@ bool copy_codes(const Header& header, GpuImage& image) {
     return true;
 }
 
-// As Taps::make has it, without room for groups.
-int taps_of(int in_size, int out_size, Filter filter) {
-    if (in_size == out_size || filter == Filter::nearest) return 1;
-    const double support = filter == Filter::box       ? 0.5
-                           : filter == Filter::bicubic ? 2.0
-                           : filter == Filter::lanczos ? 3.0
-                                                       : 1.0;
-    return static_cast<int>(std::ceil(support * std::max(static_cast<double>(in_size) / out_size, 1.0))) * 2 + 1;
-}
-
 // An even number: lines are resized two at a time.
 int tile_lines(const GpuImage& image) { return std::max(kGpuTilePixels / image.width / 2, 1) * 2; }
 
-// Which pass comes first is Resizer's business; this is its rule.
-bool is_down_first(const Box& box, const GpuRequest& r, Filter filter) {
-    const int fewer_rows = box.bottom - box.top - r.height, fewer_columns = box.right - box.left - r.width;
-    const bool across_first = r.before_13 && (filter == Filter::bicubic || filter == Filter::lanczos);
-    return fewer_rows != 0 &&
-           (fewer_columns == 0 || (!across_first && fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
-}
-
 bool is_inside(const Box& box, const Header& header) {
-    const int64_t pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top);
-    return box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom && box.right <= header.width &&
-           box.bottom <= header.height && pixels <= kMaxCropPixels / 2;
+    return check_box(box, header.width, header.height).ok() && box.pixels() <= kMaxCropPixels / 2;
 }
 
 Box box_of(const GpuRequest& r, int64_t i) {
@@ -156,12 +125,6 @@ private:
     uint8_t* to_;
 };
 
-bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
-    if (pool) return pool->run(count, work);
-    for (int64_t i = 0; i < count; ++i) work(i);
-    return true;
-}
-
 }  // namespace
 
 int64_t GpuSizes::memory(int height, int width) const {
@@ -175,10 +138,12 @@ void GpuPlan::place(const GpuRequest& r, int64_t i) {
     GpuImage& image = s.image;
     const Box box = box_of(r, i);
     const auto filter = static_cast<Filter>(r.filters[i]);
+    const Target target{nullptr, r.height, r.width, 3, r.flips[i] != 0, filter, r.before_13};
     image.sample = static_cast<int>(i);
     image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
-    image.flip = r.flips[i] != 0, image.filter = r.filters[i], image.down_first = is_down_first(box, r, filter);
-    image.taps[0] = taps_of(image.width, r.width, filter), image.taps[1] = taps_of(image.height, r.height, filter);
+    image.flip = target.flip, image.filter = r.filters[i],
+    image.down_first = is_down_first(image.width, image.height, target);
+    image.taps[0] = most_taps(image.width, r.width, filter), image.taps[1] = most_taps(image.height, r.height, filter);
     s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
     s.pixels = static_cast<int64_t>(image.width) * image.height;
     // Whole quadruples, which are one load.

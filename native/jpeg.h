@@ -92,7 +92,19 @@ Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& h
 
 struct Box {
     int left, top, right, bottom;
+
+    int64_t pixels() const { return static_cast<int64_t>(right - left) * (bottom - top); }
 };
+
+// Whether a box is not empty, inside an image of this size, and not larger than kMaxCropPixels.
+Outcome check_box(const Box& box, int64_t width, int64_t height);
+
+struct Span {
+    int begin, end;
+};
+
+// The MCUs that hold samples [begin, end) and, where chroma is halved, one chroma sample to each side.
+Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus);
 
 // Pillow's filters, by Pillow's numbers.
 enum class Filter : uint8_t { nearest, lanczos, bilinear, bicubic, box, hamming };

@@ -11,10 +11,10 @@
 #include <cstring>
 #include <numeric>
 
+#include "bytes.h"
 #include "crc32c.h"
 #include "handles.h"
 #include "jpeg.h"
-#include "png.h"
 
 namespace feedrate {
 
@@ -121,6 +121,64 @@ bool read_whole(int folder, const char* path, int64_t size, uint8_t* to, bool ha
     return done == size;
 }
 
+// What a PNG says of itself; depth and colour as the standard numbers them.
+struct PngFacts {
+    int width, height;
+    int depth, colour;
+};
+
+bool is(const uint8_t* at, const char* kind) { return std::memcmp(at, kind, 4) == 0; }
+
+// Depths that a kind of colour may have, by the standard.
+bool allowed(int depth, int colour) {
+    switch (colour) {
+        case 0: return depth == 1 || depth == 2 || depth == 4 || depth == 8 || depth == 16;
+        case 3: return depth == 1 || depth == 2 || depth == 4 || depth == 8;
+        case 2:
+        case 4:
+        case 6: return depth == 8 || depth == 16;
+        default: return false;
+    }
+}
+
+constexpr uint32_t kMaxSide = 65'000;        // beyond this, whoever decodes it must say
+constexpr uint64_t kMaxPixels = 50'000'000;  // Pillow has a limit too, and words for it
+
+// Whether a PNG is whole: its chunks follow each other to the end, and each has the checksum that it says. No pixel is
+// decoded. False too for what deserves a second look: frames, EXIF, a size beyond the limits above.
+bool check_png(const uint8_t* data, size_t size, PngFacts& facts) {
+    static const uint8_t kBegin[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+    if (size < sizeof kBegin || std::memcmp(data, kBegin, sizeof kBegin) != 0) return false;
+    bool has_data = false, has_palette = false, is_first = true;
+    int colour = 0, depth = 0;
+    uint32_t w = 0, h = 0;
+    for (size_t at = sizeof kBegin; size - at >= 12;) {
+        const uint32_t length = big_u32(data + at);
+        if (length > size - at - 12) return false;
+        const uint8_t* kind = data + at + 4;
+        const uint8_t* body = kind + 4;
+        if (crc32(kind, length + size_t{4}) != big_u32(body + length)) return false;
+        if (is_first != is(kind, "IHDR")) return false;
+        if (is_first) {
+            if (length != 13) return false;
+            w = big_u32(body), h = big_u32(body + 4), depth = body[8], colour = body[9];
+            if (!w || !h || w > kMaxSide || h > kMaxSide || uint64_t{w} * h > kMaxPixels) return false;
+            if (!allowed(depth, colour) || body[10] || body[11] || body[12] > 1) return false;
+        }
+        is_first = false;
+        if (is(kind, "acTL") || is(kind, "eXIf")) return false;
+        has_palette |= is(kind, "PLTE");
+        has_data |= is(kind, "IDAT") && length > 0;
+        if (is(kind, "IEND")) {
+            if (length || !has_data || (colour == 3 && !has_palette)) return false;
+            facts = {static_cast<int>(w), static_cast<int>(h), depth, colour};
+            return true;
+        }
+        at += length + size_t{12};
+    }
+    return false;
+}
+
 bool look_at_png(const uint8_t* data, size_t size, MemberFacts& facts) {
     PngFacts png;
     if (!check_png(data, size, png) || png.depth == 16) return false;
@@ -196,9 +254,7 @@ bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
         }
     };
     const int64_t handfuls = (r.count + in_hand - 1) / in_hand;
-    if (pool) return pool->run(handfuls, handful);
-    for (int64_t n = 0; n < handfuls; ++n) handful(n);
-    return true;
+    return for_each(handfuls, pool, handful);
 }
 
 uint64_t hash_stem(const uint8_t* path, size_t size) {

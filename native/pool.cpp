@@ -31,12 +31,6 @@ private:
     sigset_t before_;
 };
 
-double thread_cpu_seconds() {
-    timespec used{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-    return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
-}
-
 // Linux alone gives every thread a priority of its own. A refusal changes nothing but who goes first.
 void yield_cores(int nice) {
 #ifdef __linux__
@@ -49,14 +43,26 @@ void yield_cores(int nice) {
 
 }  // namespace
 
+double thread_cpu_seconds() {
+    timespec used{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
+    if (pool) return pool->run(count, work);
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return true;
+}
+
 void Pool::serve(State& state, int number) {
     yield_cores(nice_);
     double counted = 0;
     std::unique_lock<std::mutex> lock(state.mutex);
     for (;;) {
         const bool is_parked = number >= limit_;
-        if (state.closing && (is_parked || state.queue.empty()))
-            return;  // thread 0 is never parked, and empties the queue
+        // Thread 0 is never parked, and empties the queue.
+        if (state.closing && (is_parked || state.queue.empty())) return;
         if (is_parked || state.queue.empty()) {
             (is_parked ? state.unparked : state.changed).wait(lock);
             continue;
@@ -111,8 +117,8 @@ void Pool::set_limit(int limit) {
         const std::lock_guard<std::mutex> lock(state.mutex);
         limit_ = limit;
     }
-    state.unparked
-        .notify_all();  // those that wait for work and are now to be parked find out when work next wakes them
+    // Threads that wait for work and are now to be parked find out when work next wakes them.
+    state.unparked.notify_all();
 }
 
 double Pool::cpu_seconds() {

@@ -67,4 +67,10 @@ private:
     PerProcess<State> state_;
 };
 
+// The same in the calling thread where `pool` is null.
+bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work);
+
+// The CPU time that the calling thread has taken.
+double thread_cpu_seconds();
+
 }  // namespace feedrate

@@ -49,6 +49,10 @@ double support_of(Filter filter) {
     }
 }
 
+double support_in(int in_size, int out_size, Filter filter) {
+    return support_of(filter) * std::max(static_cast<double>(in_size) / out_size, 1.0);
+}
+
 int32_t to_fixed(double share) { return static_cast<int32_t>((share < 0 ? -0.5 : 0.5) + share * (1 << kWeightBits)); }
 
 }  // namespace
@@ -56,7 +60,7 @@ int32_t to_fixed(double share) { return static_cast<int32_t>((share < 0 ? -0.5 :
 void Taps::make(int in_size, int out_size, Filter filter) {
     const double scale = static_cast<double>(in_size) / out_size;
     const double filter_scale = std::max(scale, 1.0);
-    const double support = support_of(filter) * filter_scale;
+    const double support = support_in(in_size, out_size, filter);
     const bool is_nearest = filter == Filter::nearest;
     width = is_nearest ? kGroup : (static_cast<int>(std::ceil(support)) * 2 + kGroup) / kGroup * kGroup;
     const size_t n = static_cast<size_t>(out_size);
@@ -107,6 +111,18 @@ void Taps::make_groups() {
             }
 }
 
+int most_taps(int in_size, int out_size, Filter filter) {
+    if (in_size == out_size || filter == Filter::nearest) return 1;
+    return static_cast<int>(std::ceil(support_in(in_size, out_size, filter))) * 2 + 1;
+}
+
+bool is_down_first(int in_width, int in_height, const Target& target) {
+    const int fewer_rows = in_height - target.height, fewer_columns = in_width - target.width;
+    const bool has_lobes = target.filter == Filter::bicubic || target.filter == Filter::lanczos;
+    if (fewer_rows == 0 || fewer_columns == 0) return fewer_rows != 0;
+    return !(target.before_13 && has_lobes) && fewer_rows > 0 && fewer_rows > 2 * fewer_columns;
+}
+
 void Resizer::begin(int in_width, int in_height, const Target& target) {
     target_ = target;
     in_width_ = in_width;
@@ -114,10 +130,7 @@ void Resizer::begin(int in_width, int in_height, const Target& target) {
     pushed_ = stored_ = lowered_ = 0;
     horizontal_ = in_width != target.width;
     vertical_ = in_height != target.height;
-    const int fewer_rows = in_height - target.height, fewer_columns = in_width - target.width;
-    const bool across_first =
-        target.before_13 && (target.filter == Filter::bicubic || target.filter == Filter::lanczos);
-    lower_first_ = vertical_ && (!horizontal_ || (!across_first && fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
+    lower_first_ = is_down_first(in_width, in_height, target);
     size_t spare = 0;  // taps of weight zero may read past the line
     if (horizontal_) {
         across_.make(in_width, target.width, target.filter);

@@ -11,6 +11,11 @@
 
 namespace feedrate {
 
+// How many weights a pixel of the output has at the most.
+int most_taps(int in_size, int out_size, Filter filter);
+// Whether the vertical pass comes before the horizontal one; resize.cpp says why it matters.
+bool is_down_first(int in_width, int in_height, const Target& target);
+
 // Lines are pixels of four bytes (R, G, B and nothing); a gray image carries its value three times. The lines that the
 // vertical pass still needs are kept in a ring, so that memory does not grow with the height.
 class Resizer {
