@@ -164,7 +164,7 @@ private:
         int blocks = 0;
         for (int i = 0; i < count; ++i) {
             const auto& from = frame.component[i];
-            Plane& plane = image_.planes[static_cast<size_t>(i)];
+            Plane& plane = image_.planes[i];
             plane.id = from.id, quant_of_[i] = from.quant;
             plane.h = count == 1 ? 1 : from.h, plane.v = count == 1 ? 1 : from.v;
             image_.h_max = std::max(image_.h_max, plane.h), image_.v_max = std::max(image_.v_max, plane.v);
@@ -222,8 +222,7 @@ private:
             if (!quant_defined_[table]) return corrupt(Why::quant_missing, table);
             // The quantiser of a component is the one that stands when its first scan begins.
             if (left_[plane][0] == 0xFF)
-                for (int k = 0; k < 64; ++k)
-                    image_.planes[static_cast<size_t>(plane)].quant[kNatural[k]] = quant_[table][k];
+                for (int k = 0; k < 64; ++k) image_.planes[plane].quant[kNatural[k]] = quant_[table][k];
             if (scan.first > 0 && left_[plane][0] == 0xFF) return not_taken(Why::scan_parameters);
             for (int k = scan.first; k <= scan.last; ++k) {
                 const int expected = scan.high ? scan.high : 0xFF;
@@ -240,7 +239,7 @@ private:
 
     Outcome walk(const Scan& scan) {
         const bool alone = scan.planes.size() == 1;
-        const Plane& only = image_.planes[static_cast<size_t>(scan.planes[0])];
+        const Plane& only = image_.planes[scan.planes[0]];
         const int columns = alone ? only.coded_wide : ceil_div(image_.width, image_.mcu_width());
         const int rows = alone ? only.coded_high : ceil_div(image_.height, image_.mcu_height());
         forget();
@@ -257,7 +256,7 @@ private:
                 }
                 --left;
                 for (size_t i = 0; i < scan.planes.size(); ++i) {
-                    Plane& plane = image_.planes[static_cast<size_t>(scan.planes[i])];
+                    Plane& plane = image_.planes[scan.planes[i]];
                     const int h = alone ? 1 : plane.h, v = alone ? 1 : plane.v;
                     for (int b = 0; b < h * v; ++b)
                         if (!block(scan, i, plane.block(x * h + b % h, y * v + b / h)))

@@ -221,7 +221,7 @@ Outcome Entries::open(Bytes bytes, const Header& header) {
         const uint32_t distance = reader.get(widths.distance);
         bit += distance;
         if ((distance == 0) != (n == 0) || bit >= end) return bad(Why::entries_offsets, n);
-        Entry& entry = entries_[static_cast<size_t>(n)];
+        Entry& entry = entries_[n];
         entry.bit = static_cast<uint32_t>(bit);
         for (int i = 0; i < components; ++i)
             entry.predictor[i] = lowest[i] + static_cast<int>(reader.get(widths.predictor[i]));

@@ -33,7 +33,7 @@ public:
     int64_t number(int row, int column) const { return static_cast<int64_t>(row) * per_row_ + column / step_; }
     // Gives memory back that only an image of very many entries needed; there are none then.
     void trim(size_t limit);
-    const Entry& at(int64_t number) const { return entries_[static_cast<size_t>(number)]; }
+    const Entry& at(int64_t number) const { return entries_[number]; }
 
 private:
     int step_ = 1, check_step_ = 1, per_row_ = 0;

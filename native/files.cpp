@@ -44,7 +44,7 @@ Files::Shared Files::find_open(int64_t file, Outcome& outcome) {
         }
     }
     // Not under the lock: on a network file system this takes a while. O_NONBLOCK: a named pipe must not hold us up.
-    const char* path = paths_[static_cast<size_t>(file)].c_str();
+    const char* path = paths_[file].c_str();
     const int fd = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) {
         outcome = {Status::unreadable, Why::cannot_open, errno, 0};

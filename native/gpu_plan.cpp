@@ -134,7 +134,7 @@ int64_t GpuSizes::memory(int height, int width) const {
 
 // What is each crop's own: where it lies, and its resize.
 void GpuPlan::place(const GpuRequest& r, int64_t i) {
-    Sample& s = samples_[static_cast<size_t>(i)];
+    Sample& s = samples_[i];
     GpuImage& image = s.image;
     const Box box = box_of(r, i);
     const auto filter = static_cast<Filter>(r.filters[i]);
@@ -174,8 +174,7 @@ bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Bytes& image, Byte
     };
     thread_local Buffer points;
     if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, entries)) return false;
-    return read(r.images, read_[static_cast<size_t>(number)], image) &&
-           crc32c(image.data, image.size, 0) == r.crcs[number];
+    return read(r.images, read_[number], image) && crc32c(image.data, image.size, 0) == r.crcs[number];
 }
 
 void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops, int64_t count) {
@@ -196,7 +195,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
         window.left = std::min(window.left, box.left), window.right = std::max(window.right, box.right);
         window.top = std::min(window.top, box.top), window.bottom = std::max(window.bottom, box.bottom);
     }
-    Sample& s = samples_[static_cast<size_t>(*first)];
+    Sample& s = samples_[*first];
     GpuImage& image = s.image;
     image = GpuImage();
     if (!copy_codes(header, image)) return;
@@ -277,7 +276,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
     place(r, *first);
     for (const int64_t* other = first + 1; other < crops + count; ++other) {
         if (!is_inside(box_of(r, *other), header)) continue;
-        Sample& sharing = samples_[static_cast<size_t>(*other)];
+        Sample& sharing = samples_[*other];
         sharing.image = image;
         sharing.image.blocks = 0;
         sharing.items = sharing.bytes = sharing.blocks = sharing.samples = 0;
@@ -288,11 +287,11 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
 
 void GpuPlan::sort_by_file(const GpuRequest& r) {
     first_crop_.assign(static_cast<size_t>(r.files) + 1, 0);
-    for (int64_t i = 0; i < r.count; ++i) ++first_crop_[static_cast<size_t>(r.file_of[i]) + 1];
+    for (int64_t i = 0; i < r.count; ++i) ++first_crop_[r.file_of[i] + 1];
     std::partial_sum(first_crop_.begin(), first_crop_.end(), first_crop_.begin());
     crops_.resize(static_cast<size_t>(r.count));
     std::vector<int64_t> next = first_crop_;
-    for (int64_t i = 0; i < r.count; ++i) crops_[static_cast<size_t>(next[static_cast<size_t>(r.file_of[i])]++)] = i;
+    for (int64_t i = 0; i < r.count; ++i) crops_[static_cast<size_t>(next[r.file_of[i]]++)] = i;
 }
 
 bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
@@ -304,13 +303,12 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
     is_read_ = r.disk != nullptr;
     if (is_read_) read_.resize(std::max(read_.size(), static_cast<size_t>(r.files)));
     const bool open = for_each(r.files, pool, [&](int64_t file) {
-        const int64_t *begin = crops_.data() + first_crop_[static_cast<size_t>(file)],
-                      *end = crops_.data() + first_crop_[static_cast<size_t>(file) + 1];
+        const int64_t *begin = crops_.data() + first_crop_[file], *end = crops_.data() + first_crop_[file + 1];
         if (begin == end) return;
         try {
             look_at(r, file, begin, end - begin);
         } catch (const std::bad_alloc&) {
-            samples_[static_cast<size_t>(*begin)].is_short_of_memory = true;
+            samples_[*begin].is_short_of_memory = true;
         }
     });
     if (!open) return false;
@@ -323,7 +321,7 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         if (!s.is_taken) continue;
         GpuSizes more = sizes_;
         GpuImage& image = s.image;
-        const Sample& leader = samples_[static_cast<size_t>(image.leader)];  // of a lower number, or this one
+        const Sample& leader = samples_[image.leader];  // of a lower number, or this one
         if (!leader.is_taken) {
             s.is_taken = false;
             continue;
@@ -454,7 +452,7 @@ void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) co
 
 bool GpuPlan::fill(const uint8_t* data, Pool* pool, uint8_t* staged) {
     const bool is_done = for_each(static_cast<int64_t>(samples_.size()), pool, [&](int64_t i) {
-        const Sample& sample = samples_[static_cast<size_t>(i)];
+        const Sample& sample = samples_[i];
         if (sample.is_taken) fill_one(data, sample, staged);
     });
     if (is_read_) {

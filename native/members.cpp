@@ -257,11 +257,11 @@ bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
     return for_each(handfuls, pool, handful);
 }
 
-uint64_t hash_stem(const uint8_t* path, size_t size) {
-    const Parts parts = split(reinterpret_cast<const char*>(path), size);
+uint64_t hash_stem(Bytes path) {
+    const Parts parts = split(reinterpret_cast<const char*>(path.data), path.size);
     uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a, then splitmix64's finaliser
     for (size_t i = 0; i < parts.suffix; ++i)
-        hash = (hash ^ (i >= parts.base && path[i] == '.' ? '_' : path[i])) * 0x100000001B3u;
+        hash = (hash ^ (i >= parts.base && path.data[i] == '.' ? '_' : path.data[i])) * 0x100000001B3u;
     hash = (hash ^ hash >> 30) * 0xBF58476D1CE4E5B9u;
     hash = (hash ^ hash >> 27) * 0x94D049BB133111EBu;
     return hash ^ hash >> 31;

@@ -3,10 +3,10 @@
 // of the ordinary (a damaged image, a name that must be escaped) is left to the caller, one by one.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "bytes.h"
 #include "pool.h"
 #include "status.h"
 
@@ -29,16 +29,7 @@ struct MembersRequest {
 };
 
 // Numbers as kernel/members.py has them. Of PNGs, only kinds that need no second look.
-enum class ImageKind : int32_t {
-    jpeg = 0,
-    gray_jpeg = 1,
-    png_gray = 2,
-    png_rgb = 3,
-    png_palette = 4,
-    png_gray_alpha = 5,
-    png_rgb_alpha = 6,
-    png_bits = 7
-};
+enum class ImageKind { jpeg, gray_jpeg, png_gray, png_rgb, png_palette, png_gray_alpha, png_rgb_alpha, png_bits };
 
 // What became of a sample: filled unless it is left.
 struct MemberFacts {
@@ -58,6 +49,6 @@ bool make_members(const MembersRequest& request, Pool* pool, MemberFacts* facts)
 
 // What two paths have in common that want the same key: a hash of the path without suffix, dots of its last part
 // written as '_'.
-uint64_t hash_stem(const uint8_t* path, size_t size);
+uint64_t hash_stem(Bytes path);
 
 }  // namespace feedrate

@@ -84,11 +84,11 @@ void Taps::make(int in_size, int out_size, Filter filter) {
         const int high = std::min(static_cast<int>(center + support + 0.5), in_size);
         double total = 0;
         for (int x = 0; x < high - low; ++x) {
-            w[static_cast<size_t>(x)] = curve_at(filter, (x + low - center + 0.5) * step);
-            total += w[static_cast<size_t>(x)];
+            w[x] = curve_at(filter, (x + low - center + 0.5) * step);
+            total += w[x];
         }
         for (int x = 0; x < high - low; ++x) {
-            const double share = total != 0.0 ? w[static_cast<size_t>(x)] / total : w[static_cast<size_t>(x)];
+            const double share = total != 0.0 ? w[x] / total : w[x];
             weight[i * static_cast<size_t>(width) + static_cast<size_t>(x)] = to_fixed(share);
         }
         first[i] = low;
@@ -181,8 +181,7 @@ void Resizer::lower_ready() {
         const size_t y = static_cast<size_t>(lowered_);
         const int first = down_.first[y], count = down_.count[y];
         if (first + count > stored_) return;
-        for (int k = 0; k < count; ++k)
-            rows_[static_cast<size_t>(k)] = reinterpret_cast<const uint8_t*>(slot(first + k));
+        for (int k = 0; k < count; ++k) rows_[k] = reinterpret_cast<const uint8_t*>(slot(first + k));
         uint32_t* out = line_[lowered_ % 2].data();
         const int32_t* weight = &down_.weight[y * static_cast<size_t>(down_.width)];
         level().lower(rows_.data(), count, weight, static_cast<int>(padded(width) * 4),

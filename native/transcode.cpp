@@ -76,16 +76,16 @@ struct Code {
         for (;;) {
             int least = -1, next = -1;
             for (int i = 0; i < 257; ++i) {
-                if (!weight[static_cast<size_t>(i)]) continue;
-                if (least < 0 || weight[static_cast<size_t>(i)] <= weight[static_cast<size_t>(least)]) {
+                if (!weight[i]) continue;
+                if (least < 0 || weight[i] <= weight[least]) {
                     next = least, least = i;
-                } else if (next < 0 || weight[static_cast<size_t>(i)] <= weight[static_cast<size_t>(next)]) {
+                } else if (next < 0 || weight[i] <= weight[next]) {
                     next = i;
                 }
             }
             if (next < 0) break;
-            weight[static_cast<size_t>(least)] += weight[static_cast<size_t>(next)];
-            weight[static_cast<size_t>(next)] = 0;
+            weight[least] += weight[next];
+            weight[next] = 0;
             int end = least;
             for (;; end = other[end]) {
                 ++size[end];
@@ -207,7 +207,7 @@ void put_frame(std::string& out, const Coefficients& image) {
     // Baseline knows quantisers of 8 bits; with others it is "extended sequential", and decoded alike.
     const bool extended = std::any_of(image.planes.begin(), image.planes.end(), is_wide);
     const auto count = static_cast<int>(image.planes.size());
-    for (int i = 0; i < count; ++i) put_quantiser(out, i, image.planes[static_cast<size_t>(i)].quant);
+    for (int i = 0; i < count; ++i) put_quantiser(out, i, image.planes[i].quant);
     out += extended ? "\xFF\xC1" : "\xFF\xC0";
     put_word(out, 8 + 3 * count);
     out.push_back(8);
@@ -215,7 +215,7 @@ void put_frame(std::string& out, const Coefficients& image) {
     put_word(out, image.width);
     out.push_back(static_cast<char>(count));
     for (int i = 0; i < count; ++i) {
-        const Plane& plane = image.planes[static_cast<size_t>(i)];
+        const Plane& plane = image.planes[i];
         out.push_back(static_cast<char>(plane.id));
         out.push_back(static_cast<char>(plane.h << 4 | plane.v));
         out.push_back(static_cast<char>(i));
@@ -251,9 +251,8 @@ Outcome write_baseline(const Coefficients& image, std::string& out) {
     std::vector<int64_t> frequency[2][2];  // luma and chroma, DC and AC
     for (auto& kind : frequency)
         for (auto& one : kind) one.assign(256, 0);
-    const bool fits = code_image(image, [&](bool chroma, bool is_ac, int symbol, int, int) {
-        ++frequency[chroma][is_ac][static_cast<size_t>(symbol)];
-    });
+    const bool fits =
+        code_image(image, [&](bool chroma, bool is_ac, int symbol, int, int) { ++frequency[chroma][is_ac][symbol]; });
     if (!fits) return not_taken(Why::scan_parameters);
     const int kinds = image.planes.size() > 1 ? 2 : 1;
     Code codes[2][2];
@@ -269,7 +268,7 @@ Outcome write_baseline(const Coefficients& image, std::string& out) {
     put_word(out, 6 + 2 * count);
     out.push_back(static_cast<char>(count));
     for (int i = 0; i < count; ++i) {
-        out.push_back(static_cast<char>(image.planes[static_cast<size_t>(i)].id));
+        out.push_back(static_cast<char>(image.planes[i].id));
         out.push_back(static_cast<char>(i > 0 ? 0x11 : 0));
     }
     out.append("\x00\x3F\x00", 3);

@@ -33,7 +33,7 @@ void run_callers(feedrate::Pool& pool, int batches, std::atomic<int>& most) {
                     const int now = ++working;
                     for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {}
                     std::this_thread::yield();
-                    ++called[static_cast<size_t>(sample)];
+                    ++called[sample];
                     --working;
                 });
                 need(is_done, "an open pool did not run a batch");

@@ -20,17 +20,22 @@
 #endif
 
 // Every function in hot/ carries one of these. No lambdas there: they would not inherit the target.
-#define FEEDRATE_HOT FEEDRATE_TARGET
-#define FEEDRATE_HOT_INLINE FEEDRATE_TARGET FEEDRATE_INLINE
-
-#include "idct.h"
-// It uses the IDCT.
-#include "entropy.h"
-// The rest stands alone.
-#include "colour.h"
-#include "resize.h"
+#define HOT FEEDRATE_TARGET
+#define HOT_INLINE FEEDRATE_TARGET FEEDRATE_INLINE
 
 namespace feedrate::FEEDRATE_LEVEL {
+
+namespace {
+
+// Pieces of one file: entropy.h uses idct.h, the others stand alone.
+// clang-format off
+#include "idct.h"
+#include "entropy.h"
+#include "colour.h"
+#include "resize.h"
+// clang-format on
+
+}  // namespace
 
 inline Level make_level(const char* name) {
     return {name,     unstuff,    read_mcus, read_mcu_pairs, convert_rgb, widen,

@@ -2,18 +2,13 @@
 // The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded and limited to eight
 // bits. Some weights of some filters are below zero, and weights are rounded one by one: sums leave 0 .. 255 on both
 // sides.
-namespace feedrate::FEEDRATE_LEVEL {
-
-namespace {
 
 constexpr int32_t kRound = 1 << (kWeightBits - 1);
 
-FEEDRATE_HOT_INLINE uint8_t to_byte(int32_t sum) {
-    return static_cast<uint8_t>(std::min(std::max(sum >> kWeightBits, 0), 255));
-}
+HOT_INLINE uint8_t to_byte(int32_t sum) { return static_cast<uint8_t>(std::min(std::max(sum >> kWeightBits, 0), 255)); }
 
 // One pixel, by 32-bit products: any number of taps.
-FEEDRATE_HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* weight, int count) {
+HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* weight, int count) {
     const auto* in = reinterpret_cast<const uint8_t*>(line);
     int32_t sum[4] = {kRound, kRound, kRound, kRound};
     for (int k = 0; k < count; ++k)
@@ -25,15 +20,14 @@ FEEDRATE_HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* 
     return pixel;
 }
 
-FEEDRATE_HOT void shrink_line_widely(const uint32_t* line, const Taps& taps, int out_width, uint32_t* out) {
+HOT void shrink_line_widely(const uint32_t* line, const Taps& taps, int out_width, uint32_t* out) {
     const int32_t* weight = taps.weight.data();
     for (int x = 0; x < out_width; ++x, weight += taps.width)
-        out[x] = shrink_widely(line + taps.first[static_cast<size_t>(x)], weight, taps.count[static_cast<size_t>(x)]);
+        out[x] = shrink_widely(line + taps.first[x], weight, taps.count[x]);
 }
 
 // A part of a line, by 32-bit products: any number of taps.
-FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, const int32_t* weight, int x,
-                                      uint8_t* out) {
+HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, const int32_t* weight, int x, uint8_t* out) {
     int32_t sum[kLineChunk];
     for (int i = 0; i < kLineChunk; ++i) sum[i] = kRound;
     for (int k = 0; k < count; ++k) {
@@ -46,7 +40,7 @@ FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, con
 #if FEEDRATE_VECTORS == 256
 
 // Four bytes, everywhere.
-FEEDRATE_HOT_INLINE __m256i repeat(const void* bytes) {
+HOT_INLINE __m256i repeat(const void* bytes) {
     int32_t word;
     std::memcpy(&word, bytes, 4);
     return _mm256_set1_epi32(word);
@@ -56,8 +50,7 @@ FEEDRATE_HOT_INLINE __m256i repeat(const void* bytes) {
 // from pixel to pixel cannot be predicted. The sums are those of `lower` below: products of bytes for the high parts of
 // the weights, of words for the low parts.
 template <int kGroups>
-FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* line1, const SplitFour* weight,
-                                         int groups) {
+HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* line1, const SplitFour* weight, int groups) {
     const int count = kGroups ? kGroups : groups;
     // Four reds, four greens, four blues, in each half.
     const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9,
@@ -77,8 +70,8 @@ FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* 
 }
 
 template <int kGroups>
-FEEDRATE_HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width,
-                                uint32_t* out0, uint32_t* out1) {
+HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                       uint32_t* out1) {
     const SplitFour* weight = taps.split.data();
     const int* first = taps.first.data();
     const int groups = kGroups ? kGroups : taps.groups;
@@ -103,8 +96,8 @@ FEEDRATE_HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, co
     }
 }
 
-FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
-                         uint32_t* out1) {
+HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                uint32_t* out1) {
     switch (taps.groups) {
         case 1: return shrink_groups<1>(line0, line1, taps, out_width, out0, out1);
         case 2: return shrink_groups<2>(line0, line1, taps, out_width, out0, out1);
@@ -124,7 +117,7 @@ struct SplitPair {
     __m256i high, low;
 };
 
-FEEDRATE_HOT_INLINE SplitPair split(int32_t a, int32_t b) {
+HOT_INLINE SplitPair split(int32_t a, int32_t b) {
     const auto low_a = static_cast<int16_t>(a & 0xFFFF), low_b = static_cast<int16_t>(b & 0xFFFF);
     const int32_t high_a = (a - low_a) >> 16, high_b = (b - low_b) >> 16;
     return {_mm256_set1_epi16(static_cast<int16_t>((high_a & 0xFF) | high_b * 256)),
@@ -136,7 +129,7 @@ struct Sums {
     __m256i high[2], low[4];
 };
 
-FEEDRATE_HOT_INLINE void add_pair(Sums& sums, const uint8_t* row0, const uint8_t* row1, const SplitPair& weight) {
+HOT_INLINE void add_pair(Sums& sums, const uint8_t* row0, const uint8_t* row1, const SplitPair& weight) {
     const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row0)),
                   b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row1));
     const __m256i zero = _mm256_setzero_si256();
@@ -150,7 +143,7 @@ FEEDRATE_HOT_INLINE void add_pair(Sums& sums, const uint8_t* row0, const uint8_t
     }
 }
 
-FEEDRATE_HOT_INLINE void store_sums(const Sums& sums, uint8_t* out) {
+HOT_INLINE void store_sums(const Sums& sums, uint8_t* out) {
     __m256i words[2];
     for (int i = 0; i < 2; ++i) {
         const __m256i carry =
@@ -161,7 +154,7 @@ FEEDRATE_HOT_INLINE void store_sums(const Sums& sums, uint8_t* out) {
 }
 
 template <int kPairs>
-FEEDRATE_HOT void lower_pairs(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+HOT void lower_pairs(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
     constexpr int kMost = kPairs ? kPairs : 32;
     SplitPair weights[kMost];
     const uint8_t* lines[2 * kMost];
@@ -181,7 +174,7 @@ FEEDRATE_HOT void lower_pairs(const uint8_t* const* rows, int count, const int32
     }
 }
 
-FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
     switch ((count + 1) / 2) {
         case 1: return lower_pairs<1>(rows, count, weight, width, out);
         case 2: return lower_pairs<2>(rows, count, weight, width, out);
@@ -194,7 +187,7 @@ FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* we
 
 // The first pixels of a line, as far as four at a time go; returns how many. The store is four bytes longer than the
 // pixels, so the last ones are left.
-FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
+HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
     const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
     const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
     const __m128i order = flip ? mirrored : straight;
@@ -208,7 +201,7 @@ FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool fl
 }
 
 // The same the other way; the load is four bytes longer than its pixels.
-FEEDRATE_HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
+HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
     const __m128i order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
     int x = 0;
     for (; x + 6 <= count; x += 4) {
@@ -226,8 +219,7 @@ struct Sums {
     int32x4_t low;
 };
 
-FEEDRATE_HOT_INLINE void add_four(Sums& sums, const uint32_t* line, int16x8_t high_first, int16x8_t high_second,
-                                  int16x4_t low) {
+HOT_INLINE void add_four(Sums& sums, const uint32_t* line, int16x8_t high_first, int16x8_t high_second, int16x4_t low) {
     const uint8x16_t pixels = vld1q_u8(reinterpret_cast<const uint8_t*>(line));
     const int16x8_t first = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(pixels))),
                     second = vreinterpretq_s16_u16(vmovl_high_u8(pixels));
@@ -240,18 +232,18 @@ FEEDRATE_HOT_INLINE void add_four(Sums& sums, const uint32_t* line, int16x8_t hi
     sums.low = vmlal_high_lane_s16(sums.low, second, low, 3);
 }
 
-FEEDRATE_HOT_INLINE uint16x4_t finish(const Sums& sums) {
+HOT_INLINE uint16x4_t finish(const Sums& sums) {
     const int16x4_t high = vadd_s16(vget_low_s16(sums.high), vget_high_s16(sums.high));
     const int32x4_t sum = vaddq_s32(sums.low, vshll_n_s16(high, 16));
     return vqmovun_s32(vshrq_n_s32(sum, kWeightBits));
 }
 
-FEEDRATE_HOT_INLINE uint32_t to_pixel(uint16x4_t words) {
+HOT_INLINE uint32_t to_pixel(uint16x4_t words) {
     return vget_lane_u32(vreinterpret_u32_u8(vqmovn_u16(vcombine_u16(words, words))), 0);
 }
 
-FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
-                         uint32_t* out1) {
+HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                uint32_t* out1) {
     // As for AVX2.
     if (taps.groups > 32) {
         shrink_line_widely(line0, taps, out_width, out0);
@@ -263,7 +255,7 @@ FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Tap
     const SplitFour* weight = taps.split.data();
     const int groups = taps.groups;
     for (int x = 0; x < out_width; ++x, weight += groups) {
-        const int first = taps.first[static_cast<size_t>(x)];
+        const int first = taps.first[x];
         Sums sums[2] = {{vdupq_n_s16(0), vdupq_n_s32(kRound)}, {vdupq_n_s16(0), vdupq_n_s32(kRound)}};
         for (int i = 0; i < groups; ++i) {
             uint32_t word;
@@ -280,8 +272,8 @@ FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Tap
 }
 
 // Sixteen bytes of a line.
-FEEDRATE_HOT_INLINE void lower_16(const uint8_t* const* rows, int count, const int16_t* high, const int16_t* low, int x,
-                                  uint8_t* out) {
+HOT_INLINE void lower_16(const uint8_t* const* rows, int count, const int16_t* high, const int16_t* low, int x,
+                         uint8_t* out) {
     int16x8_t whole[2] = {vdupq_n_s16(kRound >> 16), vdupq_n_s16(kRound >> 16)};
     int32x4_t rest[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};
     for (int k = 0; k < count; ++k) {
@@ -304,7 +296,7 @@ FEEDRATE_HOT_INLINE void lower_16(const uint8_t* const* rows, int count, const i
     vst1q_u8(out + x, vcombine_u8(bytes[0], bytes[1]));
 }
 
-FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
     constexpr int kMost = 64;
     if (count > kMost) {
         for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
@@ -318,12 +310,12 @@ FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* we
     for (int x = 0; x < width; x += 16) lower_16(rows, count, high, low, x, out);
 }
 
-FEEDRATE_HOT_INLINE uint8x8x3_t mirror(const uint8x8x3_t& planes) {
+HOT_INLINE uint8x8x3_t mirror(const uint8x8x3_t& planes) {
     return {{vrev64_u8(planes.val[0]), vrev64_u8(planes.val[1]), vrev64_u8(planes.val[2])}};
 }
 
 // The first pixels of a line, as far as eight at a time go; returns how many.
-FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
+HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
     size_t x = 0;
     for (; x + 8 <= width; x += 8) {
         const uint8x8x4_t pixels = vld4_u8(reinterpret_cast<const uint8_t*>(flip ? line + width - 8 - x : line + x));
@@ -333,7 +325,7 @@ FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool fl
     return x;
 }
 
-FEEDRATE_HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
+HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
     int x = 0;
     for (; x + 8 <= count; x += 8) {
         const uint8x8x3_t planes = vld3_u8(in + 3 * x);
@@ -345,22 +337,22 @@ FEEDRATE_HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out)
 
 #else
 
-FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t*, size_t, bool, uint8_t*) { return 0; }
-FEEDRATE_HOT_INLINE int spread_most(const uint8_t*, int, uint32_t*) { return 0; }
+HOT_INLINE size_t pack_most(const uint32_t*, size_t, bool, uint8_t*) { return 0; }
+HOT_INLINE int spread_most(const uint8_t*, int, uint32_t*) { return 0; }
 
-FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
-                         uint32_t* out1) {
+HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                uint32_t* out1) {
     shrink_line_widely(line0, taps, out_width, out0);
     shrink_line_widely(line1, taps, out_width, out1);
 }
 
-FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
     for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
 }
 
 #endif
 
-FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
+HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
     size_t x = pack_most(line, width, flip, out);
     if (x == width) return;
     const ptrdiff_t step = flip ? -1 : 1;
@@ -371,12 +363,8 @@ FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_
     std::memcpy(out, in, 3);
 }
 
-FEEDRATE_HOT void spread_rgb(const uint8_t* in, int count, uint32_t* out) {
+HOT void spread_rgb(const uint8_t* in, int count, uint32_t* out) {
     int x = spread_most(in, count, out);
     for (; x < count; ++x)
         out[x] = in[3 * x] | static_cast<uint32_t>(in[3 * x + 1]) << 8 | static_cast<uint32_t>(in[3 * x + 2]) << 16;
 }
-
-}  // namespace
-
-}  // namespace feedrate::FEEDRATE_LEVEL
