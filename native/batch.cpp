@@ -13,7 +13,6 @@
 #include "resize.h"
 
 namespace feedrate {
-
 namespace {
 
 constexpr size_t kBufferLimit = size_t{64} << 20;  // a thread gives back what it took beyond this
@@ -22,6 +21,11 @@ struct Worker {
     Decoder decoder;
     Resizer resizer;  // of raw images; the decoder has its own
     Buffer image, entries;
+
+    void trim() {
+        decoder.trim(), resizer.trim(kBufferLimit);
+        image.trim(kBufferLimit), entries.trim(kBufferLimit);
+    }
 };
 
 Worker& worker() {
@@ -47,12 +51,16 @@ Outcome check_crc(const uint8_t* data, int64_t length, uint32_t expected) {
 
 // `crc` is computed when `wanted` says so or the range has one to compare with.
 Outcome read_checked(Files& files, const Ranges& ranges, int64_t i, bool wanted, Buffer& buffer, uint32_t& crc) {
-    const Outcome outcome = files.read(ranges.file[i], ranges.offset[i], ranges.length[i],
-                                       [&](size_t size) { return buffer.make_room(size); });
+    const Outcome outcome = files.read(ranges.file[i], ranges.offset[i], ranges.length[i], buffer);
     if (!outcome.ok() || !(wanted || ranges.crc)) return outcome;
     crc = crc32c(buffer.data(), static_cast<size_t>(ranges.length[i]), 0);
     if (ranges.crc && crc != ranges.crc[i]) return {Status::crc_mismatch, Why::crc_differs, crc, ranges.crc[i]};
     return {};
+}
+
+Box box_of(const DecodeRequest& r, int64_t i) {
+    const int32_t* b = r.boxes + 4 * i;
+    return {b[0], b[1], b[2], b[3]};
 }
 
 // Reads the rows under the crop, and no others.
@@ -63,22 +71,16 @@ Outcome crop_raw(Files& files, const DecodeRequest& r, int64_t i, const Target& 
     Outcome outcome = read_checked(files, r.entries, i, false, mine.entries, unused);
     if (!outcome.ok()) return outcome;
     r.bytes_read[i] += r.entries.length[i];
-    const int32_t* b = r.boxes + 4 * i;
+    const Bytes table{mine.entries.data(), static_cast<size_t>(r.entries.length[i])};
     RawCrop crop;
-    outcome = crop.open({mine.entries.data(), static_cast<size_t>(r.entries.length[i])}, r.images.length[i],
-                        {b[0], b[1], b[2], b[3]});
-    if (!outcome.ok()) return outcome;
+    if (outcome = crop.open(table, r.images.length[i], box_of(r, i)); !outcome.ok()) return outcome;
     int64_t offset = 0;
     if (__builtin_add_overflow(r.images.offset[i], crop.offset(), &offset))
         return {Status::unreadable, Why::bad_range, r.images.offset[i], crop.size()};
-    outcome =
-        files.read(r.images.file[i], offset, crop.size(), [&](size_t size) { return mine.image.make_room(size); });
-    if (!outcome.ok()) return outcome;
+    if (outcome = files.read(r.images.file[i], offset, crop.size(), mine.image); !outcome.ok()) return outcome;
     r.bytes_read[i] += crop.size();
     outcome = crop.decode(mine.image.data(), target, mine.resizer);
-    mine.resizer.trim(kBufferLimit);
-    mine.image.trim(kBufferLimit);
-    mine.entries.trim(kBufferLimit);
+    mine.trim();
     return outcome;
 }
 
@@ -95,11 +97,8 @@ Outcome decode_sample(Files& files, const DecodeRequest& r, int64_t i, uint8_t* 
     r.bytes_read[i] = r.images.length[i] + (enters ? r.entries.length[i] : 0);
     const Bytes image{mine.image.data(), static_cast<size_t>(r.images.length[i])};
     const Bytes entries = enters ? Bytes{mine.entries.data(), static_cast<size_t>(r.entries.length[i])} : Bytes{};
-    const int32_t* b = r.boxes + 4 * i;
-    outcome = mine.decoder.decode(image, crc, entries, {b[0], b[1], b[2], b[3]}, target);
-    mine.decoder.trim();
-    mine.image.trim(kBufferLimit);
-    mine.entries.trim(kBufferLimit);
+    outcome = mine.decoder.decode(image, crc, entries, box_of(r, i), target);
+    mine.trim();
     return outcome;
 }
 
@@ -131,8 +130,7 @@ bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_
         uint8_t* to = buffer + starts[i];
         const size_t length = static_cast<size_t>(starts[i + 1] - starts[i]);
         outcomes[i] = guarded([&]() -> Outcome {
-            const Outcome outcome =
-                files.read(ranges.file[i], ranges.offset[i], ranges.length[i], [&](size_t) { return to; });
+            const Outcome outcome = files.read(ranges.file[i], ranges.offset[i], ranges.length[i], to);
             if (!outcome.ok() || !ranges.crc) return outcome;
             return check_crc(to, ranges.length[i], ranges.crc[i]);
         });
@@ -150,7 +148,7 @@ void gather_rows(Files& files, const RowsRequest& r, Outcome* outcomes) {
                 if (__builtin_mul_overflow(r.row[i], r.strides[c], &offset) ||
                     __builtin_add_overflow(offset, r.bases[i * r.columns + c], &offset))
                     return {Status::unreadable, Why::bad_range, r.bases[i * r.columns + c], r.sizes[c]};
-                const Outcome outcome = files.read(r.file[i], offset, r.sizes[c], [&](size_t) { return at; });
+                const Outcome outcome = files.read(r.file[i], offset, r.sizes[c], at);
                 if (!outcome.ok()) return outcome;
             }
             return check_crc(to, r.row_size - 4, little_u32(to + r.row_size - 4));

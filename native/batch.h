@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done for a batch: samples are read, checked and decoded, in the pool's threads or in the calling one. The
-// caller owns every array and keeps it until the call returns; each thread keeps its own decoder and buffers from one
-// sample to the next.
+// Reads, checks and decodes the samples of a batch, in the pool's threads or in the calling one. The caller owns every
+// array until the call returns. Each thread keeps its decoder and buffers from one sample to the next.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +36,7 @@ struct DecodeRequest {
 // One outcome per sample; a sample that is not ok leaves its part of `out` zeroed. False: the pool is closed.
 bool decode_batch(Files& files, const DecodeRequest& request, Pool* pool, Outcome* outcomes);
 
-// Whether each range lies inside its file, before anybody takes memory for all of them: of a few megabytes in all, the
-// files are not looked at.
+// Whether each range is inside its file. Files are looked at only where the ranges add up to more than kTrustedBytes.
 bool check_ranges(Files& files, const Ranges& ranges, int64_t count, Pool* pool, Outcome* outcomes);
 
 // Reads each range to `buffer` + starts[i].
@@ -59,8 +57,7 @@ struct RowsRequest {
 
 void gather_rows(Files& files, const RowsRequest& request, Outcome* outcomes);
 
-// Seconds of processor time that decode_one takes up to and including each step: the checksum, then the stages of
-// jpeg.h. The least of `repeats` times.
+// CPU seconds of decode_one up to each step: the checksum, then the stages of jpeg.h. The least of `repeats` times.
 struct StageTimes {
     static constexpr int kCount = 6;
     double seconds[kCount];

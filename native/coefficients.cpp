@@ -201,11 +201,10 @@ private:
             if (found <= previous || from.dc > 3 || from.ac > 3) return malformed(segment);
             scan.planes.push_back(previous = found);
         }
-        Outcome outcome = accept(scan);
-        if (!outcome.ok()) return outcome;
+        if (const Outcome outcome = accept(scan); !outcome.ok()) return outcome;
         ++scans_;
         bits_.start(markers_.at(), end_);
-        outcome = walk(scan);
+        const Outcome outcome = walk(scan);
         markers_.go_to(bits_.marker());
         return outcome;
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All quantised coefficients of a Huffman-coded JPEG, baseline or progressive, gray or three components; and the same
-// written again as one baseline scan. Between the two an image can be turned. No coefficient is rounded on the way, so
-// nothing is lost.
+// All quantised coefficients of a Huffman-coded JPEG, baseline or progressive, gray or three components: read, turned,
+// and written as one baseline scan. No coefficient is rounded on the way, so nothing is lost.
 #pragma once
 
 #include <cstddef>

@@ -26,8 +26,7 @@ struct ChromaLine {
 
 // Three parts of near, one part of far.
 void blend_rows(const ChromaLine& line, uint8_t* out);
-// Doubles the width of `near`; writes 2 * (last - first + 1) samples. Reads the columns beside first and last where the
-// image has them.
+// Doubles the width of `near`; writes 2 * (last - first + 1) samples. Reads the columns beside first and last, too.
 void double_width(const ChromaLine& line, uint8_t* out);
 // Both at once, with the rounding of both. `sums` holds last - first + 3.
 void double_both(const ChromaLine& line, uint16_t* sums, uint8_t* out);

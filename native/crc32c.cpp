@@ -13,7 +13,6 @@
 #endif
 
 namespace feedrate {
-
 namespace {
 
 using Tables = std::array<std::array<uint32_t, 256>, 8>;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decodes the part of a JPEG that a crop needs. Planes are rings of four MCU rows: one or two rows of MCUs are decoded,
-// every line whose chroma is complete goes to the resizer, then the next ones take the place of those that nobody needs
-// any more.
+// Decodes the part of a JPEG that a crop needs. Planes are rings of four MCU rows: one or two rows of MCUs are decoded
+// at a time, and every line whose chroma is complete goes to the resizer.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -18,11 +17,7 @@
 
 namespace feedrate {
 
-namespace {
-
 constexpr size_t kScratchLimit = size_t{32} << 20;
-
-}  // namespace
 
 Outcome check_box(const Box& box, int64_t width, int64_t height) {
     if (box.left >= box.right || box.top >= box.bottom) return {Status::bad_box, Why::box_empty, 0, 0};
@@ -32,9 +27,17 @@ Outcome check_box(const Box& box, int64_t width, int64_t height) {
     return {};
 }
 
-Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus) {
+static Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus) {
     const int margin = half ? 2 : 0;
     return {std::max(begin - margin, 0) / mcu_size, std::min((end - 1 + margin) / mcu_size + 1, mcus)};
+}
+
+Span needed_rows(const Box& box, const Header& h) {
+    return needed_mcus(box.top, box.bottom, h.half_height, h.mcu_height, h.mcu_rows);
+}
+
+Span needed_columns(const Box& box, const Header& h) {
+    return needed_mcus(box.left, box.right, h.half_width, h.mcu_width, h.mcus_per_row);
 }
 
 bool is_possible(const Header& header) {
@@ -85,8 +88,7 @@ void Decoder::Scratch::take_memory() {
 Outcome Decoder::Scratch::check_entry(Entropy& at, int row, int column) {
     if (column == header.mcus_per_row) row += 1, column = 0;
     if (entries.empty() || column % entries.step() || row == header.mcu_rows) return {};
-    const Outcome outcome = at.arrive();
-    if (!outcome.ok()) return outcome;
+    if (const Outcome outcome = at.arrive(); !outcome.ok()) return outcome;
     const int64_t number = entries.number(row, column);
     const Entry entry = entries.at(number);
     const bool same = at.position() == entry.bit &&
@@ -94,7 +96,7 @@ Outcome Decoder::Scratch::check_entry(Entropy& at, int row, int column) {
     return same ? Outcome{} : Outcome{Status::bad_entries, Why::entries_wrong, number, 0};
 }
 
-// Stands before `column`; with entries, at the one before it, then goes on from there.
+// Moves to the entry at or before `column`; without entries, to `column` itself.
 Outcome Decoder::Scratch::go_to(Entropy& to, int row, int column) {
     const int64_t row_start = static_cast<int64_t>(row) * header.mcus_per_row;
     if (entries.empty()) return to.skip(row_start + column - to.mcu());
@@ -139,8 +141,7 @@ Outcome Decoder::Scratch::walk_to(int row, int count, int column) {
 
 Outcome Decoder::Scratch::decode_rows(int row, int count) {
     for (int i = 0; i < count; ++i) {
-        const Outcome outcome = go_to(entropy[i], row + i, columns.begin);
-        if (!outcome.ok()) return outcome;
+        if (const Outcome outcome = go_to(entropy[i], row + i, columns.begin); !outcome.ok()) return outcome;
     }
     return walk_to(row, count, columns.end);
 }
@@ -193,8 +194,7 @@ Decoder::~Decoder() = default;
 Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target,
                         Stage last) {
     Scratch& s = *scratch_;
-    // Before anything that hands the file to others: entries of another file mean that an index is wrong, whatever the
-    // file is.
+    // First of all: entries of another file mean that an index is wrong, whatever kind of image the file is.
     Outcome outcome = check_entries(entries, file_crc);
     // Entries are of files that were scanned to their end.
     if (outcome.ok()) outcome = parse_jpeg(file.data, file.size, s.header, entries.size == 0);
@@ -211,8 +211,7 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
     s.box = box;
     s.gray = target.channels == 1;
     s.wanted_blocks = last == Stage::huffman ? Blocks::store : Blocks::transform;
-    s.rows = needed_mcus(box.top, box.bottom, s.header.half_height, s.header.mcu_height, s.header.mcu_rows);
-    s.columns = needed_mcus(box.left, box.right, s.header.half_width, s.header.mcu_width, s.header.mcus_per_row);
+    s.rows = needed_rows(box, s.header), s.columns = needed_columns(box, s.header);
     s.take_memory();
     s.resizer.begin(box.right - box.left, box.bottom - box.top, target);
     if (last == Stage::headers) return {};
@@ -221,8 +220,7 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
     const int most = s.entries.empty() ? 1 : 2;
     for (int row = s.rows.begin, count; row < s.rows.end; row += count) {
         count = std::min(most, s.rows.end - row);
-        outcome = s.decode_rows(row, count);
-        if (!outcome.ok()) return outcome;
+        if (outcome = s.decode_rows(row, count); !outcome.ok()) return outcome;
         if (last < Stage::colour) continue;
         for (const int stop = std::min(s.lines_ready(row + count), box.bottom); y < stop; ++y) {
             s.write_line(y, s.resizer.line());

@@ -10,7 +10,6 @@
 #include "entropy.h"
 
 namespace feedrate {
-
 namespace {
 
 constexpr int kVersion = 1;
@@ -150,9 +149,9 @@ Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& h
                   int64_t bytes_per_entry) {
     entries.clear();
     Outcome outcome = parse_jpeg(data, size, header);
-    if (!outcome.ok()) return outcome;
     Kept& mine = kept();
-    outcome = make_tables(header, header.scan_end - header.scan_begin >= kWorthPairs, mine.tables);
+    const bool is_paired = header.scan_end - header.scan_begin >= kWorthPairs;
+    if (outcome.ok()) outcome = make_tables(header, is_paired, mine.tables);
     if (!outcome.ok()) return outcome;
     Entropy& entropy = mine.entropy;
     entropy.start(data, header, mine.tables);
@@ -160,13 +159,11 @@ Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& h
     std::vector<Entry> found;
     for (int row = 0; row < header.mcu_rows; ++row) {
         for (int column = 0; column < header.mcus_per_row; column += step) {
-            outcome = entropy.arrive();
-            if (!outcome.ok()) return outcome;
+            if (outcome = entropy.arrive(); !outcome.ok()) return outcome;
             Entry& entry = found.emplace_back();
             entry.bit = static_cast<uint32_t>(entropy.position());
             std::copy_n(entropy.predictors(), header.component_count, entry.predictor);
-            outcome = entropy.skip(std::min(step, header.mcus_per_row - column));
-            if (!outcome.ok()) return outcome;
+            if (outcome = entropy.skip(std::min(step, header.mcus_per_row - column)); !outcome.ok()) return outcome;
         }
     }
     entries = pack_entries(found, header.component_count, step, file_crc);

@@ -26,8 +26,8 @@ public:
     Outcome open(Bytes bytes, const Header& header);
     bool empty() const { return per_row_ == 0; }
     int step() const { return step_; }
-    // A multiple of the step: columns at which a walk looks whether it arrives where an entry says. Every entry, unless
-    // they stand closer together than kBytesPerEntry: to stop at each of those would cost more than it tells.
+    // A multiple of the step: the columns at which a walk compares its position with the entry. Every entry, unless
+    // they are closer than kBytesPerEntry: to stop at each would take too long.
     int check_step() const { return check_step_; }
     int64_t count() const { return static_cast<int64_t>(entries_.size()); }
     int64_t number(int row, int column) const { return static_cast<int64_t>(row) * per_row_ + column / step_; }

@@ -8,11 +8,7 @@
 
 namespace feedrate {
 
-namespace {
-
 constexpr size_t kWindow = 16 << 10;  // half of the first-level cache
-
-}  // namespace
 
 Outcome make_tables(const Header& header, bool paired, McuTables& tables) {
     tables.block_count = 0;
@@ -106,8 +102,7 @@ Outcome Entropy::arrive() {
 
 // Takes a marker and fills the window, if that must be; brings `until` down to the next marker.
 Outcome Entropy::get_ready(int64_t& until) {
-    const Outcome arrived = arrive();
-    if (!arrived.ok()) return arrived;
+    if (const Outcome arrived = arrive(); !arrived.ok()) return arrived;
     if (stream_.bits_left() < stream_.bits_needed()) slide();
     if (const int interval = header_->restart_interval) until = std::min(until, (mcu_ / interval + 1) * interval);
     stream_.bad_code = stream_.bad_dc = false;
@@ -136,13 +131,11 @@ Outcome Entropy::walk(int64_t count, Blocks blocks, const Planes& planes) {
     const int64_t first = mcu_, stop = mcu_ + count;
     while (mcu_ < stop) {
         int64_t until = stop;
-        Outcome outcome = get_ready(until);
-        if (!outcome.ok()) return outcome;
+        if (const Outcome outcome = get_ready(until); !outcome.ok()) return outcome;
         const Planes rest = from_here(planes, first);
         const int64_t todo = until - mcu_, done = level().read_mcus(*tables_, stream_, todo, blocks, &rest);
         mcu_ += done;
-        if (done < todo) outcome = judge();
-        if (!outcome.ok()) return outcome;
+        if (const Outcome outcome = done < todo ? judge() : Outcome{}; !outcome.ok()) return outcome;
     }
     return {};
 }

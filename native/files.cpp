@@ -10,11 +10,7 @@
 
 namespace feedrate {
 
-namespace {
-
 constexpr size_t kMaxOpen = 128;  // far below the usual limit of 1024 descriptors, enough for every shard in flight
-
-}  // namespace
 
 uint8_t* Buffer::make_room(size_t size) {
     if (size > capacity_) {
@@ -89,8 +85,14 @@ Outcome Files::check_range(int64_t file, int64_t offset, int64_t length, bool al
     return {};
 }
 
-Outcome Files::read_into(int64_t file, int64_t offset, int64_t length, uint8_t* to) {
-    Outcome outcome;
+Outcome Files::read(int64_t file, int64_t offset, int64_t length, Buffer& to) {
+    if (const Outcome outcome = check_range(file, offset, length); !outcome.ok()) return outcome;
+    return read(file, offset, length, to.make_room(static_cast<size_t>(length)));
+}
+
+Outcome Files::read(int64_t file, int64_t offset, int64_t length, uint8_t* to) {
+    Outcome outcome = check_range(file, offset, length);
+    if (!outcome.ok()) return outcome;
     const Shared descriptor = find_open(file, outcome);
     if (!descriptor) return outcome;
     for (int64_t done = 0; done < length;) {

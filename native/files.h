@@ -21,7 +21,7 @@ namespace feedrate {
 // A longer range is compared with the file's size before memory is taken for it.
 constexpr int64_t kTrustedBytes = int64_t{16} << 20;
 
-// Grows, never shrinks by itself; the bytes past size() are the owner's business.
+// Memory that is reused: make_room() may grow it, trim() gives it back.
 class Buffer {
 public:
     uint8_t* make_room(size_t size);
@@ -36,17 +36,11 @@ private:
 class Files {
 public:
     explicit Files(std::vector<std::string> paths) : paths_(std::move(paths)) {}
-    size_t size() const { return paths_.size(); }
 
-    // Reads exactly `length` bytes to where `room(length)` says; asks for room only after a look at the file's size
-    // when the range is large. Throws what `room` throws.
-    template <class Room>
-    Outcome read(int64_t file, int64_t offset, int64_t length, Room room) {
-        const Outcome outcome = check_range(file, offset, length);
-        return outcome.ok() ? read_into(file, offset, length, room(static_cast<size_t>(length))) : outcome;
-    }
-    // Whether a range lies inside its file. One of a few megabytes is believed, and its file not looked at, unless
-    // `always` says so.
+    // Reads exactly `length` bytes. A buffer gets its room only after check_range().
+    Outcome read(int64_t file, int64_t offset, int64_t length, uint8_t* to);
+    Outcome read(int64_t file, int64_t offset, int64_t length, Buffer& to);
+    // Whether a range is inside its file. Up to kTrustedBytes the file is looked at only if `always` says so.
     Outcome check_range(int64_t file, int64_t offset, int64_t length, bool always = false);
     // They open again when they are next needed.
     void close();
@@ -63,7 +57,6 @@ private:
         uint64_t clock = 0;
     };
 
-    Outcome read_into(int64_t file, int64_t offset, int64_t length, uint8_t* to);
     Shared find_open(int64_t file, Outcome& outcome);
     void forget(int64_t file);
 

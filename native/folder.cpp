@@ -17,7 +17,6 @@
 #include "pool.h"
 
 namespace feedrate {
-
 namespace {
 
 // So many names are looked at by one thread; more are shared out. Most of the time goes by inside the file system:
@@ -84,11 +83,7 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
         } else if (S_ISREG(facts.st_mode)) {
             kind = has_suffix(name, size, suffixes) ? FolderEntry::wanted : FolderEntry::other;
             size_bytes = facts.st_size;
-#if defined(__APPLE__)
-            time_ns = int64_t{facts.st_mtimespec.tv_sec} * 1'000'000'000 + facts.st_mtimespec.tv_nsec;
-#else
             time_ns = int64_t{facts.st_mtim.tv_sec} * 1'000'000'000 + facts.st_mtim.tv_nsec;
-#endif
         } else {
             kind = S_ISDIR(facts.st_mode) ? FolderEntry::folder : FolderEntry::odd;
         }

@@ -17,7 +17,6 @@
 #include "resize.h"
 
 namespace feedrate {
-
 namespace {
 
 static_assert(sizeof(GpuItem) == 28 && sizeof(GpuGroup) == 12 && sizeof(GpuTile) == 12 && sizeof(GpuImage) % 16 == 0,
@@ -63,6 +62,12 @@ bool copy_codes(const Header& header, GpuImage& image) {
     return true;
 }
 
+// False: a predictor is beyond 16 bits, which no block can have.
+bool copy_predictors(const Entry& entry, const Header& header, short* to) {
+    std::copy_n(entry.predictor, header.component_count, to);
+    return std::equal(to, to + header.component_count, entry.predictor);
+}
+
 // An even number: lines are resized two at a time.
 int tile_lines(const GpuImage& image) { return std::max(kGpuTilePixels / image.width / 2, 1) * 2; }
 
@@ -74,8 +79,8 @@ Box box_of(const GpuRequest& r, int64_t i) {
     return {r.boxes[4 * i], r.boxes[4 * i + 1], r.boxes[4 * i + 2], r.boxes[4 * i + 3]};
 }
 
-// Copies entropy-coded bytes without their stuffing, and tells where any of them has gone. What lies between two bytes
-// of 0xFF is copied at once, when the second is passed, however many entry points stand there.
+// Copies entropy-coded bytes without their stuffing, and tells where each goes. Bytes between two of 0xFF are copied at
+// once, however many entry points are among them.
 class Unstuffing {
 public:
     Unstuffing(const uint8_t* limit, uint8_t* out) : limit_(limit), to_(out) {}
@@ -103,7 +108,7 @@ public:
         from_ = target;
         return to_;
     }
-    // Lets `count` bytes be, up to a multiple of four.
+    // Skips `count` bytes, then up to a multiple of four.
     void pad(uint8_t* origin, int64_t count) { to_ = origin + round_up(to_ + count - origin, 4); }
     uint8_t* at() const { return to_; }
 
@@ -132,7 +137,7 @@ int64_t GpuSizes::memory(int height, int width) const {
     return staged + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
 }
 
-// What is each crop's own: where it lies, and its resize.
+// Sets what belongs to one crop alone: its place and its resize.
 void GpuPlan::place(const GpuRequest& r, int64_t i) {
     Sample& s = samples_[i];
     GpuImage& image = s.image;
@@ -164,13 +169,9 @@ bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Bytes& image, Byte
     }
     const auto read = [&](const Ranges& ranges, Buffer& to, Bytes& bytes) {
         const int64_t length = ranges.length[number];
-        if (!r.disk
-                 ->read(ranges.file[number], ranges.offset[number], length,
-                        [&](size_t size) { return to.make_room(size); })
-                 .ok())
-            return false;
-        bytes = {to.data(), static_cast<size_t>(length)};
-        return true;
+        const bool is_read = r.disk->read(ranges.file[number], ranges.offset[number], length, to).ok();
+        if (is_read) bytes = {to.data(), static_cast<size_t>(length)};
+        return is_read;
     };
     thread_local Buffer points;
     if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, entries)) return false;
@@ -203,9 +204,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
     image.leader = static_cast<int>(*first);
     image.components = header.component_count;
     image.half_width = header.half_width, image.half_height = header.half_height;
-    const Span rows = needed_mcus(window.top, window.bottom, header.half_height, header.mcu_height, header.mcu_rows);
-    const Span columns =
-        needed_mcus(window.left, window.right, header.half_width, header.mcu_width, header.mcus_per_row);
+    const Span rows = needed_rows(window, header), columns = needed_columns(window, header);
     int64_t blocks = 0, per_mcu = 0;
     for (int n = 0; n < header.component_count; ++n) {
         const Component& from = header.component[n];
@@ -229,7 +228,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
     s.scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
     s.restart_interval = header.restart_interval, s.mcus_per_row = header.mcus_per_row;
     s.first_row = rows.begin, s.first_column = columns.begin;
-    s.stretches.clear();
+    s.runs.clear();
     s.items = 0, s.bytes = 4 * (rows.end - rows.begin);  // of padding
     const int step = entries.step();
     for (int row = rows.begin; row < rows.end; ++row)
@@ -243,24 +242,17 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
             item.count = static_cast<unsigned short>(end - column);
             item.word = entry.bit;
             item.end = static_cast<unsigned>(kNoEnd);
-            for (int n = 0; n < header.component_count; ++n) item.predictor[n] = static_cast<short>(entry.predictor[n]);
-            // What one entry point says, decode() compares with what it finds; a predictor that no block can have is
-            // found there.
-            bool fits = std::equal(item.predictor, item.predictor + header.component_count, entry.predictor);
+            bool fits = copy_predictors(entry, header, item.predictor);
             int64_t bytes;
             if (at + 1 < entries.count()) {
                 const Entry& next = entries.at(at + 1);
                 item.end = next.bit;
                 item.how_it_ends = end == stop ? kGpuEndsAt : kGpuEndsBefore;
-                for (int n = 0; n < header.component_count; ++n)
-                    item.end_predictor[n] = static_cast<short>(next.predictor[n]);
-                fits =
-                    fits && std::equal(item.end_predictor, item.end_predictor + header.component_count, next.predictor);
+                fits = copy_predictors(next, header, item.end_predictor) && fits;
                 bytes = next.bit / 8 - entry.bit / 8;
             } else {
-                const uint8_t *from = file.data + header.scan_begin + entry.bit / 8,
-                              *limit = file.data + header.scan_end;
-                bytes = find_marker(from, limit, false) - from;
+                const uint8_t* from = file.data + header.scan_begin + entry.bit / 8;
+                bytes = find_marker(from, file.data + header.scan_end, false) - from;
                 s.scan_bytes = entry.bit / 8 + bytes;
             }
             if (!fits) return;
@@ -271,7 +263,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
             }
             s.items += parts;
             s.bytes += bytes;
-            s.stretches.push_back(item);
+            s.runs.push_back(item);
         }
     place(r, *first);
     for (const int64_t* other = first + 1; other < crops + count; ++other) {
@@ -280,7 +272,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
         sharing.image = image;
         sharing.image.blocks = 0;
         sharing.items = sharing.bytes = sharing.blocks = sharing.samples = 0;
-        sharing.stretches.clear();
+        sharing.runs.clear();
         place(r, *other);
     }
 }
@@ -359,28 +351,27 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
 bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word,
                     int64_t& count) const {
     count = 0;
-    if (s.stretches.empty()) return true;  // cut from another crop's window
+    if (s.runs.empty()) return true;  // cut from another crop's window
     const uint8_t *begin = (is_read_ ? read_[s.file].data() : data) + s.scan, *limit = begin + s.scan_bytes;
     const int every = s.restart_interval;
     Unstuffing in(limit, bytes);
     int row = -1;
-    for (const GpuItem& stretch : s.stretches) {
-        const uint8_t* from = begin + stretch.word / 8;
-        const bool has_end = stretch.end != kNoEnd, is_exact = stretch.how_it_ends == kGpuEndsAt;
-        const uint8_t* end = has_end ? begin + stretch.end / 8 : limit;
-        if (stretch.row != row) in.begin(from);
-        row = stretch.row;
+    for (const GpuItem& run : s.runs) {
+        const uint8_t* from = begin + run.word / 8;
+        const bool has_end = run.end != kNoEnd, is_exact = run.how_it_ends == kGpuEndsAt;
+        const uint8_t* end = has_end ? begin + run.end / 8 : limit;
+        if (run.row != row) in.begin(from);
+        row = run.row;
         const uint8_t* at = in.reach(from);
         if (!at) return false;
-        int64_t mcu =
-            static_cast<int64_t>(s.first_row + stretch.row) * s.mcus_per_row + s.first_column + stretch.column;
-        GpuItem item = stretch;
-        unsigned first_bit = stretch.word % 8;
-        for (int left = stretch.count; left > 0;) {
+        int64_t mcu = static_cast<int64_t>(s.first_row + run.row) * s.mcus_per_row + s.first_column + run.column;
+        GpuItem item = run;
+        unsigned first_bit = run.word % 8;
+        for (int left = run.count; left > 0;) {
             const int64_t until = every ? std::min(mcu + left, (mcu / every + 1) * every) : mcu + left;
             left -= static_cast<int>(until - mcu);
             item.count = static_cast<unsigned short>(until - mcu);
-            item.how_it_ends = stretch.how_it_ends;
+            item.how_it_ends = run.how_it_ends;
             item.word = static_cast<unsigned>(word + (at - bytes) / 4);
             const int64_t aside = (at - bytes) % 4;  // bytes of the word before the item's first
             item.first_bit = static_cast<unsigned char>(aside * 8 + first_bit);
@@ -388,8 +379,7 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
             const uint8_t* stop = is_marker_due ? in.reach_marker() : in.reach(end);
             const bool is_at_end = stop && has_end && !is_marker_due;
             if (!stop) {
-                // A marker in what the crop does not need is nobody's business here: the decoder stops before it, or
-                // tells.
+                // A marker behind what the crop needs does not matter: the decoder stops before it, or refuses.
                 if (is_exact) return false;
                 stop = in.reach_marker();
             }
@@ -403,15 +393,14 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
                 at = in.at();
                 // The next entry point stands behind the marker, and begins anew.
                 const bool is_anew =
-                    marker + 1 == end && stretch.end % 8 == 0 &&
-                    std::all_of(stretch.end_predictor, stretch.end_predictor + 3, [](short p) { return p == 0; });
+                    marker + 1 == end && run.end % 8 == 0 &&
+                    std::all_of(run.end_predictor, run.end_predictor + 3, [](short p) { return p == 0; });
                 if (!left && !is_anew) return false;
             } else if (is_at_end) {
-                // The last bits are in a byte that may not begin a marker. MCUs that the crop does not need may be
-                // fewer bits than these.
-                const bool is_marker = stretch.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0);
+                // The byte of the last bits may begin a marker only where the crop does not need those bits.
+                const bool is_marker = run.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0);
                 if (is_marker && is_exact) return false;
-                if (!is_marker) item.end += stretch.end % 8;
+                if (!is_marker) item.end += run.end % 8;
             }
             items[count++] = item;
             mcu = until;
@@ -420,7 +409,7 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
             std::fill_n(item.predictor, 3, short{0});
         }
         // The last of its row: its bytes to the end, and what is begun of the next.
-        if (&stretch == &s.stretches.back() || (&stretch + 1)->row != row) {
+        if (&run == &s.runs.back() || (&run + 1)->row != row) {
             const bool is_open = in.reach(end) != nullptr;
             in.finish(is_open ? end : in.marker());
             if (is_open && end < limit) *in.at() = *end;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU needs to decode a batch: headers are read, entry points are checked, and the entropy-coded bytes under the
-// crops are laid out, without their stuffing, for the kernels in src/feedrate/kernel/cuda. What is not taken here (no
-// entry points, a kind of JPEG that the kernel leaves to others, damage, too little room) is decoded as always: a plan
-// never makes pixels that decode() does not make.
+// What a GPU needs to decode a batch. The plan reads headers, checks entry points, and lays out the entropy-coded bytes
+// under the crops, without their stuffing, for the kernels in src/feedrate/kernel/cuda. Images that it does not take
+// (no entry points, damage, too little room) are left to decode(); those that it takes come to the same pixels.
 #pragma once
 
 #include <cstddef>
@@ -23,14 +22,12 @@ struct GpuRequest {
     int64_t count;  // of crops
     int64_t files;
     const int32_t* file_of;  // of each crop, from 0 to files - 1; a file that several share is decoded once
-    // The files, in memory: one behind the other, and where each begins, and the end (files + 1 numbers); entry points,
-    // the same way.
+    // Files in memory, one behind the other, with files + 1 numbers for where each begins; entry points the same way.
     const uint8_t* data;
     const int64_t* starts;
     const uint8_t* entries;
     const int64_t* entry_starts;
-    // Or on disk, which look() then reads and checks, so that a thread plans what its cache still holds; null: in
-    // memory.
+    // Files on disk, which look() reads and checks: a thread plans what its cache still holds. Null: in memory.
     Files* disk;
     Ranges images, entry_ranges;
     const uint32_t* crcs;  // crc32c of each file; of those in memory already checked
@@ -57,8 +54,7 @@ public:
     GpuPlan() = default;
     GpuPlan(const GpuPlan&) = delete;
     GpuPlan& operator=(const GpuPlan&) = delete;
-    // Looks at every file; taken[i] becomes 1 where the plan holds crop i. False: the pool is closed. Throws
-    // std::bad_alloc.
+    // Sets taken[i] to 1 where the plan holds crop i. False: the pool is closed. Throws std::bad_alloc.
     bool look(const GpuRequest& request, Pool* pool, uint8_t* taken);
     const GpuSizes& sizes() const { return sizes_; }
     // Of sample `i` of what look() saw: 1 (gray) or 3; 0: it was not taken.
@@ -71,12 +67,11 @@ public:
     bool fill(const uint8_t* data, Pool* pool, uint8_t* staged);
 
 private:
-    // A crop. The first of its file carries what is decoded, in a window that all of the file's crops lie in; the
-    // others have no items and no blocks.
+    // A crop. The first one of a file holds the items and blocks for all crops of that file.
     struct Sample {
         bool is_taken = false, is_short_of_memory = false;
         GpuImage image;
-        std::vector<GpuItem> stretches;  // `word` and `end`: bits in the entropy-coded data, from one entry to the next
+        std::vector<GpuItem> runs;  // from one entry to the next; `word` and `end`: bits in the entropy-coded data
         size_t file = 0;
         int64_t scan = 0, scan_bytes = 0;  // where in `data`, or in what was read
         int restart_interval = 0, mcus_per_row = 0, first_row = 0, first_column = 0;

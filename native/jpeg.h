@@ -16,9 +16,9 @@
 //   12  u8   bits of a distance, 1 to 32; then u8 per component: bits of its DC predictor, 0 to 16
 //       i16  per component: the lowest DC predictor
 //       entries, by row and then by column, as one string of bits, the lowest bit of a byte first, each:
-//         the distance in bits from the entry before it, 0 for the first one. Distances are between the MCUs' first bits (after a
-//         restart marker, if one stands before the MCU), in the entropy-coded data of the file as it is (stuffed zero
-//         bytes count); the first one stands where that data begins
+//         the distance in bits from the entry before it, 0 for the first one, which is where the entropy-coded data
+//         begins. Distances are between the MCUs' first bits, behind a restart marker if there is one, in the data of
+//         the file as it is: stuffed zero bytes count
 //         per component: the DC predictor before the MCU, less the lowest
 #pragma once
 
@@ -68,25 +68,23 @@ struct Header {
     size_t scan_begin = 0, scan_end = 0;  // the entropy-coded data; scan_end stands at the marker that ends it
 };
 
-// Reads the headers, and finds where the entropy-coded data ends, unless told that the end of the file will do. When
-// the outcome is not ok, width and height are set if they were seen.
+// Reads the headers. Finds where the entropy-coded data ends, or takes the end of the file for it. Width and height are
+// set if they were seen, whatever the outcome.
 Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_end = true);
 
-// Whether the file is long enough for what its headers claim: every block takes two bits or more. A small file that
-// claims a huge image is told before memory is taken for it.
+// Whether the file is long enough for the image that it claims: every block takes two bits or more. Asked before memory
+// is taken.
 bool is_possible(const Header& header);
 
 // "4:2:0", "gray", ...
 const char* sampling_name(const Header& header);
 
-// How far apart entry points stand in the entropy-coded data unless told otherwise. On 250 photographs of 109 KB they
-// then take 0.54 % of the data. Closer ones gain this decoder nothing that can be measured; rows alone (0.22 %) cost 2
-// % more instructions.
+// The usual distance of entry points in the entropy-coded data. On 250 photographs of 109 KB they take 0.54 % of the
+// data. Closer ones gain nothing that can be measured; entries at rows alone (0.22 %) cost 2 % more instructions.
 constexpr int64_t kBytesPerEntry = 1000;
 
-// Decodes every Huffman code once. `entries` is empty unless the outcome is ok; `file_crc` is the crc32c of the whole
-// file, which they name. They stand about `bytes_per_entry` (1 or more) apart; never further than a row of MCUs, never
-// closer than an MCU.
+// Decodes every Huffman code once. `entries` is empty unless the outcome is ok, and holds `file_crc`, the crc32c of the
+// file. Entry points are about `bytes_per_entry` (1 or more) apart, at least an MCU and at most a row of MCUs.
 Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries,
                   int64_t bytes_per_entry = kBytesPerEntry);
 
@@ -103,8 +101,9 @@ struct Span {
     int begin, end;
 };
 
-// The MCUs that hold samples [begin, end) and, where chroma is halved, one chroma sample to each side.
-Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus);
+// The MCUs that hold a box and, where chroma is halved, one chroma sample to each side of it.
+Span needed_rows(const Box& box, const Header& header);
+Span needed_columns(const Box& box, const Header& header);
 
 // Pillow's filters, by Pillow's numbers.
 enum class Filter : uint8_t { nearest, lanczos, bilinear, bicubic, box, hamming };

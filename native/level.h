@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops that take the time, as one table of functions per level of instructions. The level is chosen once, when it
-// is first asked for: the best that the machine has, or the one that FEEDRATE_SIMD names. All levels give the same
-// bytes.
+// The loops that take most of the time, as one table of functions per level of instructions. The level is chosen once:
+// the best that the machine has, or the one that FEEDRATE_SIMD names. All levels give the same bytes.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +19,7 @@ struct Planes {
 };
 
 // What is done with the blocks of an MCU. `skip_singly` needs no pairs of symbols in the tables. `store` is for
-// measuring: coefficients are stored, and that is all.
+// measuring: it leaves out the IDCT.
 enum class Blocks { skip, skip_singly, store, transform };
 
 // Four weights in two parts: weight = 65536 * high + low, low signed in 16 bits. A weight is between -0.3 and 1.3
@@ -64,8 +63,7 @@ struct Level {
     void (*widen)(const uint8_t* in, int count, uint8_t* out);
     void (*add_rows)(const uint8_t* near, const uint8_t* far, int count, uint16_t* sums);
     void (*widen_sums)(const uint16_t* in, int count, uint8_t* out);
-    // Two lines at once across. Reads four pixels for every group of taps, so up to 4 * taps.groups past the end of a
-    // line.
+    // Two lines at once across. Reads four pixels per group of taps: up to 4 * taps.groups past the end of a line.
     void (*shrink)(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
                    uint32_t* out1);
     // One output line from `count` lines of `width` bytes, a multiple of kLineChunk.

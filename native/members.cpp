@@ -17,7 +17,6 @@
 #include "jpeg.h"
 
 namespace feedrate {
-
 namespace {
 
 constexpr size_t kLongestPart = 180, kLongestName = 100;  // of a key's part; of a tar header's field
@@ -32,8 +31,7 @@ bool is_safe(char c) {
            std::strchr("_.-~+=,@()", c) != nullptr;
 }
 
-// Where the last part begins, and where its suffix does (the end when it has none; a name that only begins with a dot
-// has none).
+// Where the last part of a path begins, and its suffix, or the end. The dot of a hidden file begins no suffix.
 struct Parts {
     size_t base, suffix;
 };
@@ -80,8 +78,7 @@ struct Template {
     }
 };
 
-// A header as Python's tarfile writes it (PAX, nothing to extend): only name, size and checksum differ from member to
-// member.
+// A header as Python's tarfile writes it (PAX): only name, size and checksum differ from member to member.
 bool put_header(const Template& header, const std::string& name, int64_t size, uint8_t* out) {
     if (name.size() > kLongestName || size >= kLargest) return false;
     std::memcpy(out, header.bytes, kTarBlock);
@@ -97,8 +94,7 @@ bool put_header(const Template& header, const std::string& name, int64_t size, u
     return true;
 }
 
-// Reads a file that must have exactly `size` bytes: asks for one more, so that one call says both. `has_room`: for that
-// byte, too.
+// Reads a file that must have exactly `size` bytes. Asks for one more, which `to` has room for if `has_room`.
 bool read_whole(int folder, const char* path, int64_t size, uint8_t* to, bool has_room) {
     const Descriptor file(::openat(folder, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     const int fd = file.get();
@@ -114,39 +110,30 @@ bool read_whole(int folder, const char* path, int64_t size, uint8_t* to, bool ha
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) break;
         done += got;
-        // A file gives less than was asked for at its end only; where that is not so, the next call says it.
+        // Less than was asked for usually means the end of the file. Otherwise the next call tells.
         if (done >= size && got < wanted) break;
         if (done > size) break;
     }
     return done == size;
 }
 
-// What a PNG says of itself; depth and colour as the standard numbers them.
-struct PngFacts {
-    int width, height;
-    int depth, colour;
-};
-
 bool is(const uint8_t* at, const char* kind) { return std::memcmp(at, kind, 4) == 0; }
 
-// Depths that a kind of colour may have, by the standard.
+// Depths that a kind of colour may have, by the standard; 16 bits are left to the caller.
 bool allowed(int depth, int colour) {
-    switch (colour) {
-        case 0: return depth == 1 || depth == 2 || depth == 4 || depth == 8 || depth == 16;
-        case 3: return depth == 1 || depth == 2 || depth == 4 || depth == 8;
-        case 2:
-        case 4:
-        case 6: return depth == 8 || depth == 16;
-        default: return false;
-    }
+    if (colour == 0 || colour == 3) return depth == 1 || depth == 2 || depth == 4 || depth == 8;
+    return (colour == 2 || colour == 4 || colour == 6) && depth == 8;
 }
 
-constexpr uint32_t kMaxSide = 65'000;        // beyond this, whoever decodes it must say
-constexpr uint64_t kMaxPixels = 50'000'000;  // Pillow has a limit too, and words for it
+constexpr uint32_t kMaxSide = 65'000;        // larger ones are left to whoever decodes them
+constexpr uint64_t kMaxPixels = 50'000'000;  // larger ones are left to Pillow, which has a limit, too
 
 // Whether a PNG is whole: its chunks follow each other to the end, and each has the checksum that it says. No pixel is
-// decoded. False too for what deserves a second look: frames, EXIF, a size beyond the limits above.
-bool check_png(const uint8_t* data, size_t size, PngFacts& facts) {
+// decoded. False too for what deserves a second look: 16 bits, frames, EXIF, a size beyond the limits above.
+bool check_png(const uint8_t* data, size_t size, MemberFacts& facts) {
+    constexpr ImageKind kNone = ImageKind::jpeg,
+                        kKinds[] = {ImageKind::png_gray,       kNone, ImageKind::png_rgb,      ImageKind::png_palette,
+                                    ImageKind::png_gray_alpha, kNone, ImageKind::png_rgb_alpha};
     static const uint8_t kBegin[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
     if (size < sizeof kBegin || std::memcmp(data, kBegin, sizeof kBegin) != 0) return false;
     bool has_data = false, has_palette = false, is_first = true;
@@ -171,7 +158,8 @@ bool check_png(const uint8_t* data, size_t size, PngFacts& facts) {
         has_data |= is(kind, "IDAT") && length > 0;
         if (is(kind, "IEND")) {
             if (length || !has_data || (colour == 3 && !has_palette)) return false;
-            facts = {static_cast<int>(w), static_cast<int>(h), depth, colour};
+            facts.kind = colour == 0 && depth == 1 ? ImageKind::png_bits : kKinds[colour];
+            facts.width = static_cast<int>(w), facts.height = static_cast<int>(h);
             return true;
         }
         at += length + size_t{12};
@@ -179,23 +167,9 @@ bool check_png(const uint8_t* data, size_t size, PngFacts& facts) {
     return false;
 }
 
-bool look_at_png(const uint8_t* data, size_t size, MemberFacts& facts) {
-    PngFacts png;
-    if (!check_png(data, size, png) || png.depth == 16) return false;
-    switch (png.colour) {
-        case 0: facts.kind = png.depth == 1 ? ImageKind::png_bits : ImageKind::png_gray; break;
-        case 2: facts.kind = ImageKind::png_rgb; break;
-        case 3: facts.kind = ImageKind::png_palette; break;
-        case 4: facts.kind = ImageKind::png_gray_alpha; break;
-        default: facts.kind = ImageKind::png_rgb_alpha;
-    }
-    facts.width = png.width, facts.height = png.height;
-    return true;
-}
-
-// True: the image is whole as far as anybody can see without decoding it, and is what its name says.
+// Whether the image is of the kind that its name says, and whole as far as can be seen without decoding pixels.
 bool look(const uint8_t* data, size_t size, const std::string& suffix, const MembersRequest& r, MemberFacts& facts) {
-    if (suffix == ".png") return look_at_png(data, size, facts);
+    if (suffix == ".png") return check_png(data, size, facts);
     if (suffix != ".jpg" && suffix != ".jpeg") return false;
     Header header;
     const Outcome outcome = r.scan ? scan_jpeg(data, size, facts.crc, header, facts.entries, r.bytes_per_entry)
@@ -236,25 +210,24 @@ bool make_sample(const MembersRequest& r, const Template& header, int folder, in
 int64_t room_of(int64_t size, bool has_label) { return kTarBlock + padded(size) + (has_label ? 2 * kTarBlock : 0); }
 
 bool make_members(const MembersRequest& r, Pool* pool, MemberFacts* facts) {
-    // Small files are done before a thread could be woken for the next one: they are handed out in handfuls. A
-    // photograph takes long enough, and the last handful of them would be one thread's alone.
+    // A small file takes less time than to wake a thread, so threads take several. Large ones are taken one by one.
     constexpr int64_t kMost = 16, kMostBytes = 64 << 10;
     const int64_t mean = r.count ? (r.starts[r.count] - r.starts[0]) / r.count : 0;
-    const int64_t in_hand = std::clamp(kMostBytes / std::max<int64_t>(mean, 1), int64_t{1}, kMost);
+    const int64_t group_size = std::clamp(kMostBytes / std::max<int64_t>(mean, 1), int64_t{1}, kMost);
     const Template header(r.header);
     // The way to the folder is walked once. Where it cannot be opened, none of its files can.
     const Descriptor folder(::open(r.root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    const auto handful = [&](int64_t n) {
-        for (int64_t i = n * in_hand; i < std::min(r.count, (n + 1) * in_hand); ++i) {
+    const auto do_group = [&](int64_t n) {
+        for (int64_t i = n * group_size; i < std::min(r.count, (n + 1) * group_size); ++i) {
             try {
                 facts[i].left = !make_sample(r, header, folder.get(), i, facts[i]);
             } catch (...) {
-                facts[i].left = true;  // out of memory: the caller may be luckier, one by one
+                facts[i].left = true;  // out of memory: the caller tries again, one by one
             }
         }
     };
-    const int64_t handfuls = (r.count + in_hand - 1) / in_hand;
-    return for_each(handfuls, pool, handful);
+    const int64_t groups = (r.count + group_size - 1) / group_size;
+    return for_each(groups, pool, do_group);
 }
 
 uint64_t hash_stem(Bytes path) {

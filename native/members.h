@@ -47,8 +47,7 @@ int64_t room_of(int64_t size, bool has_label);
 // False: the pool is closed.
 bool make_members(const MembersRequest& request, Pool* pool, MemberFacts* facts);
 
-// What two paths have in common that want the same key: a hash of the path without suffix, dots of its last part
-// written as '_'.
+// A hash of the key that a path gets: the path without suffix, with '_' for dots in its last part.
 uint64_t hash_stem(Bytes path);
 
 }  // namespace feedrate

@@ -343,9 +343,8 @@ void join_pieces_door(Array<const uint8_t> data, Array<const int64_t> starts, Ar
     need(at == room, "the pieces do not fit");
 }
 
-// (keys, entries), each one behind the other; what else is known goes to `facts`, eight numbers per sample: 1 when it
-// is left to the caller, crc32c, width, height, kind (members.h), 1 when it has EXIF, length of the key, length of the
-// entry points.
+// (keys, entries), each one behind the other. `facts` gets eight numbers per sample: 1 when it is left to the caller,
+// crc32c, width, height, kind (members.h), 1 when it may have EXIF, lengths of the key and of the entry points.
 nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<const int64_t> path_starts,
                             Array<const int64_t> sizes, nb::object labels, Array<const uint8_t> header, bool scan,
                             int64_t bytes_per_entry, Array<const int64_t> starts, Array<uint8_t> out, Pool* pool,

@@ -7,7 +7,6 @@
 #include "markers.h"
 
 namespace feedrate {
-
 namespace {
 
 constexpr size_t kMaxFile = size_t{1} << 29;  // bit offsets in entry points have 32 bits

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pool.h"
 
-#ifdef __linux__
 #include <sys/resource.h>
-#include <unistd.h>
-#endif
 
 #include <csignal>
 #include <ctime>
@@ -12,7 +9,6 @@
 #include <system_error>
 
 namespace feedrate {
-
 namespace {
 
 // Signals belong to the interpreter's threads: Python handles them in its main thread. Not so those that a thread
@@ -33,12 +29,8 @@ private:
 
 // Linux alone gives every thread a priority of its own. A refusal changes nothing but who goes first.
 void yield_cores(int nice) {
-#ifdef __linux__
     if (nice == 0) return;
     setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + nice);  // 0: this thread
-#else
-    static_cast<void>(nice);
-#endif
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include "level.h"
 
 namespace feedrate {
-
 namespace {
 
 constexpr int64_t kHeaderSize = 24, kChecked = 20;
@@ -44,8 +43,7 @@ Outcome RawCrop::open(Bytes table, int64_t length, const Box& box) {
     row_bytes_ = width * channels_;
     if (length != data + height * row_bytes_) return bad_table(Why::raw_length, length, data + height * row_bytes_);
 
-    const Outcome inside = check_box(box, width, height);
-    if (!inside.ok()) return inside;
+    if (const Outcome inside = check_box(box, width, height); !inside.ok()) return inside;
     const int64_t first_block = box.top / block_rows_, end_block = (box.bottom - 1) / block_rows_ + 1;
     box_ = box;
     crcs_ = t + kHeaderSize + 4 * first_block;

@@ -23,8 +23,8 @@
 
 namespace feedrate {
 
-// One crop of one image: first open(), which says what has to be read, then decode() with those bytes. Keeps `table`,
-// which the caller owns, until then.
+// One crop of one image: open() says what has to be read, decode() takes those bytes. The caller keeps `table` till
+// then.
 class RawCrop {
 public:
     // `length` is that of the stored file. Everything about the table and the box is checked here.

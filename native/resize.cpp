@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule for the weights is Pillow's (Resample.c): a curve as wide as the scale, normalised, in fixed point of 22
-// bits; eight bits between the passes. Which pass comes first shows in the last bit. The rule is that of Pillow 13, the
-// same for every filter, found by trying sizes. Earlier ones always begin with the horizontal pass, and differ by at
-// most one level; but with weights below zero what is cut off between the passes makes a difference of many levels at
-// edges, so that there their order is taken.
+// Weights follow Pillow's rule (Resample.c): a curve as wide as the scale, normalised, in fixed point of 22 bits; eight
+// bits between the passes. The order of the passes shows in the last bit. It is that of Pillow 13, found by trying
+// sizes. Earlier versions begin with the horizontal pass: at most one level of difference, but many at edges for
+// filters with weights below zero. For those, the order of the installed Pillow is taken.
 #include "resize.h"
 
 #include <algorithm>
@@ -14,7 +13,6 @@
 #include "level.h"
 
 namespace feedrate {
-
 namespace {
 
 constexpr int kGroup = 4;  // of taps, in SplitFour

@@ -9,7 +9,6 @@
 #include "coefficients.h"
 
 namespace feedrate {
-
 namespace {
 
 // Rows become columns. Blocks that fill the last MCUs up stay at the far edges.

@@ -7,8 +7,8 @@
 //   0  what the entries are: bit 0, spoil them; bits 1 to 7, where
 //   1  spoiling value; four times that is also how far apart entry points stand in bytes (0: as usual)
 //   2  box: left, top, right, bottom, as parts of 256 of the size
-//   6  output height and channels: low 5 bits height - 1, top bit gray; between them the low bits of the filter (0: bilinear)
-//   7  output width: low 5 bits width - 1, top bit flip; between them the top bit of the filter, and Pillow's order before 13
+//   6  output: low 5 bits height - 1, top bit gray; between them the low bits of the filter (0: bilinear)
+//   7  output: low 5 bits width - 1, top bit flip; between them the top bit of the filter, and Pillow's order before 13
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -37,8 +37,7 @@ void put_u32(std::string& to, size_t at, uint32_t value) {
     for (size_t i = 0; i < 4; ++i) to[at + i] = static_cast<char>(value >> (8 * i) & 0xFF);
 }
 
-// Changes one byte behind the fingerprint and makes the checksum right again, so that the change is not found at the
-// door.
+// Changes one byte behind the fingerprint, and makes the checksum right again, so that the change is not found by it.
 std::string spoil(std::string entries, uint8_t where, uint8_t value) {
     if (entries.size() <= 12) return entries;
     const size_t at = 12 + static_cast<size_t>(where) * 37 % (entries.size() - 12);

@@ -34,7 +34,7 @@ HOT_INLINE __m256i green_of(__m256i u, __m256i v) {
     return _mm256_sub_epi16(_mm256_packs_epi32(_mm256_srai_epi32(low, 16), _mm256_srai_epi32(high, 16)), v);
 }
 
-HOT_INLINE void convert_16(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, uint32_t* out) {
+HOT_INLINE void convert_step(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, uint32_t* out) {
     const __m256i center = _mm256_set1_epi16(128);
     const __m256i luma = load16(y), u = _mm256_sub_epi16(load16(cb), center), v = _mm256_sub_epi16(load16(cr), center);
     const __m256i u2 = _mm256_add_epi16(u, u), v2 = _mm256_add_epi16(v, v);
@@ -50,17 +50,6 @@ HOT_INLINE void convert_16(const uint8_t* y, const uint8_t* cb, const uint8_t* c
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 8), _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
-    int i = 0;
-    for (; i + 16 <= count; i += 16) convert_16(y + i, cb + i, cr + i, out + i);
-    if (i == count) return;
-    // The last ones go together with some that are already there.
-    if (count >= 16)
-        convert_16(y + count - 16, cb + count - 16, cr + count - 16, out + count - 16);
-    else
-        convert_some(y, cb, cr, count, out);
-}
-
 #elif FEEDRATE_VECTORS == 128
 
 // (sum + kHalf) >> 16 of both halves.
@@ -73,7 +62,7 @@ HOT_INLINE int16x8_t round_product(int16x8_t value, int16_t factor) {
 }
 
 // The factors have a whole number taken out, so that they have 16 bits.
-HOT_INLINE void convert_8(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, uint32_t* out) {
+HOT_INLINE void convert_step(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, uint32_t* out) {
     constexpr auto kRest = static_cast<int16_t>(kGreenRed + 65536);
     const uint8x8_t center = vdup_n_u8(128);
     const int16x8_t luma = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(y)));
@@ -91,24 +80,20 @@ HOT_INLINE void convert_8(const uint8_t* y, const uint8_t* cb, const uint8_t* cr
     vst4_u8(reinterpret_cast<uint8_t*>(out), pixels);
 }
 
+#endif
+
 HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
+#if FEEDRATE_VECTORS
+    constexpr int kStep = FEEDRATE_VECTORS / 16;
     int i = 0;
-    for (; i + 8 <= count; i += 8) convert_8(y + i, cb + i, cr + i, out + i);
+    for (; i + kStep <= count; i += kStep) convert_step(y + i, cb + i, cr + i, out + i);
     if (i == count) return;
     // The last ones go together with some that are already there.
-    if (count >= 8)
-        convert_8(y + count - 8, cb + count - 8, cr + count - 8, out + count - 8);
-    else
-        convert_some(y, cb, cr, count, out);
-}
-
-#else
-
-HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
+    i = count - kStep;
+    if (i >= 0) return convert_step(y + i, cb + i, cr + i, out + i);
+#endif
     convert_some(y, cb, cr, count, out);
 }
-
-#endif
 
 HOT void widen(const uint8_t* in, int count, uint8_t* out) {
     for (int i = 0; i < count; ++i) {

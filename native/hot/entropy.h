@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From entropy-coded bytes to samples: takes out the stuffing, decodes Huffman codes block by block, and hands each
-// block to the IDCT.
+// From entropy-coded bytes to samples: takes out the stuffing, decodes blocks, and hands them to the IDCT.
 
 // Whether a byte of the next ones is 0xFF, and where the first one is.
 #if FEEDRATE_VECTORS == 256
@@ -66,7 +65,7 @@ HOT const uint8_t* unstuff(const uint8_t* from, const uint8_t* end, uint8_t* to,
     return from;
 }
 
-// What one or two AC symbols did: more follow; the same, but it took the bits of two steps; the block is complete; the
+// After one or two AC symbols: more follow; the same, but the bits of two steps are used up; the block is complete; the
 // bits are no code, or run past the block.
 enum class Step { more, more_after_refill, complete, bad };
 
@@ -181,8 +180,7 @@ HOT_INLINE int finish_block(Step step, BitReader& in, const HuffmanTable& ac, ui
     return take_ac<kStore>(in, ac, k, block);
 }
 
-// The AC symbols of one block of each stream, 64 coefficients each. A function of its own, so that both streams stay in
-// registers.
+// The AC symbols of one block of each stream. A function of its own, so that both streams stay in registers.
 template <bool kStore>
 HOT __attribute__((noinline)) void take_ac_pair(BitReader (&in)[2], const HuffmanTable& ac, int16_t* blocks,
                                                 int (&last)[2]) {

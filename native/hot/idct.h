@@ -27,8 +27,7 @@ HOT_INLINE void fill_flat(int dc, uint8_t* samples, ptrdiff_t stride) {
 
 #if FEEDRATE_VECTORS == 256
 
-// Lines i and i + 4 in x[i], eight 16-bit values each: value by value when they come in, in the two halves when they go
-// out.
+// Lines i and i + 4 in x[i], eight 16-bit values each: value by value as input, one per half as output.
 struct Lines {
     __m256i x[4];
 };

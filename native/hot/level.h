@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that is compiled once per level. The including file defines FEEDRATE_LEVEL (a namespace), FEEDRATE_TARGET
-// (an attribute) and FEEDRATE_VECTORS: bits of the vectors that are written out here, 256 for AVX2 (with BMI2), 128 for
-// NEON, 0 for none.
+// What is compiled once per level. The including file defines FEEDRATE_LEVEL (a namespace), FEEDRATE_TARGET (an
+// attribute) and FEEDRATE_VECTORS, the bits of vectors: 256 for AVX2 (with BMI2), 128 for NEON, 0 for none.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +23,6 @@
 #define HOT_INLINE FEEDRATE_TARGET FEEDRATE_INLINE
 
 namespace feedrate::FEEDRATE_LEVEL {
-
 namespace {
 
 // Pieces of one file: entropy.h uses idct.h, the others stand alone.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded and limited to eight
-// bits. Some weights of some filters are below zero, and weights are rounded one by one: sums leave 0 .. 255 on both
-// sides.
+// The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded and limited to 0 .. 255,
+// which sums leave on both sides: some weights are below zero, and all are rounded.
 
 constexpr int32_t kRound = 1 << (kWeightBits - 1);
 
@@ -46,9 +45,9 @@ HOT_INLINE __m256i repeat(const void* bytes) {
     return _mm256_set1_epi32(word);
 }
 
-// One pixel of each line, kGroups times four taps (0: `groups`), the unused ones of weight zero: a count that changes
-// from pixel to pixel cannot be predicted. The sums are those of `lower` below: products of bytes for the high parts of
-// the weights, of words for the low parts.
+// One pixel of each line, kGroups (0: `groups`) times four taps. Unused ones have weight zero: a count that changes
+// from pixel to pixel cannot be predicted. Products are of bytes for the high parts of the weights, of words for the
+// low.
 template <int kGroups>
 HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* line1, const SplitFour* weight, int groups) {
     const int count = kGroups ? kGroups : groups;
@@ -185,8 +184,7 @@ HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int
     for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
 }
 
-// The first pixels of a line, as far as four at a time go; returns how many. The store is four bytes longer than the
-// pixels, so the last ones are left.
+// The first pixels of a line, four at a time; returns how many. A store is four bytes longer than its pixels.
 HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
     const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
     const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
@@ -213,7 +211,8 @@ HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
 
 #elif FEEDRATE_VECTORS == 128
 
-// The sums of four taps of one line. `high` has those of taps 0 and 2 in its lower half, of 1 and 3 in its upper.
+// Weights are split as for AVX2, and sums of the high parts may wrap around, too. The sums of four taps of one line:
+// `high` has those of taps 0 and 2 in its lower half, of 1 and 3 in its upper.
 struct Sums {
     int16x8_t high;
     int32x4_t low;

@@ -2,7 +2,7 @@
 // What native/gpu_plan.cpp hands to the kernels of this folder: the one description for both. It compiles as C++ and,
 // without any other header, as CUDA.
 //
-// Terms: an item is a stretch of MCUs of one row that one thread decodes; a group is what one thread block takes, items
+// Terms: an item is a run of MCUs of one row that one thread decodes; a group is what one thread block takes, items
 // of one image; the window is the MCUs that a crop needs. A kernel trusts what the planner wrote (numbers of blocks,
 // places in buffers) and nothing that comes from the entropy-coded data or the entry points.
 #pragma once
