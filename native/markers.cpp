@@ -2,6 +2,7 @@
 #include "markers.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 namespace feedrate {
