@@ -84,7 +84,12 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
         } else if (S_ISREG(facts.st_mode)) {
             kind = has_suffix(name, size, suffixes) ? FolderEntry::wanted : FolderEntry::other;
             size_bytes = facts.st_size;
-            time_ns = int64_t{facts.st_mtim.tv_sec} * 1'000'000'000 + facts.st_mtim.tv_nsec;
+#if defined(__APPLE__)
+            const timespec changed = facts.st_mtimespec;
+#else
+            const timespec changed = facts.st_mtim;
+#endif
+            time_ns = int64_t{changed.tv_sec} * 1'000'000'000 + changed.tv_nsec;
         } else {
             kind = S_ISDIR(facts.st_mode) ? FolderEntry::folder : FolderEntry::odd;
         }

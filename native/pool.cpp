@@ -28,9 +28,11 @@ private:
 };
 
 // Linux alone gives every thread a priority of its own. A refusal changes nothing but who goes first.
-void yield_cores(int nice) {
+void yield_cores([[maybe_unused]] int nice) {
+#ifdef __linux__
     if (nice == 0) return;
     setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + nice);  // 0: this thread
+#endif
 }
 
 }  // namespace
