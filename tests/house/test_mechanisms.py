@@ -55,7 +55,7 @@ STANDS_IN = {
             "src/feedrate/scratch/source_check.py",
             "src/feedrate/remote/sources.py",
             "src/feedrate/files/tree.py",
-            "src/feedrate/remote/copier.py",
+            "src/feedrate/remote/transfer.py",
         },
     ),
     "the policy of pages": (

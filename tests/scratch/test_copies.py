@@ -56,7 +56,7 @@ def public_scratch() -> Iterator[Path]:
 
 def land_all(copy: Copy) -> None:
     for name, data in FILES.items():
-        with copy.landing(name) as part:
+        with copy.filling(name) as part:
             part.write_bytes(data)
 
 
@@ -88,7 +88,7 @@ def test_many_who_make_it_at_the_same_time_get_one_copy(tmp_path: Path) -> None:
 def test_a_file_has_its_name_only_when_it_is_whole(copy: Copy) -> None:
     with (
         pytest.raises(StorageError, match=r"a\.tar should have 8 bytes, and has 3"),
-        copy.landing("a.tar") as part,
+        copy.filling("a.tar") as part,
     ):
         part.write_bytes(b"all")
     assert not copy.has_landed("a.tar")
@@ -270,7 +270,7 @@ def test_a_private_copy_of_roots_is_for_nobody_else(public_scratch: Path) -> Non
 
 
 def test_listing_shows_what_is_there_and_what_is_broken(copy: Copy, tmp_path: Path) -> None:
-    with copy.landing("a.tar") as part:
+    with copy.filling("a.tar") as part:
         part.write_bytes(FILES["a.tar"])
     os.close(copy.open_part("below/b.tar"))
     other = Copy.create(tmp_path, make_marker({"x": b"1"}, source="/data/other", digest="cd" * 32))

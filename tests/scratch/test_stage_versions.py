@@ -12,7 +12,7 @@ import pytest
 
 from feedrate import Loader, index
 from feedrate.errors import StorageError
-from feedrate.remote.copier import Transfer
+from feedrate.remote.transfer import Transfer
 from feedrate.scratch.commands import stage
 from feedrate.scratch.staging import StagingOptions, open_staging
 from support.range_server import RangeServer, serve
@@ -175,7 +175,7 @@ def test_a_shard_that_is_replaced_while_it_is_indexed_is_refused(
     plain_server: RangeServer, indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del indexed
-    monkeypatch.setattr("feedrate.remote.fetch.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("feedrate.remote.copier.BLOCK_BYTES", 10_000)
     data = (plain_server.folder / "x.tar").read_bytes()
     asked: list[str] = []
 

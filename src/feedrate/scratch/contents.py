@@ -32,10 +32,10 @@ from feedrate.format.manifest import (
     dump_manifest,
 )
 from feedrate.remote.addresses import Place, PlacedFile, is_address, is_url, split_source
-from feedrate.remote.copier import Told
 from feedrate.remote.fetch import fetch_manifest
 from feedrate.remote.retry import Retry
 from feedrate.remote.sources import check_addresses
+from feedrate.remote.transfer import Told
 from feedrate.scratch.marker import CopiedFile, Marker, check_name
 from feedrate.units import printable, shell_quote
 

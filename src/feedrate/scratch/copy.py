@@ -338,7 +338,7 @@ class Copy:
             self._rename(name)
 
     @contextlib.contextmanager
-    def landing(self, name: str) -> Iterator[Path]:
+    def filling(self, name: str) -> Iterator[Path]:
         """Yield the path of a file's part, to be filled; it lands if the block ends well."""
         os.close(self.open_part(name))
         yield self.part(name)
