@@ -23,8 +23,8 @@ import numpy.typing as npt
 from feedrate import kernel
 from feedrate.cache.limits import margin_of
 from feedrate.cache.results import CacheStats
-from feedrate.cache.store import Located, SampleCache
-from feedrate.cache.table import Rows
+from feedrate.cache.store import SampleCache
+from feedrate.cache.table import Located, Rows
 from feedrate.filters import find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
