@@ -15,11 +15,11 @@ from test_doctor_findings import LOCAL, run_steps
 from feedrate.cli import make_parser
 from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, LoaderTrial
+from feedrate.doctor.compare import compare_runs
 from feedrate.doctor.findings.feed import replace_loader
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Fact, Remedy
-from feedrate.report.doctor_verify import compare_runs
-from support.diagnoses import make_decode_bound, rerun, write
+from support.diagnoses import make_decode_bound, reread, rerun
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge
 
@@ -299,7 +299,7 @@ def test_a_loader_is_told_from_a_dataset_in_the_dataloader(fact: str, after: str
     facts = (Fact("loader", "DataLoader, made at a.py:1"), Fact("dataset", "data.Photos, 9 samples"))
     before = replace(make_decode_bound(), remedies=remedies, facts=facts)
     changed = tuple(Fact(fact, after) if one.name == fact else one for one in facts)
-    verification = compare_runs(write(before), rerun(before, 3.0, facts=changed))
+    verification = compare_runs(reread(before), rerun(before, 3.0, facts=changed))
     assert verification.applied is not None
     assert verification.applied.name == applied
     assert not [note for note in verification.notes if "feedrate.Loader" in note]
