@@ -4,12 +4,19 @@
 from __future__ import annotations
 
 from feedrate.doctor.analyse.machine import MachineTrace
+from feedrate.doctor.analyse.machine_summary import Surroundings
 from feedrate.doctor.analyse.metrics import Measured
+from feedrate.doctor.analyse.readings import READINGS, UNKNOWN, format_reading, list_readings
 from feedrate.doctor.results import Fact
 from feedrate.units import format_bytes
 
-UNKNOWN = "unknown"
 NONE = "none"
+_READINGS = {**READINGS, **list_readings(Surroundings)}
+_OF_MACHINE = (
+    "cores_ours", "cores_others", "memory_limit_bytes", "memory_used_bytes", "memory_cache_bytes",
+    "memory_stall_share", "io_stall_share", "disk_busy", "disk_read_bytes_per_s", "network_bytes_per_s",
+    "shm_size_bytes",
+)  # fmt: skip
 
 
 def list_facts(m: Measured, trace: MachineTrace) -> tuple[Fact, ...]:
@@ -115,25 +122,22 @@ def _data_facts(m: Measured) -> list[Fact]:
 
 def _machine_facts(m: Measured) -> list[Fact]:
     around = m.around
+    is_shown = {
+        "gpu_utilisation": around.gpus,
+        "gpu_others_share": around.gpu_others,
+        "gpu_memory_share": around.gpus,
+        "gpu_power_w": around.gpu_power_w is not None,
+    }
     return [
         Fact("usable cores", f"{around.cores:g}"),
-        Fact("cores used by the run", _number(around.cores_ours)),
-        Fact("cores used by others", _number(around.cores_others)),
-        Fact("memory limit", _size(around.memory_limit_bytes)),
-        Fact("memory used", _size(around.memory_used_bytes)),
-        Fact("page cache", _size(around.memory_cache_bytes)),
-        Fact("memory pressure", _share(around.memory_stall_share)),
-        Fact("I/O pressure", _share(around.io_stall_share)),
-        Fact("disk busy", _share(around.disk_busy)),
-        Fact("read from disks", _rate(around.disk_read_bytes_per_s)),
-        Fact("received from the network", _rate(around.network_bytes_per_s)),
-        Fact("/dev/shm", _size(around.shm_size_bytes)),
-        Fact("GPU", around.gpu_name or "none"),
-        *([Fact("GPU utilisation", _share(around.gpu_utilisation))] if around.gpus else []),
-        *([Fact("GPU used by others", _share(around.gpu_others_share))] if around.gpu_others else []),
-        *([Fact("GPU memory", _share(around.gpu_memory_share))] if around.gpus else []),
-        *([Fact("GPU power", f"{around.gpu_power_w:.0f} W")] if around.gpu_power_w is not None else []),
+        *(_reading(around, name) for name in _OF_MACHINE),
+        Fact("GPU", around.gpu_name or NONE),
+        *(_reading(around, name) for name, is_known in is_shown.items() if is_known),
     ]
+
+
+def _reading(around: Surroundings, name: str) -> Fact:
+    return Fact(_READINGS[name].fact, format_reading(getattr(around, name), _READINGS[name]))
 
 
 def _sampler_facts(trace: MachineTrace) -> list[Fact]:
@@ -142,19 +146,3 @@ def _sampler_facts(trace: MachineTrace) -> list[Fact]:
 
 def _count(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else UNKNOWN
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f}"
-
-
-def _size(value: float | None) -> str:
-    return UNKNOWN if value is None else format_bytes(value)
-
-
-def _rate(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{format_bytes(value)}/s"
-
-
-def _share(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0%}"
