@@ -20,9 +20,9 @@ from feedrate.doctor.analyse.data_files import (
 from feedrate.doctor.analyse.loader_call import find_call
 from feedrate.doctor.analyse.loader_trial import CROPS, guess_options, options_of, try_loader
 from feedrate.doctor.analyse.machine import MachineTrace, read_machine
-from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings, look_around
-from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Measured, PackImages
-from feedrate.doctor.analyse.records import Process, Recording, read_run
+from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary, look_around
+from feedrate.doctor.analyse.metrics import LoaderTrial, Measured, Tried
+from feedrate.doctor.analyse.records import Fact, Process, Recording, read_run
 from feedrate.doctor.analyse.sample import PACK_LOADER
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.analyse.timeline import build_loop, count_steps
@@ -94,29 +94,39 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     batch = next((f for f in main.facts_of("batch") if f.get("loader") == loop.loader), {})
     pack = _find_pack(main, loader)
     data = describe_data(recording, loader.get("dataset_len")) if pack is None else describe_pack(pack)
-    around = look_around(main, loop, trace, data, loader, batch)
-    around = _add_scratch(around, options.scratch)
+    machine = _add_scratch(look_around(main, loop, trace, data, loader, batch), options.scratch)
     names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
-    crops = any(crop in name for name in names for crop in CROPS)
-    at_once = min(max(int(loader.get("num_workers") or 0), 1), max(int(around.cores), 1))
-    kernel = _time_kernel(data, batch, crops=crops, at_once=at_once)
-    images = _time_images(pack, loader, batch)
-    node = main.last("process").get("node")
-    ranks = sum(process.last("process").get("node") == node for process in recording.mains)
-    kept_s = time_kept(batch) if loader.get("class") != PACK_LOADER else None
-    measured = measure(
-        recording, around, warmup=options.warmup_steps, kernel=kernel, images=images, kept_s=kept_s
-    )
+    tried = _try_parts(data, pack, loader, batch, names, machine)
+    measured = measure(recording, machine, warmup=options.warmup_steps, tried=tried)
     if measured is None:
         return None
     call = find_call(measured)
+    node = main.last("process").get("node")
+    ranks = sum(process.last("process").get("node") == node for process in recording.mains)
     trial, unseen = _try_loader(data, loader, batch, names, ranks, {} if call is None else call.options)
     if unseen:
-        around = replace(around, notes=(*around.notes, unseen))
-    return replace(measured, call=call, trial=trial, around=around)
+        machine = replace(machine, notes=(*machine.notes, unseen))
+    return replace(measured, tried=replace(tried, call=call, trial=trial), machine=machine)
 
 
-def _find_pack(main: Process, loader: Mapping[str, object]) -> str | None:
+def _try_parts(
+    data: DataFiles | None, pack: str | None, loader: Fact, batch: Fact, names: Collection[str],
+    machine: MachineSummary,
+) -> Tried:  # fmt: skip
+    """Time our decoder on the script's files, and samples like its own in our cache."""
+    is_of_pack, shape = loader.get("class") == PACK_LOADER, _image_shape(batch)
+    size = None if shape is None else shape[0]
+    kernel = images = None
+    if data is not None and data.images:
+        crops = any(crop in name for name in names for crop in CROPS)
+        at_once = min(max(int(loader.get("num_workers") or 0), 1), max(int(machine.cores), 1))
+        kernel = time_kernel(data.images, size, crops=crops, at_once=at_once)
+    if pack is not None and is_of_pack:
+        images = time_pack_images(pack, size, str(loader.get("image") or ""))
+    return Tried(kernel, images, kept_s=None if is_of_pack else time_kept(batch))
+
+
+def _find_pack(main: Process, loader: Fact) -> str | None:
     """Return the folder of the pack that samples come from; None: they come from none on this machine."""
     name = loader.get("pack")
     if not isinstance(name, str):
@@ -125,24 +135,8 @@ def _find_pack(main: Process, loader: Mapping[str, object]) -> str | None:
     return folder if is_pack(folder) else None
 
 
-def _time_images(
-    pack: str | None, loader: Mapping[str, object], batch: Mapping[str, object]
-) -> PackImages | None:
-    if pack is None or loader.get("class") != PACK_LOADER:
-        return None
-    return time_pack_images(pack, _image_size(batch), str(loader.get("image") or ""))
-
-
-def _time_kernel(
-    data: DataFiles | None, batch: Mapping[str, object], *, crops: bool, at_once: int
-) -> KernelTime | None:
-    if data is None or not data.images:
-        return None
-    return time_kernel(data.images, _image_size(batch), crops=crops, at_once=at_once)
-
-
 def _try_loader(
-    data: DataFiles | None, loader: Mapping[str, object], batch: Mapping[str, object], names: Collection[str],
+    data: DataFiles | None, loader: Fact, batch: Fact, names: Collection[str],
     ranks: int, recognised: Mapping[str, object],
 ) -> tuple[LoaderTrial | None, str]:  # fmt: skip
     """Drain the script's image files as a feedrate.Loader would; without a trial, say why."""
@@ -155,13 +149,7 @@ def _try_loader(
     return try_loader(data.images, options_of(recognised, guessed), ranks=ranks)
 
 
-def _image_size(batch: Mapping[str, object]) -> tuple[int, int] | None:
-    """Return height and width of the batch's images, if it holds any."""
-    shape = _image_shape(batch)
-    return None if shape is None else shape[0]
-
-
-def _image_shape(batch: Mapping[str, object]) -> tuple[tuple[int, int], int] | None:
+def _image_shape(batch: Fact) -> tuple[tuple[int, int], int] | None:
     """Return height and width of the batch's images, and their channels that are decoded: 1 or 3."""
     tensors = batch.get("tensors")
     for tensor in tensors if isinstance(tensors, list) else ():
@@ -173,17 +161,17 @@ def _image_shape(batch: Mapping[str, object]) -> tuple[tuple[int, int], int] | N
     return None
 
 
-def _add_scratch(around: Surroundings, asked: Path | None) -> Surroundings:
+def _add_scratch(machine: MachineSummary, asked: Path | None) -> MachineSummary:
     """Measure the scratch folder, where reading is what takes the time or the user named one."""
-    data = around.data
+    data = machine.data
     is_slow_place = data is not None and (data.is_network or data.is_fuse or bool(data.is_rotational))
     folder = asked or (find_scratch() if is_slow_place else None)
     if folder is None:
-        return around
+        return machine
     try:
         rate = measure_scratch(folder)
     except StorageError:
         if asked is not None:
             raise
-        return around
-    return replace(around, scratch=str(folder), scratch_bytes_per_s=rate.read_bytes_per_s)
+        return machine
+    return replace(machine, scratch=str(folder), scratch_bytes_per_s=rate.read_bytes_per_s)

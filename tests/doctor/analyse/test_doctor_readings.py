@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.readings import (
     GPU_READINGS,
     READINGS,
@@ -15,7 +15,7 @@ from feedrate.doctor.analyse.readings import (
     list_readings,
 )
 
-SHOWN = {**READINGS, **list_readings(Surroundings)}
+SHOWN = {**READINGS, **list_readings(MachineSummary)}
 FACTS = {name: one for name, one in SHOWN.items() if one.fact}
 
 
@@ -39,6 +39,6 @@ def test_a_scale_ends_at_a_reading_of_the_same_unit() -> None:
 
 
 def test_what_causes_are_judged_by_has_every_reading() -> None:
-    around = Surroundings(cores=2.0)
+    around = MachineSummary(cores=2.0)
     assert all(hasattr(around, name) for name in READINGS)
     assert isinstance(around, Readings)

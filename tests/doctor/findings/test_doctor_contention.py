@@ -12,7 +12,7 @@ from test_doctor_advice import find
 from test_doctor_findings import run_steps
 
 from feedrate.doctor.analyse.machine import read_machine
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.compare import compare_runs
 from feedrate.doctor.examine import measure_run
@@ -36,7 +36,7 @@ def crowd(folder: Path, queue: float, *, others: float = 1.1) -> Diagnosis:
     cpu = 100 - queue
     loop.fetches(200, 20, cpu=cpu, queue=queue, parts={"decode:PIL": (0.9 * cpu, 0)}).write(folder)
     loop.main.write(folder)
-    return judge(folder, Surroundings(cores=2.0, cores_ours=0.9, cores_others=others))[1]
+    return judge(folder, MachineSummary(cores=2.0, cores_ours=0.9, cores_others=others))[1]
 
 
 def test_a_busy_machine_is_a_warning_where_the_user_can_do_more(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_trials_on_a_busy_machine_count_only_beside_the_run_as_it_is(tmp_path: P
     detail = {"workers": 2}
     loop.main.fact("phase", phase=layout.TRIAL, start_ns=0, end_ns=20 * 25 * MS, batches=20, detail=detail)
     loop.main.write(tmp_path)
-    quiet = judge(tmp_path, Surroundings(cores=2.0))[1]
-    busy = judge(tmp_path, Surroundings(cores=2.0, cores_others=1.0))[1]
+    quiet = judge(tmp_path, MachineSummary(cores=2.0))[1]
+    busy = judge(tmp_path, MachineSummary(cores=2.0, cores_others=1.0))[1]
     assert [one.basis for one in quiet.remedies if one.name == "more-workers"] == ["measured"]
     assert "measured" not in [one.basis for one in busy.remedies if one.name == "more-workers"]
 
@@ -158,7 +158,7 @@ def test_half_precision_counts_against_the_steps_on_the_same_batches(tmp_path: P
     for phase, step in ((layout.REPLAY, 40), (layout.REPLAY_HALF_PRECISION, 20)):
         loop.main.fact("phase", phase=phase, start_ns=0, end_ns=20 * step * MS, batches=20)
     loop.main.write(tmp_path)
-    remedy = find(judge(tmp_path, Surroundings(cores=2.0, gpus=1))[1], "half-precision")
+    remedy = find(judge(tmp_path, MachineSummary(cores=2.0, gpus=1))[1], "half-precision")
     assert remedy is not None
     assert remedy.predicted_speedup == pytest.approx(2.0, rel=0.1)
 

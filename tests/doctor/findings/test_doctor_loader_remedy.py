@@ -13,7 +13,7 @@ from test_doctor_advice import find
 from test_doctor_findings import LOCAL, run_steps
 
 from feedrate.cli import make_parser
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, LoaderTrial
 from feedrate.doctor.compare import compare_runs
 from feedrate.doctor.findings.feed import replace_loader
@@ -27,7 +27,7 @@ TRIAL = LoaderTrial(
     images=200, threads=2, images_per_s=2000.0, busy_threads=2.0, cpu_s=0.001, alone_cpu_s=0.001,
     scan_s=0.0005,
 )  # fmt: skip
-HERE = Surroundings(cores=2.0, data=LOCAL)
+HERE = MachineSummary(cores=2.0, data=LOCAL)
 DECODING = {"decode:PIL": (98.0, 0.0)}
 
 
@@ -38,7 +38,7 @@ def judge_loop(
     cpu: float = 100,
     blocked: float = 0,
     wait: float = 40,
-    around: Surroundings = HERE,
+    around: MachineSummary = HERE,
     trial: LoaderTrial = TRIAL,
     device: str = "cpu",
 ) -> Diagnosis:
@@ -99,7 +99,8 @@ def test_a_recognised_call_is_the_code_and_no_line_is_guessed(tmp_path: Path) ->
     loop.fetches(200, 20, cpu=100, parts=DECODING).write(tmp_path)
     loop.main.write(tmp_path)
     measured, _ = judge(tmp_path, HERE, trial=TRIAL)
-    remedy = replace_loader(replace(measured, call=LoaderCall({}, "loader = 1\n", ("a flip",))))
+    call = LoaderCall({}, "loader = 1\n", ("a flip",))
+    remedy = replace_loader(replace(measured, tried=replace(measured.tried, call=call)))
     assert remedy is not None
     assert (remedy.code, remedy.left_out, remedy.change) == ("loader = 1\n", ("a flip",), None)
 

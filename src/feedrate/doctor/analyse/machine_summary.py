@@ -128,7 +128,7 @@ class DataFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings(Readings):
+class MachineSummary(Readings):
     """What the machine did over the real steps, and what is known of it and the data besides.
 
     Attributes:
@@ -176,7 +176,7 @@ class Surroundings(Readings):
 
 def look_around(
     main: Process, loop: Loop, trace: MachineTrace, data: DataFiles | None, loader: Fact, batch: Fact
-) -> Surroundings:
+) -> MachineSummary:
     """Sum up the machine over the real steps."""
     known = {
         "cores": measure_usable_cores(),
@@ -185,7 +185,7 @@ def look_around(
         **_describe_copies(main, loop),
     }
     if not len(trace):
-        return Surroundings(**known)
+        return MachineSummary(**known)
     means = trace.between(loop.start_ns, loop.end_ns)
     held, limit = means.memory_held_bytes, means.memory_limit_bytes
     used = None if held is None else held - (means.memory_cache_bytes or 0.0)
@@ -203,7 +203,7 @@ def look_around(
     number = find_gpu(trace.gpu_uuids, int(index) if index.isdigit() else 0, visible)
     gpu = means.gpus[number] if number is not None and number < len(means.gpus) else GpuReadings()
     readings = {name: getattr(means, name) for name in READINGS}
-    return Surroundings(
+    return MachineSummary(
         **{name: value for name, value in readings.items() if value is not None},
         **known,
         swap_bytes_per_s=(means.swap_in_bytes_per_s or 0.0) + (means.swap_out_bytes_per_s or 0.0),
