@@ -15,7 +15,6 @@ from feedrate.doctor.analyse.metrics import Measured, Timing
 from feedrate.doctor.analyse.timeline import measure_overhead
 from feedrate.doctor.findings.catalogue import CATALOGUE, GOOD_CASE, Entry, find_kind, list_remedies
 from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence
-from feedrate.doctor.findings.scenarios import other_s
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import (
     Diagnosis,
@@ -277,7 +276,7 @@ def _split(m: Measured) -> tuple[TimeShare, ...]:
             places = m.loop.places.get(part, {})
             detail = max(places, key=lambda place: places[place]) if places else ""
             shares.append(TimeShare(title, seconds, seconds / m.loop.step_s, None, detail))
-    rest = max(other_s(m), 0.0)
+    rest = max(m.loop.other_s, 0.0)
     name = f"{m.loader.framework}, and the loop's own code" if m.loader.framework else "the loop's own code"
     shares.append(TimeShare(name, rest, rest / m.loop.step_s))
     # Parts are known from the probed steps, the whole from all: make the shares add up.

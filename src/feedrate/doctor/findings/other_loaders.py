@@ -18,22 +18,17 @@ from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
     capped,
+    change,
+    make_remedy,
     percent,
     saved_by,
+    saved_without,
+    shortened,
     wait_words,
     waits_for_data,
     weigh,
 )
 from feedrate.doctor.findings.loader import STARVED_GAIN, word_storage
-from feedrate.doctor.findings.scenarios import (
-    change,
-    decoding,
-    make_remedy,
-    read_blocked,
-    saved_without,
-    shortened,
-    transforming,
-)
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Prediction, predict_change
 from feedrate.units import format_bytes, format_count, format_seconds
@@ -46,7 +41,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
     sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
-    blocked = read_blocked(m)
+    blocked = m.samples.read_blocked
     share = capped(m, saved_without(m, blocked))
     if share < WORTH_TELLING:
         return None
@@ -75,7 +70,7 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
-    decode = decoding(m)
+    decode = m.samples.decoding
     share = capped(m, saved_without(m, Cost(decode.cpu_s)))
     if share < WORTH_TELLING:
         return None
@@ -98,7 +93,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
     sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
-    own = transforming(m).plus(sample.kind("collate"))
+    own = m.samples.transforming.plus(sample.kind("collate"))
     share = capped(m, saved_without(m, own))
     in_python = stages.share("transform", "collate")
     if share < WORTH_TELLING or in_python < WORTH_TELLING:
@@ -242,11 +237,11 @@ def normalise_pack(m: Measured) -> Remedy | None:
     stages, images = m.samples.stages, m.tried.images
     if stages is None or images is None or not images.left or stages.by_pillow < MANY_BY_PILLOW:
         return None
-    saved = decoding(m).cpu_s * (1 - min(images.normalised_s / images.now_s, 1.0))
+    saved = m.samples.decoding.cpu_s * (1 - min(images.normalised_s / images.now_s, 1.0))
     prediction, then = change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved * m.loop.samples_per_step)
     return make_remedy(
         m, "normalise", "pack the images as baseline JPEGs for feedrate's decoder", prediction, then,
-        decode_s=decoding(m).cpu_s - saved,
+        decode_s=m.samples.decoding.cpu_s - saved,
         command="feedrate pack SOURCE PACK --normalise",
         note=f"{stages.by_pillow:.0%} of the images are {images.others}; "
         + ("no pixel changes" if images.is_lossless else "changes pixels; with --raw, none"),
@@ -260,8 +255,8 @@ def cache_samples(m: Measured) -> Remedy | None:
         return None
     if images.cached_share is None:
         return None
-    saved = decoding(m).cpu_s * (1 - min(images.cached_share, 1.0))
-    blocked = 0.0 if loader.get("remote") else read_blocked(m).blocked_s
+    saved = m.samples.decoding.cpu_s * (1 - min(images.cached_share, 1.0))
+    blocked = 0.0 if loader.get("remote") else m.samples.read_blocked.blocked_s
     now, n = m.pipeline, m.loop.samples_per_step
     prediction, then = change(
         m, fetch_cpu_s=now.fetch_cpu_s - saved * n, fetch_blocked_s=now.fetch_blocked_s - blocked * n
@@ -276,7 +271,7 @@ def cache_samples(m: Measured) -> Remedy | None:
             prediction = _NONE
     return make_remedy(
         m, "cache-in-memory", "keep decoded samples in memory, from the second epoch on", prediction, then,
-        decode_s=decoding(m).cpu_s - saved,
+        decode_s=m.samples.decoding.cpu_s - saved,
         change="Loader(..., cache=feedrate.Cache())",
         note=f"{note}; the first epoch decodes whole images",
     )  # fmt: skip
@@ -287,7 +282,7 @@ def stage_pack(m: Measured) -> Remedy | None:
     sample, loader, around = m.samples.cost, m.loader, m.machine
     if sample is None or loader.get("scratch") or m.samples.stages is None:
         return None
-    blocked = read_blocked(m)
+    blocked = m.samples.read_blocked
     if blocked.blocked_s < 0.05 * sample.total.wall_s:
         return None
     now, n = m.pipeline, m.loop.samples_per_step
