@@ -33,8 +33,14 @@ from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.packing.build.pack import NothingToPack, pack_reader
 from feedrate.packing.build.unfinished import PROGRESS_NAME, check_nesting, write_file
-from feedrate.packing.change.manifest_union import Joined, check_default, find_splits, join, link_into
-from feedrate.packing.change.merge import check_equal_keys
+from feedrate.packing.change.merge import (
+    Joined,
+    check_default,
+    check_equal_keys,
+    find_splits,
+    join,
+    link_into,
+)
 from feedrate.packing.change.update import changing, path_column, write_manifest
 from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.mapping import Function, Map, find_map
