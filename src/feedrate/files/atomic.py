@@ -30,6 +30,7 @@ __all__ = [
     "remove_folder",
     "remove_temporaries",
     "sync_folder",
+    "write_file",
 ]
 
 # One sync of the file system also waits for what others wrote to it, which may take minutes; a few files' own
@@ -64,6 +65,12 @@ def atomic_write(path: Path, *, expected_bytes: int = 0, is_durable: bool = True
         if isinstance(error, FeedrateError):
             raise
         raise explain_write_error(error, path, expected_bytes) from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole file, as `atomic_write` does."""
+    with atomic_write(path, expected_bytes=len(data)) as file:
+        file.write(data)
 
 
 def temporary_name(name: str) -> str:

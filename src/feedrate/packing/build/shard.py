@@ -24,14 +24,14 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError
-from feedrate.files.atomic import atomic_write
+from feedrate.files.atomic import atomic_write, write_file
 from feedrate.format.byte_strings import ByteStrings, TextsBuilder
 from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
 from feedrate.format.containers.tar import BLOCK_BYTES, Tar, member_header
 from feedrate.format.entries import dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
-from feedrate.format.manifest import IndexPart, Shard
+from feedrate.format.manifest import IndexPart, Manifest, Shard
 from feedrate.kernel import I64, U8, U32, Members
 from feedrate.one_ahead import one_ahead
 from feedrate.packing.build.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
@@ -322,9 +322,11 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
     """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
     done = read_part_done(target, index, shard, plan, container)
     try:
-        return None if done is None or _size_of(target / shard) != done.shard.size_bytes else done
+        # A folder of files that were there before has no size.
+        size_bytes = 0 if (target / shard).is_dir() else os.stat(target / shard).st_size
     except OSError:
         return None
+    return done if done is not None and done.shard.size_bytes == size_bytes else None
 
 
 def read_part_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
@@ -336,9 +338,7 @@ def read_part_done(target: Path, index: str, shard: str, plan: str, container: s
         metadata = read_metadata(index_path)
         if metadata.get("plan") != plan:
             return None
-        data = index_path.read_bytes()
-        columns, entries = locate_columns(data), find_entries(metadata)
-        part = IndexPart(index, len(data), kernel.crc32c(data), columns, entries=entries)
+        part = describe_part(index, index_path.read_bytes(), find_entries(metadata))
         crc32c = int(metadata.get("crc32c", "0"), 16)
         return ShardDone(
             Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container),
@@ -380,7 +380,10 @@ class SampleWriter:
             return
         if loaded is None:
             return
-        contents = [_as_content(field, part) for field, part in zip(self.fields, loaded, strict=True)]
+        contents = [
+            Content(field, part.data, part.path, part.columns[0] if field.kind is Kind.NUMBER else None)
+            for field, part in zip(self.fields, loaded, strict=True)
+        ]
         try:
             offsets = self.shard.add(sample.key, contents)
         except TooLarge as error:
@@ -432,11 +435,8 @@ class SampleWriter:
             "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
             "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
         }  # fmt: skip
-        rows, variable = self.rows(), {name: texts.finish() for name, texts in self.variable.items()}
-        fill_derived(rows, variable)
-        data = dump_part(self.fields, Part(rows, variable, found))
-        with atomic_write(path, expected_bytes=len(data)) as out:
-            out.write(data)
+        variable = {name: texts.finish() for name, texts in self.variable.items()}
+        write_part(path, self.fields, Part(self.rows(), variable, found))
 
     def _count(self, field: Field, part: Loaded) -> None:
         self.source_bytes += part.source_bytes
@@ -459,9 +459,34 @@ class SampleWriter:
             self.by_pillow[part.pillow_reason] += 1
 
 
-def _size_of(shard: Path) -> int:
-    """Return a shard's size; a folder of files that were there before has none."""
-    return 0 if shard.is_dir() else os.stat(shard).st_size
+def write_part(path: Path, fields: Sequence[Field], part: Part) -> bytes:
+    """Write a part of the index, whose derived columns are filled in here; return its bytes."""
+    fill_derived(part.rows, part.variable)
+    data = dump_part(fields, part)
+    write_file(path, data)
+    return data
+
+
+def describe_part(name: str, data: bytes, entries: int) -> IndexPart:
+    """Return what pack.json says of a part of the index."""
+    return IndexPart(name, len(data), kernel.crc32c(data), locate_columns(data), entries=entries)
+
+
+def sum_up_shards(manifest: Manifest, done: Sequence[ShardDone]) -> dict[str, Any]:
+    """Return what `PackResult` and `IndexResult` say alike of a pack and its shards."""
+    by_pillow: Counter[str] = Counter()
+    for shard in done:
+        by_pillow.update(shard.by_pillow)
+    label = manifest.field("label")
+    return {
+        "samples": manifest.samples,
+        "classes": None if label is None or label.classes is None else len(label.classes),
+        "fields": {field.name: field.kind.value for field in manifest.fields},
+        "source_bytes": sum(shard.source_bytes for shard in done),
+        "damaged": tuple(d for shard in done for d in shard.damaged),
+        "by_kernel": sum(shard.by_kernel for shard in done),
+        "by_pillow": dict(by_pillow.most_common()),
+    }
 
 
 def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Field, ...]:
@@ -471,19 +496,15 @@ def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Fi
         for name, value in shard.uniform.items():
             if uniform.setdefault(name, value) != value:
                 uniform[name] = None
-    return tuple(_with_uniform(field, uniform) for field in fields)
-
-
-def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
-    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
-    return replace(
-        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
+    shapes = {field.name: uniform.get(f"{field.name}.shape") for field in fields}
+    return tuple(
+        replace(
+            field,
+            shape=None if (shape := shapes[field.name]) is None else tuple(shape),
+            dtype=uniform.get(f"{field.name}.dtype") or field.dtype,
+        )
+        for field in fields
     )
-
-
-def _as_content(field: Field, part: Loaded) -> Content:
-    number = part.columns[0] if field.kind is Kind.NUMBER else None
-    return Content(field, part.data, part.path, number)
 
 
 def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:

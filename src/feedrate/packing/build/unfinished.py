@@ -16,12 +16,12 @@ from typing import Any
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.files.atomic import (
     LOCK_NAME,
-    atomic_write,
     explain_write_error,
     folder_lock,
     is_temporary,
     remove_temporaries,
     sync_folder,
+    write_file,
 )
 from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.manifest import FILE_NAME, read_manifest
@@ -193,11 +193,6 @@ def _source_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str
     if here["digest"] != there["digest"]:
         return "files of the source have other names, sizes or times than when packing began"
     return None
-
-
-def write_file(path: Path, data: bytes) -> None:
-    with atomic_write(path, expected_bytes=len(data)) as file:
-        file.write(data)
 
 
 def undo(folder: Path, names: Sequence[str] = ()) -> None:

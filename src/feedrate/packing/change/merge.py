@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, StorageError, UsageError
-from feedrate.files.atomic import explained, remove_temporaries, sync_folder
+from feedrate.files.atomic import explained, remove_temporaries, sync_folder, write_file
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Values
 from feedrate.format.manifest import (
@@ -40,7 +40,7 @@ from feedrate.format.manifest import (
 )
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
-from feedrate.packing.build.unfinished import PROGRESS_NAME, check_foreign, own_folder, write_file
+from feedrate.packing.build.unfinished import PROGRESS_NAME, check_foreign, own_folder
 from feedrate.packing.change.update import write_column, write_manifest
 from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.recode import RECODE_SETTINGS
