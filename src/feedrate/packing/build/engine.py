@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from feedrate.errors import FeedrateError, MissingExtra, StorageError
 from feedrate.files.atomic import is_temporary
-from feedrate.packing.build.bulk import goes_in_bulk
 from feedrate.packing.build.listing import Listing
 from feedrate.packing.build.plan import ShardTask
-from feedrate.packing.build.shard import MapCost, begin_shard, find_done, write_shard
+from feedrate.packing.build.shard import MapCost, begin_shard, find_done, goes_in_bulk, write_shard
 from feedrate.packing.options import Engine
 from feedrate.packing.workers import Watch, run_tasks
 from feedrate.units import format_count
