@@ -31,7 +31,7 @@ from support.diagnoses import (
     make_odd,
     make_storage_bound,
 )
-from support.doctor_sample import BLOCK, PAGE, README, README_BLOCK, draw_example, draw_sample
+from support.doctor_sample import BLOCK, PAGE, README, README_BLOCKS, draw_example, draw_sample
 from support.paths import DATA
 
 GOLDEN = DATA / "doctor"
@@ -50,7 +50,7 @@ def test_the_verdict_on_the_page_of_the_command_is_the_programs() -> None:
 
 def test_the_verdict_in_the_readme_is_the_programs_of_the_committed_document() -> None:
     """`PYTHONPATH=tests python -m support.doctor_sample` puts it there."""
-    assert README_BLOCK.findall(README.read_text()) == [draw_example()]
+    assert README_BLOCKS.findall(README.read_text()) == draw_example()
 
 
 def test_every_finding_of_the_catalogue_has_its_line_on_the_page_of_the_command() -> None:

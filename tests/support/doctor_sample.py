@@ -33,7 +33,7 @@ from support.paths import ROOT
 PAGE = ROOT / "docs" / "doctor.md"
 BLOCK = re.compile(r"(?<=## Reading the verdict\n\n```text\n).*?(?=```\n)", re.DOTALL)
 README = ROOT / "README.md"
-README_BLOCK = re.compile(r"(?<=demo-data/images`\):\n\n```text\n).*?(?=```\n)", re.DOTALL)
+README_BLOCKS = re.compile(r"(?<=```text\n).*?(?=```\n)", re.DOTALL)  # the verdict, and further down the code
 EXAMPLE = ROOT / "benchmarks" / "results" / "doctor-example.json"
 CORES = 16
 FILES = DataFiles(
@@ -96,9 +96,12 @@ def draw_sample() -> str:
     return draw_diagnosis(make_sample())
 
 
-def draw_example() -> str:
+def draw_example() -> list[str]:
+    """Return the verdict, and the code to paste."""
     document = json.loads(EXAMPLE.read_text())
-    return draw_diagnosis(_read(Diagnosis, {**document, "command": document["argv"]}))
+    text = draw_diagnosis(_read(Diagnosis, {**document, "command": document["argv"]}))
+    verdict, _, code = text.partition("\nThe code to")
+    return [verdict, f"The code to{code}"]
 
 
 def _read(hint: Any, value: Any) -> Any:
@@ -119,6 +122,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    for page, block, text in ((PAGE, BLOCK, draw_sample()), (README, README_BLOCK, draw_example())):
-        page.write_text(block.sub(lambda _, text=text: text, page.read_text()))
-        sys.stdout.write(text)
+    for page, block, texts in ((PAGE, BLOCK, [draw_sample()]), (README, README_BLOCKS, draw_example())):
+        left = iter(texts)
+        page.write_text(block.sub(lambda _, left=left: next(left), page.read_text()))
+        sys.stdout.writelines(texts)

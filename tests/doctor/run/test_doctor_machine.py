@@ -118,7 +118,7 @@ def test_a_part_that_cannot_be_read_is_unknown_and_the_rest_goes_on(
     def fail() -> None:
         raise ValueError("an odd line")
 
-    monkeypatch.setattr("feedrate.machine.counters.read_network", fail)
+    monkeypatch.setattr("feedrate.machine.process.read_network", fail)
     assert taker.take()["network"] is None
     sample = taker.take()
     assert sample["troubles"] == {"network": "ValueError: an odd line"}

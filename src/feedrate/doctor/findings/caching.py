@@ -11,9 +11,9 @@ from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
 from feedrate.doctor.findings.evidence import change, make_remedy, repeated_share
 from feedrate.doctor.results import Remedy
-from feedrate.format.keys import IMAGE_SUFFIXES
 from feedrate.format.manifest import FILE_NAME
 from feedrate.model.pipeline import Pipeline, Prediction
+from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.units import format_bytes
 
 # Of a kept sample, where no such one was timed: to find it, and to copy its bytes (as timed on 2 cores).
