@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from feedrate.loader.cache import Cache
     from feedrate.loader.cached import cached
     from feedrate.loader.dataset import Dataset
-    from feedrate.loader.decode import decode, decode_batch
+    from feedrate.loader.decode import decode
+    from feedrate.loader.decode_batch import decode_batch
     from feedrate.loader.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
     from feedrate.loader.device.mixing import CutMix, MixUp, RandomErasing
     from feedrate.loader.image import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
@@ -81,7 +82,8 @@ _HOMES = {
     "feedrate.loader.cache": ("Cache",),
     "feedrate.loader.cached": ("cached",),
     "feedrate.loader.dataset": ("Dataset",),
-    "feedrate.loader.decode": ("decode", "decode_batch"),
+    "feedrate.loader.decode": ("decode",),
+    "feedrate.loader.decode_batch": ("decode_batch",),
     "feedrate.loader.device.colour": ("ColorJitter", "GaussianBlur", "Grayscale", "Solarize"),
     "feedrate.loader.device.mixing": ("CutMix", "MixUp", "RandomErasing"),
     "feedrate.loader.image": ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize", "View"),

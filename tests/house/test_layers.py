@@ -109,7 +109,7 @@ BOUND = {
     ),
     "feedrate.kernel.cuda": ({"decoding", "door"}, {"batch", "launcher"}),
     "feedrate.loader.device": (
-        {"batch", "cache", "cached_pixels", "geometry", "image", "options", "pipeline"},
+        {"arguments", "batch", "cache", "cached_pixels", "geometry", "image", "options", "pipeline"},
         {"colour", "finish", "gpu_decode", "gpu_tier", "mixing", "transfer"},
     ),
 }

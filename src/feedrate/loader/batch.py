@@ -28,8 +28,8 @@ from feedrate.errors import BadSample, FeedrateError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, U8
+from feedrate.loader.arguments import Size
 from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_crops, decode_pixels
-from feedrate.loader.image import Size
 from feedrate.loader.options import Output, Wanted
 from feedrate.loader.pipeline import FeedStopped, Meter
 from feedrate.loader.values import Values, explain_status, move_boxes, read_field, to_torch
@@ -134,7 +134,7 @@ class Assembler:
 
     pack: Pack
     wanted: tuple[Wanted, ...]
-    artist: CropSampler | None
+    sampler: CropSampler | None
     rings: dict[str, Ring]
     output: Output
     transform: Callable[[dict[str, Any]], Any] | None
@@ -185,10 +185,10 @@ class Assembler:
                 lost.append(self._describe(int(positions[i]), self.wanted[0].name, None, reason))
             good = statuses == 0
             positions, rows, slots = positions[good], rows[good], None if slots is None else slots[good]
-        geometry = self.artist.draw(epoch, rows, slots) if self.artist else None
+        geometry = self.sampler.draw(epoch, rows, slots) if self.sampler else None
         bad = {}
-        if geometry is not None and self.artist is not None:
-            bad = {i: (self.artist.reference.name, reason) for i, reason in geometry.refused.items()}
+        if geometry is not None and self.sampler is not None:
+            bad = {i: (self.sampler.reference.name, reason) for i, reason in geometry.refused.items()}
         origin = Origin(epoch, rows["number"].astype(np.int64), slots)
         return BatchInProgress(Places(self.pack, rows, positions), geometry, origin, bad)
 
@@ -248,7 +248,7 @@ class Assembler:
             return self.gpu.decode(self._ask(wanted, field, places, geometry))
         out = self._lend(wanted, len(places.positions))
         decode = decode_pixels if self.cached is None else self.cached.decode
-        image = None if self.artist is None else self.artist.image
+        image = None if self.sampler is None else self.sampler.image
         return out, decode_crops(decode, image, places, field, geometry, out, self.pool)
 
     def _ask(self, wanted: Wanted, field: Field, places: Places, geometry: Geometry) -> PackRequest:
@@ -282,13 +282,13 @@ class Assembler:
         return read.data
 
     def _move_boxes(self, read: Values, draft: BatchInProgress) -> None:
-        geometry, artist = draft.geometry, self.artist
-        if geometry is None or artist is None or (artist.image is None and not artist.flip):
+        geometry, sampler = draft.geometry, self.sampler
+        if geometry is None or sampler is None or (sampler.image is None and not sampler.flip):
             return
         for i, boxes in enumerate(read.data):
             if boxes is not None and i not in draft.bad:
                 crop = geometry.boxes[i]
-                size: Size = artist.image.out_size if artist.image else (int(crop[3]), int(crop[2]))
+                size: Size = sampler.image.out_size if sampler.image else (int(crop[3]), int(crop[2]))
                 read.data[i] = move_boxes(boxes, crop, size, bool(geometry.flips[i]))
 
     def _leave_out_bad(self, draft: BatchInProgress, values: list[Any], lost: list[BadSample]) -> list[Any]:

@@ -30,9 +30,10 @@ from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, DecodeReport, Ranges, Status, pillow
+from feedrate.loader.arguments import Size
 from feedrate.loader.cache import Cache
 from feedrate.loader.geometry import CropSampler, Geometry, Places, Sides, Tally, decode_pixels, read_sides
-from feedrate.loader.image import CenterCrop, ImageOp, Resize, Size, whole
+from feedrate.loader.image import CenterCrop, ImageOp, Resize, whole
 from feedrate.loader.options import Wanted
 from feedrate.loader.order import fingerprint
 from feedrate.loader.samples import pick, take_ranges
@@ -217,13 +218,13 @@ class CachedPixels:
     """The images and masks that a loader wants, and their shelf. Counts hits and misses of one epoch."""
 
     def __init__(
-        self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], artist: CropSampler | None
+        self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], sampler: CropSampler | None
     ) -> None:
         self._pack = pack
-        image = artist.image if artist else None
+        image = sampler.image if sampler else None
         filters = find_filters(image)
         self._keeps_results = all(len(w.filters or filters) == 1 for w in wanted) and (
-            is_worth_keeping_results(pack, artist.reference if artist else None, image)
+            is_worth_keeping_results(pack, sampler.reference if sampler else None, image)
         )
         # Raw pixels have nothing to decode: the page cache serves them as well.
         fields = [f for f in pack.fields if f.has_pixels and f.coding is not Coding.RAW]

@@ -22,7 +22,8 @@ from feedrate.filters import BILINEAR, find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import I32, I64, U8, DecodeReport, pillow
-from feedrate.loader.image import ImageOp, RandomCrop, Resize, Size, scale_boxes, scale_edges, whole
+from feedrate.loader.arguments import Size
+from feedrate.loader.image import ImageOp, RandomCrop, Resize, scale_boxes, scale_edges, whole
 
 
 class Tally:

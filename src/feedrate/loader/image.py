@@ -17,9 +17,9 @@ import numpy.typing as npt
 from feedrate.draws import F64, I64
 from feedrate.errors import UsageError
 from feedrate.filters import Interpolation, check_interpolation
+from feedrate.kernel import I32
+from feedrate.loader.arguments import Size, check_pair, check_size, is_whole
 
-I32 = npt.NDArray[np.int32]
-Size = tuple[int, int]  # height, width
 _TRIES = 10
 
 
@@ -109,10 +109,10 @@ class RandomResizedCrop(_Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high = _check_pair(self.scale, "scale")
+        low, high = check_pair(self.scale, "scale")
         if not 0 < low <= high <= 1:
             raise UsageError(f"scale must be two numbers with 0 < low <= high <= 1, got {self.scale}")
-        low, high = _check_pair(self.ratio, "ratio")
+        low, high = check_pair(self.ratio, "ratio")
         if not 0 < low <= high:
             raise UsageError(f"ratio must be two numbers with 0 < low <= high, got {self.ratio}")
 
@@ -180,12 +180,12 @@ class RandomCrop(_Sized):
         if isinstance(self.padding, list):
             object.__setattr__(self, "padding", tuple(self.padding))
         edges = self.padding if isinstance(self.padding, tuple) else (self.padding or 0,)
-        if len(edges) not in (1, 2, 4) or not all(_is_whole(edge, 0, 2**20) for edge in edges):
+        if len(edges) not in (1, 2, 4) or not all(is_whole(edge, 0, 2**20) for edge in edges):
             raise UsageError(
                 "RandomCrop: padding must be a number of pixels, (left and right, top and bottom) or "
                 f"(left, top, right, bottom), from 0 to {2**20:,}; got {self.padding!r}"
             )
-        if not _is_whole(self.fill, 0, 255):
+        if not is_whole(self.fill, 0, 255):
             raise UsageError(f"RandomCrop: fill must be a whole number from 0 to 255, got {self.fill!r}")
         if self.padding_mode not in PADDING_MODES:
             raise UsageError(
@@ -262,14 +262,9 @@ class CenterCrop(_Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.resize is None:
-            return
-        if (
-            isinstance(self.resize, bool)
-            or not isinstance(self.resize, int)
-            or self.resize < max(self.out_size)
-        ):
-            raise UsageError(f"resize must be at least {max(self.out_size)} (the crop); got {self.resize!r}")
+        least = max(self.out_size)
+        if self.resize is not None and not (type(self.resize) is int and self.resize >= least):
+            raise UsageError(f"resize must be at least {least} (the crop); got {self.resize!r}")
 
     @property
     def min_size(self) -> Size:
@@ -353,31 +348,6 @@ def scale_boxes(boxes: I32, source: tuple[I64, I64], target: tuple[I64, I64]) ->
         scaled[:, axis] = np.minimum(scaled[:, axis], np.maximum(target[axis] - 1, 0))
         scaled[:, axis + 2] = np.clip(scaled[:, axis + 2], scaled[:, axis] + 1, np.maximum(target[axis], 1))
     return scaled
-
-
-def check_size(size: Any, name: str) -> int | Size:
-    numbers = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
-            raise UsageError(
-                f"{name}: size must be a whole number of pixels, or (height, width), at least 1; got {size!r}"
-            )
-    height, width = (int(number) for number in numbers)
-    return (height, width) if isinstance(size, (tuple, list)) else height
-
-
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return (
-        isinstance(value, (int, np.integer)) and not isinstance(value, bool) and least <= int(value) <= most
-    )
-
-
-def _check_pair(pair: Any, name: str) -> tuple[float, float]:
-    try:
-        low, high = (float(value) for value in pair)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} must be two numbers, got {pair!r}") from None
-    return low, high
 
 
 def _central(lengths: I64, resized: I64, wanted: int) -> tuple[I64, I64]:

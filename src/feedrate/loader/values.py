@@ -21,8 +21,8 @@ from feedrate.errors import MissingExtra
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.format.raw import read_npy
-from feedrate.kernel import I64, U8, Status
-from feedrate.loader.image import I32, Size
+from feedrate.kernel import I32, I64, U8, Status
+from feedrate.loader.arguments import Size
 from feedrate.loader.options import Output
 
 STATUS_WORDS = {
