@@ -32,7 +32,7 @@ LAYERS = [
     {"prelist", "one_ahead"},
     {"progress"},
     {"units", "filters"},
-    {"errors"},
+    {"errors", "arrays"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Report draws what commands return, so it knows results, and nothing of how they came about.

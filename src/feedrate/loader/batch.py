@@ -21,13 +21,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.arrays import I64, U8, Flags
 from feedrate.errors import BadSample, FeedrateError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from feedrate.kernel import I64, U8
 from feedrate.loader.arguments import Size
 from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_crops, decode_pixels
 from feedrate.loader.options import Output, Wanted
@@ -121,9 +120,9 @@ class BatchInProgress:
     bad: dict[int, tuple[str, str]]  # place in the batch -> field, reason
 
     @property
-    def good(self) -> npt.NDArray[np.bool_]:
+    def good(self) -> Flags:
         """Which samples are kept."""
-        good = np.ones(len(self.places.positions), np.bool_)
+        good = np.ones(len(self.places), np.bool_)
         good[list(self.bad)] = False
         return good
 
@@ -164,7 +163,7 @@ class Assembler:
         values = self._read(draft)
         if draft.bad:
             values = self._leave_out_bad(draft, values, lost)
-        samples = len(draft.places.positions) - len(draft.bad)
+        samples = len(draft.places) - len(draft.bad)
         self.meter.count(
             batches=1, samples=samples, bad_samples=len(lost), empty_batches=int(bool(lost) and not samples)
         )
@@ -213,7 +212,7 @@ class Assembler:
     def _decode(self, wanted: Wanted, draft: BatchInProgress) -> Any:
         assert wanted.field is not None
         assert draft.geometry is not None
-        if not len(draft.places.positions):
+        if not len(draft.places):
             return self._lend(wanted, 0)
         geometry = draft.geometry
         if wanted.filters is not None:
@@ -235,8 +234,7 @@ class Assembler:
             return self._decode_anew(wanted, field, places, geometry)
 
         def decode_others(at: I64) -> tuple[Any, kernel.DecodeReport]:
-            part = Places(places.pack, places.rows[at], places.positions[at])
-            return self._decode_anew(wanted, field, part, geometry.take(at))
+            return self._decode_anew(wanted, field, places.take(at), geometry.take(at))
 
         return self.stored.decode(self._ask(wanted, field, places, geometry), decode_others)
 
@@ -246,7 +244,7 @@ class Assembler:
         """Decode a field on the GPU or the CPU, or take it from the host's tiers of the cache."""
         if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
             return self.gpu.decode(self._ask(wanted, field, places, geometry))
-        out = self._lend(wanted, len(places.positions))
+        out = self._lend(wanted, len(places))
         decode = decode_pixels if self.cached is None else self.cached.decode
         image = None if self.sampler is None else self.sampler.image
         return out, decode_crops(decode, image, places, field, geometry, out, self.pool)
@@ -321,7 +319,7 @@ class Assembler:
             return self.collate(made)
 
     def _name_sample(self, error: Exception, draft: BatchInProgress, place: int) -> NoReturn:
-        kept = [i for i in range(len(draft.places.positions)) if i not in draft.bad]
+        kept = [i for i in range(len(draft.places)) if i not in draft.bad]
         bad = self.pack.describe_bad(int(draft.places.positions[kept[place]]), "", None, "")
         words = f"in transform, for sample '{bad.key}'"
         if hasattr(error, "add_note"):

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from feedrate.arrays import I64, U8
 from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from feedrate.kernel import I64, U8
 from feedrate.loader import options as asked
 from feedrate.loader.arguments import Size, check_choice, check_functions, check_whole, options_by_name
 from feedrate.loader.geometry import CropSampler, Geometry, Places, check_size, decode_crops, decode_pixels
@@ -271,29 +271,31 @@ class _Opened:
             # keeps one of them must not keep them all.
             is_small = height * width * wanted.channels <= _TOGETHER_BYTES
             for some in [at] if is_small else [[i] for i in at]:
-                is_all = len(some) == len(places.positions)
+                is_all = len(some) == len(places)
                 drawn = geometry if is_all else geometry.take(np.array(some))
-                decoded = self._decode_alike(wanted, _take(places, some), drawn, (height, width))
+                decoded = self._decode_alike(
+                    wanted, places if is_all else places.take(some), drawn, (height, width)
+                )
                 pixels.update(zip(some, decoded if len(some) == 1 else map(np.copy, decoded), strict=True))
-        return [pixels[i] for i in range(len(places.positions))]
+        return [pixels[i] for i in range(len(places))]
 
     def _find_sizes(self, wanted: Wanted, places: Places, geometry: Geometry) -> dict[Size, list[int]]:
         """Return which samples come out at each size."""
         assert wanted.field is not None
         assert wanted.out_size is not None
         if self.image is not None:
-            return {wanted.out_size: list(range(len(places.positions)))}
+            return {wanted.out_size: list(range(len(places)))}
         sizes: dict[Size, list[int]] = {}
         for i, (left, top, right, bottom) in enumerate(geometry.boxes_on(wanted.field, places.rows).tolist()):
             size = bottom - top, right - left
-            if (reason := check_size(_take(places, [i]), wanted.field, size)) is not None:
+            if (reason := check_size(places.take([i]), wanted.field, size)) is not None:
                 raise self._describe(places, i, wanted, reason)
             sizes.setdefault(size, []).append(i)
         return sizes
 
     def _decode_alike(self, wanted: Wanted, places: Places, geometry: Geometry, size: Size) -> U8:
         assert wanted.field is not None
-        out = np.empty((len(places.positions), *size, wanted.channels), np.uint8)
+        out = np.empty((len(places), *size, wanted.channels), np.uint8)
         # No pool: a DataLoader's workers are the parallelism here.
         report = decode_crops(decode_pixels, self.image, places, wanted.field, geometry, out, None)
         if report.statuses.any():
@@ -305,9 +307,3 @@ class _Opened:
 
     def _describe(self, places: Places, i: int, wanted: Wanted, reason: str) -> BadSample:
         return self.pack.describe_bad(int(places.positions[i]), wanted.name, places.rows[i], reason)
-
-
-def _take(places: Places, at: Sequence[int]) -> Places:
-    if len(at) == len(places.positions):
-        return places
-    return Places(places.pack, places.rows[at], places.positions[at])

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from feedrate import kernel
+from feedrate.arrays import U8
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS, Filter, check_filter
-from feedrate.kernel import U8
 from feedrate.loader.arguments import Size, check_choice, check_size, options_by_name
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview

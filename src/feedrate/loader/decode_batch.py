@@ -20,11 +20,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from feedrate import kernel
+from feedrate.arrays import I32, I64, U8, U32
 from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS, Filter, check_filter
 from feedrate.format.entries import GPU as BYTES_PER_ENTRY
 from feedrate.format.fields import Kind
-from feedrate.kernel import I32, I64, U8, U32, Crops, DecodeReport, Status, pillow
+from feedrate.kernel import Crops, DecodeReport, Status, pillow
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import why_not
 from feedrate.loader.arguments import Size, check_choice, check_size, options_by_name
@@ -395,16 +396,11 @@ def _decode_there(
 
 
 def _split(sizes: Sequence[int], image: I32) -> Iterator[I64]:
-    """Yield crops, those of an image together, of so many bytes of files as are planned at once."""
+    """Return crops, those of an image together, of so many bytes of files as are planned at once."""
     order = np.argsort(image, kind="stable")
     is_first = np.diff(image[order], prepend=-1) > 0
-    ends, start = np.cumsum(np.where(is_first, np.asarray(sizes, np.int64)[image[order]], 0)), 0
-    while start < len(order):
-        limit = (int(ends[start - 1]) if start else 0) + MOST_READ_BYTES
-        stop = max(int(np.searchsorted(ends, limit, "right")), start + 1)
-        stop = min(stop, start + kernels.MAX_IMAGES)
-        yield order[start:stop]
-        start = stop
+    counted = np.where(is_first, np.asarray(sizes, np.int64)[image[order]], 0)
+    return (order[part] for part in kernel.split_by_size(counted, MOST_READ_BYTES, kernels.MAX_IMAGES))
 
 
 def _decode_parts(

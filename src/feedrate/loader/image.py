@@ -14,10 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.draws import F64, I64
+from feedrate.arrays import F64, I32, I64
 from feedrate.errors import UsageError
 from feedrate.filters import Interpolation, check_interpolation
-from feedrate.kernel import I32
 from feedrate.loader.arguments import Size, check_pair, check_size, is_whole
 
 _TRIES = 10

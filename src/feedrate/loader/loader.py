@@ -19,14 +19,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.arrays import I64, Flags
 from feedrate.cache.results import CacheStats
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.kernel import I64
 from feedrate.loader import options as asked
 from feedrate.loader import order as orders
 from feedrate.loader.arguments import check_whole, takes
@@ -366,8 +365,8 @@ class Loader:
             return None
         keepers = [one for one in (self._resources.tier, self._resources.cached) if one is not None]
 
-        def is_kept(field: str, positions: I64) -> npt.NDArray[np.bool_]:
-            kept: npt.NDArray[np.bool_] = np.any([one.has(field, positions) for one in keepers], axis=0)
+        def is_kept(field: str, positions: I64) -> Flags:
+            kept: Flags = np.any([one.has(field, positions) for one in keepers], axis=0)
             return kept
 
         ahead = Ahead(

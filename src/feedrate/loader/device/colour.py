@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from feedrate.draws import F64, Purpose
+from feedrate.arrays import F64
+from feedrate.draws import Purpose
 from feedrate.errors import UsageError
 from feedrate.loader.arguments import Range, as_range, check_share, is_number, is_whole
 from feedrate.loader.device.operation import Array, Work, change_rows, scale_to

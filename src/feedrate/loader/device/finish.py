@@ -33,7 +33,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feedrate.draws import F64, Purpose, draw_uniforms, make_key
+from feedrate.arrays import F64
+from feedrate.draws import Purpose, draw_uniforms, make_key
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack

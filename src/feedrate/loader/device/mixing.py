@@ -16,7 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from feedrate.draws import F64, Purpose, draw_uniforms, make_key
+from feedrate.arrays import F64
+from feedrate.draws import Purpose, draw_uniforms, make_key
 from feedrate.errors import UsageError
 from feedrate.loader.arguments import Range, Size, as_range, check_share, is_number, is_whole
 from feedrate.loader.device.operation import Array, Work, scale_to

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.draws import F64
-from feedrate.kernel import I64
+from feedrate.arrays import F64, I64
 from feedrate.loader.arguments import Range
 
 Array = npt.NDArray[Any]
