@@ -24,11 +24,11 @@ from feedrate.bench.process import Say
 from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
 from feedrate.errors import SourceError, UsageError
 from feedrate.filters import check_filter
-from feedrate.format.keys import find_images, is_pack
+from feedrate.format.folder import find_images, is_pack
 from feedrate.kernel import I64, U8, Ranges
+from feedrate.loader.packs import open_pack as open_anywhere
 from feedrate.loader.samples import Samples, compare_pixels, open_files, open_pack, pick
 from feedrate.machine.describe import describe_machine
-from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.stats import median, median_ratio, spread
 from feedrate.units import printable
 

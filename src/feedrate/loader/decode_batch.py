@@ -29,7 +29,6 @@ from feedrate.kernel import Crops, DecodeReport, Status, pillow
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import why_not
 from feedrate.loader.arguments import Size, check_choice, check_size, options_by_name
-from feedrate.loader.decode import BYTES, Source, read_source
 from feedrate.loader.device.gpu_decode import (
     MOST_READ_BYTES,
     NO_ENTRIES,
@@ -40,6 +39,7 @@ from feedrate.loader.device.gpu_decode import (
 )
 from feedrate.loader.device.transfer import DevicePixels, Transfer, choose_placement, find_pinned
 from feedrate.loader.geometry import Tally
+from feedrate.loader.image import BYTES, Source, read_source
 from feedrate.loader.pipeline import Meter
 from feedrate.loader.values import choose_output, explain_status, to_torch
 from feedrate.machine.cpu import count_rank_cores

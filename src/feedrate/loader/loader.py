@@ -36,13 +36,14 @@ from feedrate.loader.geometry import CropSampler
 from feedrate.loader.image import RandomCrop
 from feedrate.loader.iteration import BatchSampler, Cursor, LoaderIterator, Resources
 from feedrate.loader.options import Options, Wanted
+from feedrate.loader.packs import open_pack
 from feedrate.loader.pipeline import Feed, Meter
 from feedrate.loader.ranks import Rank, Ranks, Shares
 from feedrate.loader.results import LoaderStats
 from feedrate.loader.threads import ShareController, ThreadController
 from feedrate.loader.values import choose_output, make_collate
 from feedrate.machine.cpu import count_rank_cores, find_near_cores
-from feedrate.remote.pack import RemotePack, open_pack
+from feedrate.remote.pack import RemotePack
 from feedrate.remote.prefetch import Ahead
 
 if TYPE_CHECKING:
@@ -315,15 +316,16 @@ class Loader:
                 slots = shares.slots(step)
                 positions = subset.positions(order.indices(slots))
             with contextlib.ExitStack() as held:
+                maker = assembler
                 if ahead is not None:
                     with meter.stage("fetch"):
-                        held.enter_context(ahead.batch(step))
+                        maker = replace(assembler, pack=held.enter_context(ahead.batch(step)))
                 held.enter_context(placement.guard())
                 # What is decoded there takes memory there, so that it waits before it begins.
                 is_early = stored is not None or (gpu is not None and gpu.share > 0)
                 if is_early:
                     wait(step)
-                batch = assembler.make(epoch, positions, slots if repeats else None)
+                batch = maker.make(epoch, positions, slots if repeats else None)
                 if not batch.samples:
                     return batch
                 if not is_early:

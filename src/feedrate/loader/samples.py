@@ -31,10 +31,10 @@ from feedrate.kernel import DecodeReport, Ranges
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_pixels
 from feedrate.loader.image import RandomResizedCrop
+from feedrate.loader.packs import open_pack as open_anywhere
 from feedrate.loader.results import PixelCheck
 from feedrate.progress import Rejection
 from feedrate.remote.fetch import FetchedBytes, Piece
-from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.units import printable
 
 if TYPE_CHECKING:
@@ -172,11 +172,11 @@ def _beside(held: Sequence[bytes], entries: Sequence[bytes]) -> Iterator[str]:
         data = b"".join([*held, *entries])
         piece = Piece(b"", 0, len(data))
         try:
-            parcel = FetchedBytes([piece])
-            parcel.lay(piece, piece, data)
+            stored = FetchedBytes([piece])
+            stored.lay(piece, piece, data)
         except OSError as error:
             raise StorageError(f"no memory for {len(data)} bytes of images: {error.strerror}") from error
-        yield parcel.path
+        yield stored.path
         return
     with tempfile.NamedTemporaryFile(prefix="feedrate-entries-") as sidecar:
         try:

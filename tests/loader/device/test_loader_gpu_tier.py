@@ -11,13 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View
+from feedrate import (
+    Cache,
+    CenterCrop,
+    Loader,
+    PackOptions,
+    RandomCrop,
+    RandomResizedCrop,
+    Recode,
+    Resize,
+    View,
+    pack,
+)
 from feedrate.errors import BadSample, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.kernel import pillow
 from feedrate.loader.cache import GpuBudget
 from feedrate.loader.device import gpu_decode, gpu_tier
-from feedrate.packing import PackOptions, Recode, pack
 from support.damage import flip_byte
 from support.fake_gpu import FakeGpu
 from support.packs import (
