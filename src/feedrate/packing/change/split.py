@@ -12,10 +12,9 @@ What a split goes by: groups that stay together, classes that are shared out, li
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +32,7 @@ from feedrate.packing.change.update import (
     changing,
     check_missing,
     check_taken,
+    hash_names,
     read_names,
     some,
     store_column,
@@ -204,15 +204,6 @@ def _count_held(groups: I64, strata: I64, number: int, classes: int) -> list[tup
         kinds, numbers = pairs[inside] - group * classes, counts[inside]
         held.append((np.append(kinds, classes), np.append(numbers, numbers.sum())))
     return held
-
-
-def hash_names(names: Iterable[bytes], seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return a number per name that depends on the name and the seed alone."""
-    key = seed.to_bytes(8, "little")
-    digests = bytearray()  # 8 bytes per name are held, and not the names
-    for name in names:
-        digests += hashlib.blake2b(name, digest_size=8, key=key).digest()
-    return np.frombuffer(digests, "<u8")
 
 
 def group_by_field(pack: Pack, name: str) -> list[bytes]:
