@@ -106,7 +106,7 @@ def measure_staging(url: str, images: int, scratch: Path, size_bytes: int) -> di
         for _ in loader:
             times.setdefault("first_batch_s", time.perf_counter() - begin)
         times["first_epoch_s"] = time.perf_counter() - begin
-        loader._resources.pack.landing._thread.join()  # type: ignore[attr-defined]
+        loader._resources.pack.copy._thread.join()  # type: ignore[attr-defined]
         times["all_local_s"] = time.perf_counter() - begin
         loader.stats()
         again = time.perf_counter()

@@ -16,9 +16,8 @@ _MODULES = {
     " StorageError UsageError",
     "feedrate.loader.cache": "Cache",
     "feedrate.loader.cached": "cached",
-    "feedrate.loader.crops": "decode_batch",
     "feedrate.loader.dataset": "Dataset",
-    "feedrate.loader.decode": "decode",
+    "feedrate.loader.decode": "decode decode_batch",
     "feedrate.loader.device.colour": "ColorJitter GaussianBlur Grayscale Solarize",
     "feedrate.loader.device.mixing": "CutMix MixUp RandomErasing",
     "feedrate.loader.image": "CenterCrop RandomCrop RandomResizedCrop Resize View",
@@ -50,9 +49,9 @@ if TYPE_CHECKING:
     from feedrate.errors import UsageError as UsageError
     from feedrate.loader.cache import Cache as Cache
     from feedrate.loader.cached import cached as cached
-    from feedrate.loader.crops import decode_batch as decode_batch
     from feedrate.loader.dataset import Dataset as Dataset
     from feedrate.loader.decode import decode as decode
+    from feedrate.loader.decode import decode_batch as decode_batch
     from feedrate.loader.device.colour import ColorJitter as ColorJitter
     from feedrate.loader.device.colour import GaussianBlur as GaussianBlur
     from feedrate.loader.device.colour import Grayscale as Grayscale

@@ -19,8 +19,7 @@ from feedrate.bench.images import SETS, MadeSet, make_camera_picture, write_set
 from feedrate.bench.kernel import KernelOptions, bench_made, bench_set, bench_source, measure_stages
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.kernel import U8
-from feedrate.loader.pixels import compare_pixels
-from feedrate.loader.samples import Samples, open_files
+from feedrate.loader.samples import Samples, compare_pixels, open_files
 from support.images import save_image
 
 SMALL = KernelOptions(side=16, rounds=2)

@@ -16,7 +16,7 @@ from feedrate.bench.feeds import FeedOptions, drain, draw_crop, list_images, mak
 from feedrate.bench.loader import BenchOptions, bench_loader
 from feedrate.demo.run import write_photographs
 from feedrate.errors import PackError, SourceError, UsageError
-from feedrate.loader.pixels import check_pixels
+from feedrate.loader.samples import check_pixels
 
 
 @pytest.fixture(scope="module")

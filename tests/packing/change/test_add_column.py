@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from feedrate import ColumnOptions, Dataset, Loader, PackOptions, add_column, pack, unpack, verify
 from feedrate.errors import AlreadyExists, BadSample, NotFound, SourceError, UsageError
-from feedrate.files.atomic import folder_lock
+from feedrate.files.lock import folder_lock
 from feedrate.format.manifest import read_manifest
 from feedrate.packing.check.describe import describe
 from support.images import read_tree

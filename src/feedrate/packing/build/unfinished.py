@@ -15,14 +15,13 @@ from typing import Any
 
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.files.atomic import (
-    LOCK_NAME,
     explain_write_error,
-    folder_lock,
     is_temporary,
     remove_temporaries,
     sync_folder,
     write_file,
 )
+from feedrate.files.lock import LOCK_NAME, folder_lock
 from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME

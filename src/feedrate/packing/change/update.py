@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, UsageError
-from feedrate.files.atomic import folder_lock, remove_temporaries, write_file
+from feedrate.files.atomic import remove_temporaries, write_file
+from feedrate.files.lock import folder_lock
 from feedrate.format.fields import Field
 from feedrate.format.index import Values, dump_columns, make_part
 from feedrate.format.manifest import FILE_NAME, ColumnPart, Manifest, dump_manifest, read_manifest

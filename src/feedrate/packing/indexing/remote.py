@@ -42,7 +42,8 @@ from feedrate.packing.results import IndexResult
 from feedrate.packing.workers import advance, report_tasks, run_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import Place, PlacedFile
-from feedrate.remote.fetch import FetchedPlace, fetch, find_patiently
+from feedrate.remote.copier import fetch
+from feedrate.remote.fetch import FetchedPlace, find_patiently
 from feedrate.source.in_place import InPlace, Shards, find_shards
 from feedrate.source.options import SourceOptions
 from feedrate.source.spool import Spool
