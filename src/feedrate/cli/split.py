@@ -73,8 +73,7 @@ class _Stratify(argparse.Action):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing.change.shares import parse_shares
-    from feedrate.packing.change.split import extend_split, split
+    from feedrate.packing.change.split import extend_split, parse_shares, split
     from feedrate.report.change import draw_split
     from feedrate.report.document import dump_document
 

@@ -45,6 +45,12 @@ def atomic_write(path: Path, *, expected_bytes: int = 0, is_durable: bool = True
             temporary.unlink(missing_ok=True)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole file, as `atomic_write` does."""
+    with atomic_write(path, expected_bytes=len(data)) as file:
+        file.write(data)
+
+
 def temporary_name(name: str) -> str:
     return f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
 

@@ -466,7 +466,7 @@ def test_a_damaged_index_part_is_not_made_good(packed: Path) -> None:
 def test_an_interrupted_change_goes_on_where_it_stopped(
     packed: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts, real = len(read_manifest(packed).shards), entries.write_part
+    parts, real = len(read_manifest(packed).shards), entries.make_part
     written: list[int] = []
 
     def write(task: entries.PartTask, most: int = 1) -> None:
@@ -476,11 +476,11 @@ def test_an_interrupted_change_goes_on_where_it_stopped(
         real(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(entries, "write_part", write)
+        patch.setattr(entries, "make_part", write)
         with pytest.raises(KeyboardInterrupt):
             set_entries(packed, "gpu", workers=1)
     assert distances_of(packed) == {1000}
-    monkeypatch.setattr(entries, "write_part", lambda task: write(task, parts))
+    monkeypatch.setattr(entries, "make_part", lambda task: write(task, parts))
     set_entries(packed, "gpu", workers=1)
     assert sorted(written) == list(range(parts))
     assert read_entries(packed) == expected_entries(photos, 150)

@@ -27,7 +27,7 @@ from feedrate import (
 from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, UsageError
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
-from feedrate.packing.change.shares import (
+from feedrate.packing.change.split import (
     count_missing,
     count_shares,
     hash_names,

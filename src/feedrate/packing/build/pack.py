@@ -21,13 +21,12 @@ import importlib
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feedrate.errors import FeedrateError, SourceError, StorageError
-from feedrate.files.atomic import atomic_write, free_bytes, remove_temporaries
+from feedrate.files.atomic import atomic_write, free_bytes, remove_temporaries, write_file
 from feedrate.format.entries import AUTO, ROW_BYTES, estimate_share
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
@@ -276,9 +275,10 @@ def _check_room(folder: Path, missing: list[ShardTask]) -> None:
 
 def write_manifest(source: Listed, folder: Path, options: PackOptions, shards: Shards) -> PackResult:
     """Write what makes a pack of the shards in a folder; all that is left is to call it finished."""
-    from feedrate.packing.build.shard import dump_rejections, find_done, share_shapes
+    from feedrate.packing.build.shard import dump_rejections, find_done, share_shapes, sum_up_shards
     from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
-    from feedrate.packing.results import Mapped
+    from feedrate.packing.recode import sum_up
+    from feedrate.packing.results import Mapped, PackResult
 
     tasks, joined, fields = shards.tasks, shards.joined, shards.fields
     done = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
@@ -302,51 +302,31 @@ def write_manifest(source: Listed, folder: Path, options: PackOptions, shards: S
         settings = {**source.settings, "rejected": len(rejected), "plan": source.plan}
         manifest = Manifest(share_shapes(fields, done), tuple(d.shard for d in done), settings)
     if rejected:
-        unfinished.write_file(folder / REJECTED_NAME, dump_rejections(rejected))
-    unfinished.write_file(folder / FILE_NAME, dump_manifest(manifest))
+        write_file(folder / REJECTED_NAME, dump_rejections(rejected))
+    write_file(folder / FILE_NAME, dump_manifest(manifest))
     # The pack is whole by now, and unfinished until this is there, too.
     quality = write_quality(folder)
     if options.container == "hdf5":
         from feedrate.packing.build.hdf5_join import remove_parts
 
         remove_parts(folder, len(tasks))
-    result = _summarise(source.reader, folder, manifest, done, rejected)
     mapped = None
     if options.map is not None:
         mapped = Mapped(
             options.map.name, *shards.map_cost, packed=manifest.samples, left_out=quality.left_out
         )
-    return dataclasses.replace(
-        result, resumed_shards=len(tasks) - shards.made, mapped=mapped, quality=quality
-    )
-
-
-def _summarise(
-    reader: Reader, folder: Path, manifest: Manifest, done: list[ShardDone], rejected: tuple[Rejection, ...]
-) -> PackResult:
-    from feedrate.packing.recode import sum_up
-    from feedrate.packing.results import PackResult
-
-    by_pillow: Counter[str] = Counter()
-    for shard in done:
-        by_pillow.update(shard.by_pillow)
-    label = manifest.field("label")
     return PackResult(
-        source=reader.root,
+        **sum_up_shards(manifest, done),
+        source=source.reader.root,
         target=str(folder),
-        samples=manifest.samples,
-        classes=None if label is None or label.classes is None else len(label.classes),
-        fields={field.name: field.kind.value for field in manifest.fields},
         shards=len(done),
-        resumed_shards=0,
+        resumed_shards=len(tasks) - shards.made,
         size_bytes=manifest.shard_bytes + manifest.index_bytes,
-        source_bytes=sum(shard.source_bytes for shard in done),
         seconds=0.0,
         rejected=rejected,
-        damaged=tuple(d for shard in done for d in shard.damaged),
-        by_kernel=sum(shard.by_kernel for shard in done),
-        by_pillow=dict(by_pillow.most_common()),
-        ignored=reader.ignored,
-        unlisted=reader.unlisted,
+        ignored=source.reader.ignored,
+        unlisted=source.reader.unlisted,
         recoded=sum_up(manifest.settings, [shard.recoded for shard in done]),
+        mapped=mapped,
+        quality=quality,
     )

@@ -15,11 +15,11 @@ from typing import Any
 
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.files.atomic import (
-    atomic_write,
     explain_write_error,
     is_temporary,
     remove_temporaries,
     sync_folder,
+    write_file,
 )
 from feedrate.files.lock import LOCK_NAME, folder_lock
 from feedrate.format.entries import AUTO, dump_entries
@@ -192,11 +192,6 @@ def _source_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str
     if here["digest"] != there["digest"]:
         return "files of the source have other names, sizes or times than when packing began"
     return None
-
-
-def write_file(path: Path, data: bytes) -> None:
-    with atomic_write(path, expected_bytes=len(data)) as file:
-        file.write(data)
 
 
 def undo(folder: Path, names: Sequence[str] = ()) -> None:
