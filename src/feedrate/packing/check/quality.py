@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feedrate.draws import F64
+from feedrate.arrays import F64
 from feedrate.format.byte_strings import ByteStrings, join_texts
 from feedrate.kernel import I64, U32, ImageKind
 from feedrate.packing.values import ImageFacts
