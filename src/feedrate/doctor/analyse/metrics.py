@@ -199,8 +199,8 @@ class Measured:
     start: Start | None = None  # before the first step
     trial: LoaderTrial | None = None  # of image files, by what a feedrate.Loader does
     kept_s: float | None = None  # CPU of taking a sample like these from what feedrate.cached keeps
-    pipeline_fact: Fact = field(default_factory=dict)  # what samples go through: hook/pipeline.py
-    pillow_calls: Sequence[Fact] = ()  # of some samples: hook/calls.py
+    pipeline_fact: Fact = field(default_factory=dict)  # what samples go through: hook/.../describe.py
+    pillow_calls: Sequence[Fact] = ()  # of some samples: hook/.../samples.py
     call: LoaderCall | None = None  # what the DataLoader becomes, where its samples are image files
 
     @property

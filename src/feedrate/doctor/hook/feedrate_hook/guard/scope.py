@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the guard holds back: user code of this process and its workers, but not the doctor's own code."""
+"""To whom the guard applies: user code of this process and its workers, but not the doctor's own code."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from ..session import session
+
 HOOK_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-HARMLESS_FOLDERS = (
-    "/dev/",
-    "/proc/",
-    "/sys/",
-)  # devices, shared memory, the kernel: nothing of it outlives the run
+HARMLESS_FOLDERS = ("/dev/", "/proc/", "/sys/")  # nothing of these outlives the run
 
 
 class Scope:
-    """Answers "does the guard apply to this call?" and writes down, once per place, what it held back."""
+    """Answers "does the guard apply to this call?" and writes down, once per place, what it blocked."""
 
-    def __init__(self, book: Any, is_worker: bool = False) -> None:
-        self._book = book
+    def __init__(self, is_worker: bool = False) -> None:
         self._pid = -1 if is_worker else os.getpid()
         self._local = threading.local()
         self._seen: set[tuple[str, str]] = set()
-        self.run_folder = os.path.realpath(book.run)
+        self.run_folder = os.path.realpath(session.settings.get("run") or session.run)
         self.own_threads: set[int] = set()
         self.main_threads = {threading.main_thread().ident, threading.get_ident()}
         if hasattr(os, "register_at_fork"):
@@ -40,17 +37,13 @@ class Scope:
         self.own_threads.clear()
 
     def applies(self) -> bool:
-        return (
-            not getattr(self._local, "depth", 0)
-            and threading.get_ident() not in self.own_threads
-            and not is_pinning()
-        )
+        return not (self.is_own() or threading.get_ident() in self.own_threads or is_pinning())
 
     def is_child(self) -> bool:
         return os.getpid() != self._pid
 
     def is_loading(self) -> bool:
-        """The user's dataset makes a batch: its files are held back, but it may ask servers and programs."""
+        """The user's dataset makes a batch: it writes no files, but may ask servers and programs."""
         return self.is_child() or bool(getattr(self._local, "is_lent", False))
 
     def in_user_loop(self) -> bool:
@@ -104,7 +97,7 @@ class Scope:
             if (what, place) in self._seen or len(self._seen) > 200:
                 return
             self._seen.add((what, place))
-            self._book.fact("blocked", what=f"{what} {target}".rstrip() + f" ({place})")
+            session.facts("blocked", what=f"{what} {target}".rstrip() + f" ({place})")
 
 
 def is_pinning() -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .parts import timed_by_class, timed_generator, timed_load, timed_resize, timed_steps
+from .parts import name_load, name_of_class, name_resize, timed, timed_generator, timed_steps
+
+_LOAD, _BY_CLASS = timed(choose=name_load), timed(choose=name_of_class)
 
 
 def _all(kind: str, library: str, names: str, owner: str = "") -> list[tuple[str, Any]]:
@@ -20,7 +22,7 @@ def _all(kind: str, library: str, names: str, owner: str = "") -> list[tuple[str
 PARTS: dict[str, list[tuple[str, Any]]] = {
     "PIL.Image": [
         ("open", "read:PIL.Image.open"),
-        ("Image.resize", timed_resize),
+        ("Image.resize", timed(choose=name_resize)),
         *_all(
             "transform",
             "PIL",
@@ -28,11 +30,11 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
             "Image.",
         ),
     ],
-    "PIL.ImageFile": [("ImageFile.load", timed_load)],
+    "PIL.ImageFile": [("ImageFile.load", _LOAD)],
     # These decode in a load() of their own.
-    "PIL.WebPImagePlugin": [("WebPImageFile.load", timed_load)],
-    "PIL.AvifImagePlugin": [("AvifImageFile.load", timed_load)],
-    "PIL.TiffImagePlugin": [("TiffImageFile.load", timed_load)],
+    "PIL.WebPImagePlugin": [("WebPImageFile.load", _LOAD)],
+    "PIL.AvifImagePlugin": [("AvifImageFile.load", _LOAD)],
+    "PIL.TiffImagePlugin": [("TiffImageFile.load", _LOAD)],
     "PIL.ImageOps": _all(
         "transform",
         "PIL",
@@ -67,8 +69,8 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
     "torchvision.transforms.functional": _all(
         "transform", "torchvision", "to_tensor pil_to_tensor to_pil_image"
     ),
-    "albumentations.core.transforms_interface": [("BasicTransform.__call__", timed_by_class)],
-    "kornia.augmentation.base": [("_BasicAugmentationBase.forward", timed_by_class)],
+    "albumentations.core.transforms_interface": [("BasicTransform.__call__", _BY_CLASS)],
+    "kornia.augmentation.base": [("_BasicAugmentationBase.forward", _BY_CLASS)],
     "simplejpeg._jpeg": [("decode_jpeg", "decode:simplejpeg.decode_jpeg")],
     "simplejpeg": [("decode_jpeg", "decode:simplejpeg.decode_jpeg")],
     "turbojpeg": [("TurboJPEG.decode", "decode:turbojpeg.decode")],
