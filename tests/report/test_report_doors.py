@@ -19,11 +19,11 @@ import pytest
 from rich.console import Console
 
 import feedrate.report
+from feedrate import PackOptions, pack
 from feedrate.cli import main, say_error
 from feedrate.cli.output import clean_values, show
 from feedrate.errors import FeedrateError
 from feedrate.format.index import Part
-from feedrate.packing import PackOptions, pack
 from support import paths
 from support.damage import edit_manifest, rewrite_index
 from support.hostile import NAME, make_hostile
@@ -39,7 +39,7 @@ def list_reports() -> dict[str, Callable[..., Any]]:
             if name.startswith("draw_") and inspect.isfunction(function):
                 hints = typing.get_type_hints(function, {**vars(inspect.getmodule(function)), **_names()})
                 kinds = [h for n, h in hints.items() if n != "return" and inspect.isclass(h)]
-                if any(kind.__module__.startswith("feedrate.results.") for kind in kinds):
+                if any(kind.__module__.endswith(".results") for kind in kinds):
                     found[f"{module.name}.{name}"] = function
     return found
 
@@ -47,8 +47,8 @@ def list_reports() -> dict[str, Callable[..., Any]]:
 def _names() -> dict[str, Any]:
     """Return the classes that reports import for the type checker alone."""
     names: dict[str, Any] = {"Console": Console}
-    for module in pkgutil.iter_modules(importlib.import_module("feedrate.results").__path__):
-        names |= vars(importlib.import_module(f"feedrate.results.{module.name}"))
+    for path in ROOT.glob("*/results.py"):
+        names |= vars(importlib.import_module(f"feedrate.{path.parent.name}.results"))
     return names
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from feedrate.errors import MissingExtra, need
-from feedrate.format.keys import find_images
+from feedrate.format.folder import find_images
 from feedrate.kernel import I64
 
 if TYPE_CHECKING:

@@ -24,12 +24,11 @@ from feedrate.bench.process import Say
 from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
 from feedrate.errors import SourceError, UsageError
 from feedrate.filters import check_filter
-from feedrate.format.keys import find_images, is_pack
+from feedrate.format.folder import find_images, is_pack
 from feedrate.kernel import I64, U8, Ranges
-from feedrate.loader.pixels import compare_pixels
-from feedrate.loader.samples import Samples, open_files, open_pack, pick, take_ranges
+from feedrate.loader.packs import open_pack as open_anywhere
+from feedrate.loader.samples import Samples, compare_pixels, open_files, open_pack, pick
 from feedrate.machine.describe import describe_machine
-from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.stats import median, median_ratio, spread
 from feedrate.units import printable
 
@@ -71,7 +70,7 @@ def _time_calls(
     task: Task, taken: I64, files: Sequence[bytes], *, rounds: int, clock: Clock
 ) -> dict[str, float]:
     """Return the CPU seconds per image of calls that each do a step more."""
-    samples, images = task.samples, take_ranges(task.samples.images, taken)
+    samples, images = task.samples, task.samples.images.take(taken)
     unchecked = Ranges(images.file, images.offset, images.length)
     geometry, out = task.geometry.take(taken), task.make_out()[: len(taken)]
     sizes = geometry.boxes[:, 2:] - geometry.boxes[:, :2]

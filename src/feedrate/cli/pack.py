@@ -42,8 +42,7 @@ from feedrate.cli.output import (
     write_json,
     write_text,
 )
-from feedrate.format.keys import IMAGE_SUFFIXES
-from feedrate.prelist import listing_early
+from feedrate.prelist import IMAGE_SUFFIXES, listing_early
 from feedrate.units import parse_bytes
 
 
@@ -131,8 +130,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.packing import FieldSpec, PackOptions, Recode, find_map, pack
+    from feedrate.packing.build.pack import pack
+    from feedrate.packing.mapping import find_map
+    from feedrate.packing.options import PackOptions
+    from feedrate.packing.recode import Recode
     from feedrate.report.progress import ProgressBar
+    from feedrate.source.options import FieldSpec
 
     options = PackOptions(
         labels=arguments.labels,

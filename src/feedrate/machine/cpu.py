@@ -1,18 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many cores may this process really use?
-
-Which cores are for one rank: its part of those that the ranks of a node share, near its GPU.
-"""
+"""How many cores this process may really use, and which: by affinity, control groups and ranks of a node."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from feedrate.machine.cgroup import PROC, ROOT, read_cpuset, walk_groups
+PROC = Path("/proc/self/cgroup")
+ROOT = Path("/sys/fs/cgroup")
+
+
+def walk_groups(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
+    """Yield the version and the folder of every group above a process, the leaf first.
+
+    In a Slurm job the leaf says "unlimited"; the step or the job above it has the limit.
+    """
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            # Beside version 1, systemd mounts an empty version 2 in a folder of its own.
+            for top in (root, root / "unified"):
+                yield from ((2, folder) for folder in _upwards(top, path))
+        elif controller in controllers.split(","):
+            named = root / controllers
+            top = named if named.is_dir() else root / controller
+            yield from ((1, folder) for folder in _upwards(top, path))
+
+
+def _upwards(root: Path, path: str) -> list[Path]:
+    folder = root / path.lstrip("/")
+    return [f for f in (folder, *folder.parents) if f == root or root in f.parents]
+
+
+class CpuThrottling(NamedTuple):
+    """How often, and for how long in all, the CPU quota stopped a group."""
+
+    times: int
+    seconds: float
+
+
+def find_throttled_folder(proc: Path = PROC, root: Path = ROOT) -> Path | None:
+    """Return the group, counted from the leaf, that has a CPU quota and counts how often it bites."""
+    for version, folder in walk_groups("cpu", proc, root):
+        if _read_quota(version, folder) is not None and read_throttling(folder) is not None:
+            return folder
+    return None
+
+
+def read_throttling(folder: Path) -> CpuThrottling | None:
+    times, microseconds, nanoseconds = read_numbers(
+        folder / "cpu.stat", ("nr_throttled", "throttled_usec", "throttled_time")
+    )
+    if times is None:
+        return None
+    seconds = (nanoseconds or 0) / 1e9 if microseconds is None else microseconds / 1e6
+    return CpuThrottling(times, seconds)
+
+
+def read_numbers(path: Path, names: tuple[str, ...]) -> list[int | None]:
+    """Return the numbers behind some names in a file of lines "NAME NUMBER"; None: it has not this name."""
+    try:
+        pairs = dict(line.split(" ", 1) for line in path.read_text().splitlines())
+    except (OSError, ValueError):
+        return [None] * len(names)
+    return [int(pairs[name]) if name in pairs else None for name in names]
+
+
+def read_cpuset() -> frozenset[int]:
+    """Return the cores that affinity (and with it every cpuset above) allows this process."""
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no affinity
+        return frozenset(range(os.cpu_count() or 1))
 
 
 def count_usable_cores() -> int:
@@ -30,23 +97,15 @@ def measure_usable_cores() -> float:
 def read_cpu_quota(proc: Path = PROC, root: Path = ROOT) -> float | None:
     """Return the cores that the tightest cgroup above this process grants; None when none limits it."""
     groups = walk_groups("cpu", proc, root)
-    quotas = [_read_v2(folder) if version == 2 else _read_v1(folder) for version, folder in groups]
+    quotas = [_read_quota(version, folder) for version, folder in groups]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _read_v2(folder: Path) -> float | None:
+def _read_quota(version: int, folder: Path) -> float | None:
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     try:
-        quota, period = (folder / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _read_v1(folder: Path) -> float | None:
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        period = int((folder / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
+        quota, period = (int(word) for name in names for word in (folder / name).read_text().split())
+    except (OSError, ValueError):  # "max" is no number
         return None
     return None if quota <= 0 else quota / period
 

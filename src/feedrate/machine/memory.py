@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory may this process use, and how much does a tree of processes use?
-
-Which share of some files lies in the page cache? Asked without loading them.
-"""
+"""How much memory this process may use, how much processes use, and what lies in the page cache."""
 
 from __future__ import annotations
 
@@ -13,9 +10,95 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from feedrate.errors import need
-from feedrate.machine.cgroup import PROC, ROOT, MemoryGroup, find_limited_groups, find_memory_group
+from feedrate.machine.cpu import PROC, ROOT, read_numbers, walk_groups
+
+NO_LIMIT_BYTES = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page
+
+
+_STATS = {
+    1: ("total_inactive_file", "total_active_file", "total_dirty", "total_writeback", "total_cache",
+        "total_shmem"),
+    2: ("inactive_file", "active_file", "file_dirty", "file_writeback", "file", "shmem"),
+}  # fmt: skip
+
+
+class MemoryUse(NamedTuple):
+    """Of one group: what is used (page cache included), the limit, the page cache that can be given back."""
+
+    used_bytes: int
+    limit_bytes: int
+    cache_bytes: int | None
+
+
+class MemoryGroup(NamedTuple):
+    """The group with the tightest limit; its files are read again and again."""
+
+    version: int
+    folder: Path
+    limit_bytes: int
+
+    def read(self) -> MemoryUse | None:
+        used = self.read_used()
+        return None if used is None else MemoryUse(used, self.limit_bytes, self._read_cache())
+
+    def read_used(self) -> int | None:
+        name = "memory.current" if self.version == 2 else "memory.usage_in_bytes"
+        try:
+            return int((self.folder / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def read_file_pages(self) -> tuple[int, int]:
+        """Return the page cache that can be dropped, and how much of it must be written to disk before that.
+
+        Counted by the lists that it is reclaimed from: memory of /dev/shm and locked pages are on others.
+        """
+        inactive, active, dirty, writeback, *_ = (number or 0 for number in self._read_stat())
+        return inactive + active, min(inactive + active, dirty + writeback)
+
+    def _read_cache(self) -> int | None:
+        *_, cache, shared = self._read_stat()
+        # Pages of /dev/shm count as "file" and as "cache" too, and cannot be given back.
+        return None if cache is None else max(0, cache - (shared or 0))
+
+    def _read_stat(self) -> list[int | None]:
+        return read_numbers(self.folder / "memory.stat", _STATS[self.version])
+
+
+def find_limited_groups(proc: Path = PROC, root: Path = ROOT) -> list[MemoryGroup]:
+    """Return every group above a process that has a memory limit, the leaf first.
+
+    A group above the tightest one may be shared with others, and be nearer to its limit.
+    """
+    # Past memory.high a group is slowed down and its memory reclaimed: a limit too.
+    return _list_groups(proc, root, "memory.max", "memory.high")
+
+
+def find_memory_group(proc: Path = PROC, root: Path = ROOT) -> MemoryGroup | None:
+    """Return the tightest memory limit above a process; None when nothing limits it."""
+    groups = _list_groups(proc, root, "memory.max")
+    return min(groups, key=lambda group: group.limit_bytes, default=None)
+
+
+def _list_groups(proc: Path, root: Path, *names: str) -> list[MemoryGroup]:
+    groups = []
+    for version, folder in walk_groups("memory", proc, root):
+        files = names if version == 2 else ("memory.limit_in_bytes",)
+        limit = min(_read_limit(folder / name) for name in files)
+        if limit < NO_LIMIT_BYTES:
+            groups.append(MemoryGroup(version, folder, limit))
+    return groups
+
+
+def _read_limit(path: Path) -> int:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return NO_LIMIT_BYTES
+    return int(text) if text.isdigit() else NO_LIMIT_BYTES
 
 
 def count_usable_memory_bytes() -> int:

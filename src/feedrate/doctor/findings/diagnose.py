@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every remedy that the doctor can judge; one that a run says nothing about is left out.
+"""From what was measured to what is said: verdict, findings, remedies, and the tables behind them.
 
-From what was measured to what is said: verdict, findings, remedies, and the tables behind them.
+A finding's share is the part of the run's time that would be saved if its cause were gone, by the cost model.
+Some causes explain others (decoding is slow because all workers sit on one core): they come first, whatever
+the shares.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from feedrate.doctor.analyse.metrics import Measured, Timing
 from feedrate.doctor.analyse.timeline import measure_overhead
-from feedrate.doctor.findings import caching, dataset, feed, loader, loop, machine, pack
-from feedrate.doctor.findings.catalogue import find_causes
-from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING
-from feedrate.doctor.findings.scenarios import other_s
+from feedrate.doctor.findings.catalogue import CATALOGUE, GOOD_CASE, Entry, find_kind, list_remedies
+from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import (
     Diagnosis,
@@ -30,71 +30,7 @@ from feedrate.doctor.results import (
 from feedrate.machine.results import Machine
 from feedrate.units import format_count
 
-Make = Callable[[Measured], Remedy | None]
-
-_OF_WORKERS: tuple[Make, ...] = (
-    feed.replace_loader,
-    loader.change_workers,
-    loader.persist_workers,
-    loader.unpin_workers,
-    loader.lighten_handover,
-    loader.decode_faster,
-    loader.normalise_images,
-    loader.pack_files,
-    loader.stage_to_scratch,
-    caching.cache_in_memory,
-    caching.read_from_memory,
-    loader.vectorise_transform,
-    caching.preprocess_once,
-    dataset.feed_all_workers,
-    dataset.clone_views,
-)
-ALL: tuple[Make, ...] = (
-    *_OF_WORKERS,
-    dataset.decode_side_by_side,
-    loop.evaluate_less,
-    loop.save_less,
-    loop.write_less,
-    loop.speed_up_main,
-    loop.move_to_workers,
-    loop.remove_syncs,
-    loop.keep_on_device,
-    loop.pin_memory,
-    loop.transfer_bytes,
-    loop.halve_precision,
-    loop.lay_channels_last,
-    loop.enlarge_batch,
-    loop.move_to_cores,
-    loop.balance_ranks,
-    machine.stop_others,
-    machine.use_less_memory,
-    machine.use_gpu,
-    pack.use_more_threads,
-    pack.normalise_pack,
-    pack.cache_samples,
-    pack.stage_pack,
-    pack.load_to_device,
-)
-# What makes no sense for a feedrate.Loader, which has threads and reads a pack already, nor for other loaders
-# without workers.
-_OF_DATALOADER = {
-    *_OF_WORKERS,
-    loop.move_to_workers,
-    loop.pin_memory,
-    loop.move_to_cores,
-}
-
-
-def remedies_of(m: Measured) -> dict[str, Remedy]:
-    """Return every remedy that can be judged from this run, by name."""
-    left_out = _OF_DATALOADER if m.is_pack_loader or m.opaque else set()
-    left_out = left_out | {pack.load_to_device} if m.opaque else left_out
-    made = (make(m) for make in ALL if make not in left_out)
-    return {remedy.name: remedy for remedy in made if remedy is not None}
-
-
 _TIMELINE_STEPS = 400
-_NOTHING = 1.03
 _FEWEST_STEPS = 20
 _TITLES = {
     "copy": "copy to the device", "sync": "waiting for the device", "readback": "copy back from the device",
@@ -114,7 +50,7 @@ def diagnose(
     origin_ns: int | None = None,
 ) -> Diagnosis:
     """Judge one run. `origin_ns`: where the timeline's clock begins; None: at the first step."""
-    remedies = remedies_of(m)
+    remedies = list_remedies(m)
     findings = find_causes(m, remedies)
     return Diagnosis(
         command=tuple(command),
@@ -134,13 +70,86 @@ def diagnose(
     )
 
 
+def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
+    """Return the findings of a run, the verdict first: reasons before what they explain."""
+    kind = find_kind(m)
+    finders = [(entry, entry.instead.get(kind, entry.find)) for entry in CATALOGUE]
+    found = {
+        entry.code: (entry, evidence)
+        for entry, find in finders
+        if find is not None and (evidence := find(m)) is not None
+    }
+    shares = {code: evidence.share for code, (_, evidence) in found.items()}
+    weights = {code: evidence.rank_by for code, (_, evidence) in found.items()}
+    explains = {
+        code: tuple(other for other in entry.explains if other in found)
+        for code, (entry, _) in found.items()
+        if min(shares[code], weights[code]) >= entry.explains_from
+    }
+    outside = {code for code, (entry, _) in found.items() if entry.is_outside}
+    curable = {code for code in found if code != GOOD_CASE and weights[code] >= WORTH_A_VERDICT}
+    if GOOD_CASE in found and curable:
+        # What a cause costs that can be cured is not the device's own work.
+        rest = max(1.0 - max(shares[code] for code in curable), 0.0)
+        shares[GOOD_CASE] = weights[GOOD_CASE] = min(shares[GOOD_CASE], rest)
+    # A device at work is the good case: it never hides a cause that can be cured.
+    order = rank(weights, explains, outside=outside, after={GOOD_CASE: curable})
+    return tuple(_make(*found[code], shares[code], explains.get(code, ()), remedies) for code in order)
+
+
+def rank(
+    weights: Mapping[str, float],
+    explains: Mapping[str, Collection[str]],
+    *,
+    outside: Collection[str] = (),
+    after: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
+    """Return the codes of `weights` in order; of equal ones, the one that `weights` names first.
+
+    Args:
+        explains: what each code is the reason of; no circles. It weighs as much as the heaviest of them.
+        outside: codes that weigh no more for what they explain.
+        after: further codes that one has to stand behind.
+    """
+
+    def pull(code: str) -> float:
+        own = weights[code]
+        return own if code in outside else max([own, *(pull(other) for other in explains.get(code, ()))])
+
+    before = {code: {reason for reason in weights if code in explains.get(reason, ())} for code in weights}
+    for code, others in (after or {}).items():
+        before.setdefault(code, set()).update(others)
+    left, ordered = list(weights), []
+    while left:
+        ready = [code for code in left if before[code].isdisjoint(left)]
+        ordered.append(max(ready, key=pull))
+        left.remove(ordered[-1])
+    return ordered
+
+
+def _make(
+    entry: Entry, evidence: Evidence, share: float, explains: tuple[str, ...], remedies: Mapping[str, Remedy]
+) -> Finding:
+    cures = [remedies[name] for name in entry.cures if name in remedies]
+    return Finding(
+        code=entry.code,
+        share=round(share, 4),
+        title=evidence.title or entry.title,
+        cause=evidence.cause or entry.cause,
+        evidence=evidence.lines,
+        numbers=evidence.numbers,
+        remedies=tuple(sorted(cures, key=lambda remedy: -remedy.predicted_speedup)),
+        explains=explains,
+    )
+
+
 def word_verdict(m: Measured, findings: Sequence[Finding]) -> str:
     """Return one sentence: the first finding's, with its number."""
     if not findings:
         return f"Nothing holds this run up for more than {WORTH_A_VERDICT:.0%} of its time."
     first = findings[0]
     if first.code == "device-bound":
-        return f"{first.title}; data is waited for {m.exposed_share:.0%} of the time."
+        return f"{first.title}; data is waited for {m.loop.exposed_share:.0%} of the time."
     if first.share < WORTH_TELLING:
         return f"{first.title}."
     return f"{first.title}; that costs {first.share:.0%} of the time."
@@ -155,7 +164,7 @@ def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tu
 
     def key(remedy: Remedy) -> tuple[bool, bool, float, bool]:
         return (
-            remedy.predicted_speedup < _NOTHING,
+            not remedy.helps,
             remedy.name == "stop-others" and remedy.name not in favoured,
             -remedy.predicted_speedup,
             remedy.name not in favoured,
@@ -171,15 +180,16 @@ def _run_facts(m: Measured, mode: str, exit_code: int | None, seconds: float) ->
         seconds=seconds,
         steps=len(m.loop.steps),
         warmup_steps=m.loop.warmup_steps,
-        samples_per_step=m.samples_per_step,
-        seconds_per_step=m.step_s,
-        samples_per_s=m.samples_per_step / m.step_s,
-        exposed_wait_share=m.exposed_s / m.step_s,
-        device=m.framework or ((m.around.gpu_name or str(m.module.get("device"))) if m.is_on_gpu else "cpu"),
+        samples_per_step=m.loop.samples_per_step,
+        seconds_per_step=m.loop.step_s,
+        samples_per_s=m.loop.samples_per_step / m.loop.step_s,
+        exposed_wait_share=m.loop.exposed_s / m.loop.step_s,
+        device=m.loader.framework
+        or ((m.machine.gpu_name or str(m.training.module.get("device"))) if m.training.is_on_gpu else "cpu"),
         ranks=len(m.loops),
-        workers=m.workers,
-        threads=m.threads or None,
-        usable_cores=m.around.cores,
+        workers=m.loader.workers,
+        threads=m.loader.threads or None,
+        usable_cores=m.machine.cores,
         unseen=tuple(_unseen(m, mode)),
         experiments=tuple(_experiments(m)),
     )
@@ -189,14 +199,16 @@ def _unseen(m: Measured, mode: str) -> list[str]:
     # A script that ended by itself has shown all that there is to see.
     steps, hint = len(m.loop.steps), ": use --passive to see more" if mode == "experiments" else ""
     unseen = []
-    if m.framework:
+    if m.loader.framework:
         unseen.append(
-            f"what {m.framework} does in a step, which is from one batch that it takes to the next: it takes "
-            "them ahead of their use"
+            f"what {m.loader.framework} does in a step, which is from one batch that it takes to the next: "
+            "it takes them ahead of their use"
         )
-    if m.opaque:
-        unseen.append(f"what {m.opaque} does for a sample: it works in threads of its own and on the GPU")
-    if m.is_on_gpu and not m.around.gpu_name and importlib.util.find_spec("pynvml") is None:
+    if m.loader.opaque:
+        unseen.append(
+            f"what {m.loader.opaque} does for a sample: it works in threads of its own and on the GPU"
+        )
+    if m.training.is_on_gpu and not m.machine.gpu_name and importlib.util.find_spec("pynvml") is None:
         unseen.append("how busy the GPU was: nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     if not m.loop.validations and m.loop.has_optimizer:
         unseen.append(f"no validation in {steps} steps{hint}")
@@ -204,24 +216,24 @@ def _unseen(m: Measured, mode: str) -> list[str]:
         unseen.append(f"no checkpoint in {steps} steps{hint}")
     if not m.loop.epochs:
         unseen.append(f"no start of an epoch in {steps} steps{hint}")
-    reasons = {str(fact["why"]) for fact in m.skipped}
-    if len(reasons) == 1 and len(m.skipped) == len(layout.PHASES) - 1:
-        return [f"no experiments: {reasons.pop()}", *unseen, *m.around.notes]
+    reasons = {str(fact["why"]) for fact in m.experiments.skipped}
+    if len(reasons) == 1 and len(m.experiments.skipped) == len(layout.PHASES) - 1:
+        return [f"no experiments: {reasons.pop()}", *unseen, *m.machine.notes]
     if mode == "ended":
         made = steps + m.loop.warmup_steps + 1
         unseen.append(f"the script ended after {made} steps, before the experiments{_why_late(m)}")
     unseen += [
         f"{layout.PHASES[fact['phase']]}: {fact['why']}"
-        for fact in m.skipped
+        for fact in m.experiments.skipped
         if fact.get("phase", 99) < len(layout.PHASES)
     ]
-    unseen += list(m.around.notes)
+    unseen += list(m.machine.notes)
     return unseen
 
 
 def _why_late(m: Measured) -> str:
     """Return why experiments that were due had not begun, and what would let them."""
-    due, left, needed = (int(m.no_room.get(name) or 0) for name in ("steps", "left", "needed"))
+    due, left, needed = (int(m.experiments.no_room.get(name) or 0) for name in ("steps", "left", "needed"))
     if not due:
         return ""
     in_time = due + left - needed
@@ -241,32 +253,32 @@ def _experiments(m: Measured) -> list[str]:
         layout.REPLAY_LOADER_LAYOUT: "the same on batches laid out as feedrate.Loader's, {n} steps",
     }
     said = []
-    for fact in m.phases:
+    for fact in m.experiments.phases:
         text = words.get(int(fact.get("phase", -1)))
         if text is not None:
             workers = (fact.get("detail") or {}).get("workers")
             named = "other workers" if workers is None else format_count(int(workers), "worker")
-            named += ", as before, to compare with" if workers == m.workers else ""
+            named += ", as before, to compare with" if workers == m.loader.workers else ""
             said.append(text.format(n=fact.get("batches", 0), workers=named))
-    if m.blocked:
+    if m.experiments.blocked:
         said.append(
-            f"held back {format_count(len(m.blocked), 'write')} of the spoilt run: "
-            + ", ".join(sorted({str(f.get("what")) for f in m.blocked})[:3])
+            f"held back {format_count(len(m.experiments.blocked), 'write')} of the spoilt run: "
+            + ", ".join(sorted({str(f.get("what")) for f in m.experiments.blocked})[:3])
         )
     return said
 
 
 def _split(m: Measured) -> tuple[TimeShare, ...]:
-    shares = [TimeShare("waiting for data", m.wait_s, m.wait_s / m.step_s, m.exposed_s)]
+    shares = [TimeShare("waiting for data", m.loop.wait_s, m.loop.wait_s / m.loop.step_s, m.loop.exposed_s)]
     for part, title in _TITLES.items():
         seconds = m.loop.per_step(part)
         if seconds > 0:
             places = m.loop.places.get(part, {})
             detail = max(places, key=lambda place: places[place]) if places else ""
-            shares.append(TimeShare(title, seconds, seconds / m.step_s, None, detail))
-    rest = max(other_s(m), 0.0)
-    name = f"{m.framework}, and the loop's own code" if m.framework else "the loop's own code"
-    shares.append(TimeShare(name, rest, rest / m.step_s))
+            shares.append(TimeShare(title, seconds, seconds / m.loop.step_s, None, detail))
+    rest = max(m.loop.other_s, 0.0)
+    name = f"{m.loader.framework}, and the loop's own code" if m.loader.framework else "the loop's own code"
+    shares.append(TimeShare(name, rest, rest / m.loop.step_s))
     # Parts are known from the probed steps, the whole from all: make the shares add up.
     total = sum(share.share for share in shares) or 1.0
     return tuple(
@@ -276,10 +288,10 @@ def _split(m: Measured) -> tuple[TimeShare, ...]:
 
 
 def _sample_parts(m: Measured) -> tuple[SamplePart, ...]:
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None:
         return ()
-    handover_s = m.feeder_cpu_s / max(m.samples_per_step, 1)
+    handover_s = m.samples.feeder_cpu_s / max(m.loop.samples_per_step, 1)
     whole = sample.total.wall_s + handover_s or 1.0
     parts = [
         SamplePart(kind, name or "the dataset's own code", c.cpu_s, c.queue_s, c.blocked_s, c.wall_s / whole)
@@ -296,7 +308,7 @@ def _sample_parts(m: Measured) -> tuple[SamplePart, ...]:
 def _hot_lines(m: Measured) -> tuple[HotLine, ...]:
     lines = [
         HotLine(p.place, p.function, where, p.share, p.source)
-        for where, looks in (("worker", m.looks_fetch), ("main", m.looks_main))
+        for where, looks in (("worker", m.samples.looks), ("main", m.training.looks))
         for p in looks.places[:5]
         if p.share >= 0.03
     ]
@@ -304,49 +316,49 @@ def _hot_lines(m: Measured) -> tuple[HotLine, ...]:
 
 
 def _rates(m: Measured) -> tuple[Rate, ...]:
-    n = m.samples_per_step
+    n = m.loop.samples_per_step
     steps = [step.wall_s for step in m.loop.steps]
     real = Timing.of(steps)
     named: list[tuple[str, str, Timing | None]] = [
         ("real", "the run as it is", real),
-        ("device", "the device, on batches kept in memory", m.device),
-        ("loader", "the loader, without training", m.drain),
-        ("loader-again", "the loader, the same samples again", m.again),
+        ("device", "the device, on batches kept in memory", m.experiments.device),
+        ("loader", "the loader, without training", m.experiments.drain),
+        ("loader-again", "the loader, the same samples again", m.experiments.again),
         *(
             (
                 f"trial-{k}-workers",
                 "the run as it is, once more"
-                if k == m.workers
+                if k == m.loader.workers
                 else f"the run with {format_count(k, 'worker')}",
                 t,
             )
-            for k, t in sorted(m.trials.items())
+            for k, t in sorted(m.experiments.trials.items())
         ),
-        ("half-precision", "the device in half precision", m.half_precision),
-        ("channels-last", "the device in channels-last layout", m.channels_last),
+        ("half-precision", "the device in half precision", m.experiments.half_precision),
+        ("channels-last", "the device in channels-last layout", m.experiments.channels_last),
     ]
     rates = [
         Rate(name, title, n / t.seconds, n / max(t.high, 1e-9), n / max(t.low, 1e-9), t.batches)
         for name, title, t in named
         if t is not None and t.seconds > 0
     ]
-    if m.kernel is not None and m.kernel.taken:
-        per_s = 1 / m.kernel.cpu_s_per_image
+    if m.tried.kernel is not None and m.tried.kernel.taken:
+        per_s = 1 / m.tried.kernel.cpu_s_per_image
         rates.append(
             Rate(
                 "kernel",
-                f"feedrate's decoder on {'those' if m.kernel.left else 'these'} files"
-                f"{' that it takes' if m.kernel.left else ''}, one core",
+                f"feedrate's decoder on {'those' if m.tried.kernel.left else 'these'} files"
+                f"{' that it takes' if m.tried.kernel.left else ''}, one core",
                 per_s,
                 per_s * 0.9,
                 per_s * 1.1,
-                m.kernel.taken,
+                m.tried.kernel.taken,
             )
         )
-    if m.trial is not None:
-        per_s, cores = m.trial.images_per_s, format_count(m.trial.threads, "core")
+    if m.tried.trial is not None:
+        per_s, cores = m.tried.trial.images_per_s, format_count(m.tried.trial.threads, "core")
         title = f"feedrate.Loader on these files, without training, {cores}"
-        rates.append(Rate("feedrate-loader", title, per_s, per_s * 0.9, per_s * 1.1, m.trial.images))
+        rates.append(Rate("feedrate-loader", title, per_s, per_s * 0.9, per_s * 1.1, m.tried.trial.images))
     return tuple(rates)
 
 
@@ -364,7 +376,7 @@ def _timeline(m: Measured, origin_ns: int) -> tuple[StepRow, ...]:
         for rank, loop in m.loops.items()
         for step in loop.steps[:_TIMELINE_STEPS]
     ]
-    for phase, waits in m.experiment_waits.items():
+    for phase, waits in m.experiments.waits.items():
         rows += [
             StepRow(
                 start_s=(start - origin_ns) * 1e-9,

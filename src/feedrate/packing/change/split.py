@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a split goes by: groups that stay together, classes that are shared out, lists that people wrote.
+"""`feedrate split`: which part each sample belongs to, stored as a column of classes.
 
-`feedrate split`: which part each sample belongs to, stored as a column of classes.
+Samples, or groups of them, are sorted by a hash of their names and the seed, and the parts are cut off one
+after the other. So the same data gives the same parts, whatever its order in the pack, and new samples move
+few others.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,44 +22,191 @@ from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
+from feedrate.packing.change import update
 from feedrate.packing.change.columns import count_classes
-from feedrate.packing.change.shares import (
-    Share,
-    count_missing,
-    count_shares,
-    hash_names,
-    split_groups,
-    split_samples,
-    split_strata_of_groups,
-)
-from feedrate.packing.change.update import (
-    as_path,
-    changing,
-    check_missing,
-    check_taken,
-    read_names,
-    some,
-    store_column,
-)
+from feedrate.packing.change.update import hash_names, read_names
 from feedrate.packing.results import ClassShare, SplitResult
 from feedrate.units import format_count, printable, shell_quote
 
+_MOST_ROUNDS = 20  # of moving groups; a few are enough
+Share = float | int | Literal["rest"]  # a fraction, a number of samples, or what the others leave
 
-def group_by_field(pack: Pack, name: str) -> list[bytes]:
-    """Return each sample's group: the value of a field."""
-    column = _find_field(pack, name)
+
+def parse_shares(texts: Sequence[str]) -> dict[str, Share]:
+    """Read `train=0.9`, `train=90%`, `validation=5000` and `train=rest`."""
+    shares: dict[str, Share] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"'{text}' is not a part", hint="write it like train=0.9, or train=rest")
+        if name in shares:
+            raise UsageError(f"part '{name}' is given twice")
+        shares[name] = _parse_share(name, value)
+    return shares
+
+
+def _parse_share(name: str, text: str) -> Share:
+    if text == "rest":
+        return "rest"
+    try:
+        if text.endswith("%"):
+            return float(text[:-1]) / 100
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise UsageError(
+            f"part '{name}' cannot have '{text}'",
+            hint="write a fraction (0.9), a percentage (90%), a number of samples (5000) or rest",
+        ) from None
+
+
+def count_shares(shares: Mapping[str, Share], samples: int) -> list[int]:
+    """Return how many samples each part gets; they add up to `samples` exactly."""
+    fixed = {name: share for name, share in shares.items() if share != "rest"}
+    for name, share in fixed.items():
+        if isinstance(share, bool) or not float(share) > 0:
+            raise UsageError(f"part '{name}' must get more than 0, got {share}")
+    wanted = {n: float(s) * samples if isinstance(s, float) else float(s) for n, s in fixed.items()}
+    total = sum(wanted.values())
+    if total > samples * (1 + 1e-9) or (len(fixed) == len(shares) and total < samples * (1 - 1e-9)):
+        said = ", ".join(f"{name}={share}" for name, share in shares.items())
+        raise UsageError(
+            f"{said} adds up to {total:,.10g} samples, and the pack has {samples:,}",
+            hint="fractions must add up to 1; NAME=rest takes what the others leave",
+        )
+    counts = dict(zip(wanted, _round_to(list(wanted.values()), round(total)), strict=True))
+    left = samples - sum(counts.values())
+    return [counts.get(name, left) for name in shares]
+
+
+def count_missing(counts: Sequence[int], given: I64) -> list[int]:
+    """Return how many of the samples without a part (-1) each part gets, so that `counts` are met."""
+    there = np.bincount(given[given >= 0], minlength=len(counts))
+    missing = np.maximum(np.array(counts) - there, 0)
+    free = int((given < 0).sum())
+    # Where a part has too much already, the others get less than they miss.
+    return _round_to((missing * (free / max(int(missing.sum()), 1))).tolist(), free)
+
+
+def _round_to(wanted: Sequence[float], total: int) -> list[int]:
+    """Round numbers so that they add up: those with the largest fractions up."""
+    counts = [int(value + 1e-9) for value in wanted]
+    for place in sorted(range(len(wanted)), key=lambda i: counts[i] - wanted[i])[: total - sum(counts)]:
+        counts[place] += 1
+    return counts
+
+
+def split_samples(hashes: np.ndarray[Any, Any], strata: I64, counts: Sequence[int]) -> I64:
+    """Return the part of each sample: exactly `counts`, and of each stratum its share, give or take a few."""
+    parts = np.full(len(hashes), len(counts) - 1, np.int64)
+    left = np.lexsort((hashes, strata))
+    for part, count in enumerate(counts[:-1]):
+        if not len(left):
+            break
+        sizes = np.bincount(strata[left])
+        ends = np.cumsum(sizes)
+        taken = np.diff(ends * count // len(left), prepend=0)
+        place = np.arange(len(left)) - (ends - sizes)[strata[left]]
+        chosen = place < taken[strata[left]]
+        parts[left[chosen]] = part
+        left = left[~chosen]
+    return parts
+
+
+def split_groups(groups: I64, hashes: np.ndarray[Any, Any], counts: Sequence[int]) -> I64:
+    """Return the part of each sample; groups stay whole, so counts are met as nearly as groups allow.
+
+    Args:
+        groups: of each sample.
+        hashes: of each group.
+    """
+    sizes = np.bincount(groups, minlength=len(hashes))
+    order = np.argsort(hashes, kind="stable")
+    # Where a group's middle falls when groups are laid end to end.
+    middles = np.cumsum(sizes[order]) - sizes[order] / 2
+    part_of_group = np.zeros(len(hashes), np.int64)
+    part_of_group[order] = np.searchsorted(np.cumsum(counts)[:-1], middles, side="right")
+    return part_of_group[groups]
+
+
+def split_strata_of_groups(
+    groups: I64, hashes: np.ndarray[Any, Any], strata: I64, counts: Sequence[int], given: I64
+) -> I64:
+    """Return the part of each sample: groups stay whole, each part gets its share of each stratum as nearly
+    as they allow.
+
+    Large groups are placed first, those of about one size in the order of their hashes, each where it brings
+    the parts nearest to their shares; then groups move as long as that brings them nearer still.
+
+    Args:
+        groups: of each sample.
+        hashes: of each group.
+        strata: of each sample, from 0.
+        counts: samples of each part.
+        given: the part of each sample, -1: none yet. A group that has one keeps it.
+    """
+    classes = int(strata.max()) + 1
+    held = _count_held(groups, strata, len(hashes), classes)
+    sizes = np.bincount(groups, minlength=len(hashes))
+    # The whole counts as one more stratum, so that parts have the sizes that they should.
+    totals = np.append(np.bincount(strata, minlength=classes), len(strata)).astype(float)
+    shares = np.array(counts) / max(sum(counts), 1)
+    wanted = shares[:, None] * totals
+    weights = 1 / np.maximum(wanted, 1e-9)
+    there = np.zeros_like(wanted)
+    part_of = np.full(len(hashes), -1, np.int64)
+    part_of[groups[given >= 0]] = given[given >= 0]
+    for group in np.flatnonzero(part_of >= 0):
+        kinds, numbers = held[group]
+        there[part_of[group], kinds] += numbers
+    free = np.flatnonzero(part_of < 0)
+    order = free[np.lexsort((hashes[free], -np.floor(np.log2(np.maximum(sizes[free], 1)))))]
+    for _ in range(_MOST_ROUNDS):
+        is_moved = False
+        for group in order.tolist():
+            kinds, numbers = held[group]
+            now = int(part_of[group])
+            if now >= 0:
+                there[now, kinds] -= numbers
+            # How much further from their shares (squares, relative to these) all parts are with the group.
+            far = (numbers * (2 * (there[:, kinds] - wanted[:, kinds]) + numbers) * weights[:, kinds]).sum(
+                axis=1
+            )
+            best = int(far.argmin())
+            if now >= 0 and far[best] > far[now] - 1e-9:
+                best = now
+            is_moved |= best != now
+            part_of[group] = best
+            there[best, kinds] += numbers
+        if not is_moved:
+            break
+    return part_of[groups]
+
+
+def _count_held(groups: I64, strata: I64, number: int, classes: int) -> list[tuple[I64, I64]]:
+    """Return of each group which strata it has samples of, and how many; the last is the whole group."""
+    pairs, counts = np.unique(groups * classes + strata, return_counts=True)
+    ends = np.searchsorted(pairs, np.arange(number + 1) * classes)
+    held = []
+    for group in range(number):
+        inside = slice(ends[group], ends[group + 1])
+        kinds, numbers = pairs[inside] - group * classes, counts[inside]
+        held.append((np.append(kinds, classes), np.append(numbers, numbers.sum())))
+    return held
+
+
+def _group_names(pack: Pack, options: SplitOptions) -> list[bytes]:
+    """Return each sample's group: its folder, what a pattern finds in its path, or the value of a field."""
+    if options.by_folder:
+        return [path.rpartition(b"/")[0] for path in read_names(pack, by_key=False)]
+    if options.by_path:
+        return _group_by_path(pack, options.by_path)
+    column = _find_field(pack, str(options.by))
     if column.kind is Kind.NUMBER:
         return [repr(value).encode() for value in pack.checked_column(column.name).tolist()]
     return _read_texts(pack, column)
 
 
-def group_by_folder(pack: Pack) -> list[bytes]:
-    """Return each sample's group: the folder that it was in."""
-    return [path.rpartition(b"/")[0] for path in read_names(pack, by_key=False)]
-
-
-def group_by_path(pack: Pack, pattern: str) -> list[bytes]:
-    """Return each sample's group: what a regular expression finds in its original path."""
+def _group_by_path(pack: Pack, pattern: str) -> list[bytes]:
     try:
         compiled = re.compile(os.fsencode(pattern))
     except re.error as error:
@@ -69,12 +218,8 @@ def group_by_path(pack: Pack, pattern: str) -> list[bytes]:
             unmatched.append(path)
         else:
             names.append((match[1] if compiled.groups else match[0]) or b"")
-    check_missing(
-        unmatched,
-        len(pack),
-        f"group: '{pattern}' finds nothing in their paths",
-        hint=r"the first (...) in it is the group: --by-path '(patient\d+)'",
-    )
+    hint = r"the first (...) in it is the group: --by-path '(patient\d+)'"
+    update.check_missing(unmatched, len(pack), f"group: '{pattern}' finds nothing in their paths", hint)
     return names
 
 
@@ -129,7 +274,7 @@ def read_lists(pack: Pack, files: Mapping[str, Path], *, has_rest: bool) -> I64:
     values = np.full(len(pack), len(parts), np.int64)
     missing: list[bytes] = []
     used: set[bytes] = set()
-    paths = read_names(pack, by_key=False) if _has_paths(pack) else read_names(pack, by_key=True)
+    paths = read_names(pack, by_key=not _has_paths(pack))
     for place, (path, key) in enumerate(zip(paths, pack.all_texts("key"), strict=True)):
         name = path if path in part_of else key
         if name in part_of:
@@ -141,10 +286,11 @@ def read_lists(pack: Pack, files: Mapping[str, Path], *, has_rest: bool) -> I64:
     if strangers:
         raise SourceError(
             f"the lists name {format_count(len(strangers), 'sample')} that {pack.path} does not have:"
-            f" {some(strangers)}",
-            hint=f"a line is an original path or a key; see some: feedrate ls {shell_quote(pack.path)} --samples 5",
+            f" {update.some(strangers)}",
+            hint="a line is an original path or a key; "
+            f"see some: feedrate ls {shell_quote(pack.path)} --samples 5",
         )
-    check_missing(missing, len(pack), "part: no list names them", hint="give them one: NAME=rest")
+    update.check_missing(missing, len(pack), "part: no list names them", hint="give them one: NAME=rest")
     return values
 
 
@@ -161,7 +307,7 @@ def _read_list(path: Path) -> list[bytes]:
     except OSError as error:
         raise NotFound(f"cannot read the list {path}: {error.strerror}") from None
     lines = [line.strip("\r") for line in text.split("\n")]
-    names = [as_path(line) for line in lines if line.strip()]
+    names = [update.as_path(line) for line in lines if line.strip()]
     if not names:
         raise SourceError(f"the list {path} is empty")
     return names
@@ -204,10 +350,6 @@ class SplitOptions:
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed must be at least 0 and below 2**63, got {self.seed}")
 
-    @property
-    def is_grouped(self) -> bool:
-        return self.by is not None or self.by_path is not None or self.by_folder
-
     def settings(self) -> dict[str, Any]:
         told = {
             "seed": self.seed, "by": self.by, "by_path": self.by_path, "by_folder": self.by_folder or None,
@@ -232,8 +374,8 @@ def split(
     """
     options = options or SplitOptions()
     parts = _check_parts(shares, options)
-    with changing(pack) as opened:
-        check_taken(opened, options.name, replace=options.replace)
+    with update.changing(pack) as opened:
+        update.check_taken(opened, options.name, replace=options.replace)
         replaced = opened.manifest.field(options.name) is not None
         groups: I64 | None = None
         if options.files:
@@ -254,7 +396,7 @@ def extend_split(pack: str | os.PathLike[str], name: str = "split") -> SplitResu
         UsageError: it has no such split, or one that was made from lists.
         AlreadyExists: another process is changing the pack.
     """
-    with changing(pack) as opened:
+    with update.changing(pack) as opened:
         column = opened.manifest.field(name)
         made = opened.manifest.settings.get("columns", {}).get(name, {})
         if column is None or column.classes is None or "shares" not in made:
@@ -277,7 +419,7 @@ def _divide(
 ) -> tuple[I64, I64 | None]:
     """Return the part of each sample, and its group if there are groups; samples with a part keep it."""
     counts, values = count_shares(shares, len(pack)), given.copy()
-    if not options.is_grouped:
+    if options.by is None and options.by_path is None and not options.by_folder:
         free = np.flatnonzero(values < 0)
         strata = find_strata(pack, options.stratify)[free]
         hashes = hash_names(pack.all_texts("key"), options.seed)[free]
@@ -310,25 +452,25 @@ def _store(
 ) -> SplitResult:
     column = Field(name, Kind.NUMBER, dtype="int64", classes=parts)
     counts = count_classes(column, values)
-    _refuse_empty(counts, len(pack), groups)
-    part = store_column(pack, column, {name: values}, made)
+    _check_empty(counts, len(pack), groups)
+    label, class_counts = pack.manifest.field("label"), {}
+    if label is not None and label.classes is not None:
+        labels = pack.column("label")
+        class_counts = {p: count_classes(label, labels[values == n]) for n, p in enumerate(parts)}
+    part = update.store_column(pack, column, {name: values}, made)
     return SplitResult(
         pack=str(pack.path),
         name=name,
         samples=len(pack),
         parts=counts,
-        groups={} if groups is None else _count_groups(parts, values, groups),
-        class_counts=_count_labels(pack, parts, values),
+        groups={}
+        if groups is None
+        else {part: len(np.unique(groups[values == number])) for number, part in enumerate(parts)},
+        class_counts=class_counts,
         least_even=None if groups is None else _find_least_even(pack, made.get("stratify"), parts, values),
         size_bytes=part.size_bytes,
         replaced=replaced,
     )
-
-
-def _group_names(pack: Pack, options: SplitOptions) -> list[bytes]:
-    if options.by_folder:
-        return group_by_folder(pack)
-    return group_by_path(pack, options.by_path) if options.by_path else group_by_field(pack, str(options.by))
 
 
 def _check_parts(shares: Mapping[str, Share], options: SplitOptions) -> tuple[str, ...]:
@@ -348,7 +490,7 @@ def _check_parts(shares: Mapping[str, Share], options: SplitOptions) -> tuple[st
     return parts
 
 
-def _refuse_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -> None:
+def _check_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -> None:
     empty = next((name for name, count in counts.items() if not count), None)
     if empty is not None:
         whole = format_count(samples, "sample")
@@ -357,10 +499,6 @@ def _refuse_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -
         raise UsageError(
             f"part '{empty}' would be empty: the pack has {whole}", hint="give it a larger share"
         )
-
-
-def _count_groups(parts: tuple[str, ...], values: I64, groups: I64) -> dict[str, int]:
-    return {name: len(np.unique(groups[values == number])) for number, name in enumerate(parts)}
 
 
 def _find_least_even(pack: Pack, name: str | None, parts: tuple[str, ...], values: I64) -> ClassShare | None:
@@ -383,11 +521,3 @@ def _find_least_even(pack: Pack, name: str | None, parts: tuple[str, ...], value
             name: absent for name, row in zip(parts, table, strict=True) if (absent := int((row == 0).sum()))
         },
     )
-
-
-def _count_labels(pack: Pack, parts: tuple[str, ...], values: I64) -> dict[str, dict[str, int]]:
-    label = pack.manifest.field("label")
-    if label is None or label.classes is None:
-        return {}
-    labels = pack.column("label")
-    return {name: count_classes(label, labels[values == number]) for number, name in enumerate(parts)}

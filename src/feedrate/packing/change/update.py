@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change a finished pack: new files first, then pack.json in one step, so that it is always whole.
+"""What commands share that change a finished pack: new files first, then pack.json in one step, so that it is
+always whole; columns; samples by what people call them, original path or key.
 
 Files that pack.json names are never written to, so whoever has the pack open reads on as before. A column's
 file is named after its contents: a command that was killed writes the same file again and goes on.
-
-Find samples of a pack by what people call them: original path, or key.
 """
 
 from __future__ import annotations
@@ -14,12 +13,15 @@ import dataclasses
 import hashlib
 import os
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feedrate.errors import AlreadyExists, SourceError, UsageError
-from feedrate.files.atomic import atomic_write, folder_lock, remove_temporaries
+from feedrate.files.atomic import remove_temporaries, write_file
+from feedrate.files.lock import folder_lock
 from feedrate.format.fields import Field
 from feedrate.format.index import Values, dump_columns, make_part
 from feedrate.format.manifest import FILE_NAME, ColumnPart, Manifest, dump_manifest, read_manifest
@@ -59,8 +61,7 @@ def write_column(folder: Path, field: Field, values: Values, *, first: int, samp
     # Not the CRC-32C, which rows that end in their own can make the same for different values.
     name = f"column-{field.name}-{hashlib.sha256(data).hexdigest()[:16]}.arrow"
     if not (folder / name).exists() or (folder / name).read_bytes() != data:
-        with atomic_write(folder / name, expected_bytes=len(data)) as file:
-            file.write(data)
+        write_file(folder / name, data)
     return make_part(name, (field,), data, first=first, samples=samples)
 
 
@@ -83,9 +84,7 @@ def store_column(pack: Pack, field: Field, values: Values, made: Mapping[str, An
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    data = dump_manifest(manifest)
-    with atomic_write(folder / FILE_NAME, expected_bytes=len(data)) as file:
-        file.write(data)
+    write_file(folder / FILE_NAME, dump_manifest(manifest))
 
 
 def check_taken(pack: Pack, name: str, *, replace: bool) -> None:
@@ -149,3 +148,12 @@ def some(names: list[bytes]) -> str:
 def check_missing(missing: list[bytes], total: int, what: str, hint: str) -> None:
     if missing:
         raise SourceError(f"{len(missing):,} of {total:,} samples have no {what}: {some(missing)}", hint=hint)
+
+
+def hash_names(names: Iterable[bytes], seed: int | None = None) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return a number per name that depends on the name, and on the seed where there is one, alone."""
+    key = b"" if seed is None else seed.to_bytes(8, "little")
+    digests = bytearray()  # 8 bytes per name are held, and not the names
+    for name in names:
+        digests += hashlib.blake2b(name, digest_size=8, key=key).digest()
+    return np.frombuffer(digests, "<u8")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of a pack that are the same: found by what the index knows, confirmed by a look at the bytes.
+"""The quality of a whole pack: what its shards found, added up, and what only the whole index can tell.
 
-Length and checksum of all samples are sorted into buckets on disk, so that memory does not grow with them.
-
-The quality of a whole pack: what its shards found, added up, and what only the whole index can tell.
+Duplicates are found by what the index knows, and confirmed by a look at the bytes. Length and checksum of all
+samples are sorted into buckets on disk, so that memory does not grow with them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, PackError
-from feedrate.files.atomic import atomic_write, explain_write_error
+from feedrate.files.atomic import explain_write_error, write_file
 from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.fields import Kind
 from feedrate.format.index import read_metadata
@@ -198,9 +197,8 @@ def write_quality(folder: Path) -> Quality:
     """
     with contextlib.closing(Pack(folder)) as pack:
         quality = examine(pack)
-    data = _dump(quality)
-    with atomic_write(folder / FILE_NAME, expected_bytes=len(data)) as file:
-        file.write(data)
+    document = {"format": _FORMAT, "version": _VERSION, **asdict(quality)}
+    write_file(folder / FILE_NAME, (json.dumps(document, indent=1) + "\n").encode())
     return quality
 
 
@@ -263,11 +261,6 @@ def _sum_up(pack: Pack, whole: QualityTally) -> Quality:
         median_cost_us=median_us,
         oddities=tuple(odd[code] for code in CODES if code in odd),
     )
-
-
-def _dump(quality: Quality) -> bytes:
-    document = {"format": _FORMAT, "version": _VERSION, **asdict(quality)}
-    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def read_quality(pack: str | os.PathLike[str]) -> Quality:

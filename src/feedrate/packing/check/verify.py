@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether single values are what the index says: images, their entry points, files indexed in place.
+"""`feedrate verify`: is every byte of a pack what it was when it was packed, and do its parts agree?
 
-Whether values in a shard that lies elsewhere are what the index says: those of a part are brought near.
-
-`feedrate verify`: is every byte of a pack what it was when it was packed, and do its parts agree?
+Values in remote files are fetched, part by part, and checked as those in files that were indexed in place.
 """
 
 from __future__ import annotations
@@ -36,11 +34,13 @@ from feedrate.packing.check.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.packing.check.quality_report import REJECTED_NAME
 from feedrate.packing.recode import describe_pixels
 from feedrate.packing.results import Problem, VerifyResult
-from feedrate.packing.values import find_tables, inspect_image
+from feedrate.packing.tables import find_tables
+from feedrate.packing.values import inspect_image
 from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, split_source
-from feedrate.remote.fetch import fetch, find_patiently
+from feedrate.remote.copier import fetch
+from feedrate.remote.fetch import find_patiently
 from feedrate.remote.index_files import origin
 from feedrate.remote.sources import check_addresses
 from feedrate.source.values import UnusableValue

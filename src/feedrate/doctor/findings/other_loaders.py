@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes and remedies of loaders that are no DataLoader.
+
+A feedrate.Loader tells which of its stages the training waits for; of one whose stages cannot be seen, as
+DALI's, it is known how long it is waited for, and the machine's readings say what its limit may be.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from feedrate.doctor.analyse.metrics import Measured
+from feedrate.doctor.analyse.sample import Cost
+from feedrate.doctor.findings import loop
+from feedrate.doctor.findings.evidence import (
+    WORTH_TELLING,
+    Evidence,
+    capped,
+    change,
+    make_remedy,
+    percent,
+    saved_by,
+    saved_without,
+    shortened,
+    wait_words,
+    waits_for_data,
+    weigh,
+)
+from feedrate.doctor.findings.loader import STARVED_GAIN, word_storage
+from feedrate.doctor.results import Remedy
+from feedrate.model.pipeline import Prediction, predict_change
+from feedrate.units import format_bytes, format_count, format_seconds
+
+_BUSY = 0.8  # of the cores, or of the time
+MANY_BY_PILLOW = 0.05  # of the images: from here on it is worth a word
+
+
+def find_slow_storage(m: Measured) -> Evidence | None:
+    sample, stages = m.samples.cost, m.samples.stages
+    if sample is None or stages is None or not waits_for_data(m):
+        return None
+    blocked = m.samples.read_blocked
+    share = capped(m, saved_without(m, blocked))
+    if share < WORTH_TELLING:
+        return None
+    lines = [wait_words(m)]
+    if m.loader.get("remote"):
+        of_stages = percent(stages.share("fetch"))
+        lines.insert(0, f"the loader's threads wait {of_stages} of their time for what is fetched")
+        if stages.requests:
+            size = format_bytes(stages.fetched_bytes)
+            lines.insert(
+                1, f"{size} a batch come in {stages.requests:.0f} requests from {m.loader.get('pack')}"
+            )
+        cause = "The pack is remote, and its bytes come slower than they are used."
+    else:
+        drain, again = m.experiments.drain, m.experiments.again
+        if drain is not None and again is not None:
+            took = f"a batch takes {format_seconds(drain.seconds)}"
+            lines.insert(0, f"{took}, {format_seconds(again.seconds)} when its bytes are in memory")
+        lines.insert(1, word_storage(m))
+        cause = "Reading is slow: the storage gives no more."
+    numbers = {"blocked_s": blocked.blocked_s, "read_bytes": sample.read_bytes}
+    return _of_loader(m, share, lines, numbers, cause)
+
+
+def find_slow_decoding(m: Measured) -> Evidence | None:
+    sample, stages = m.samples.cost, m.samples.stages
+    if sample is None or stages is None or not waits_for_data(m):
+        return None
+    decode = m.samples.decoding
+    share = capped(m, saved_without(m, Cost(decode.cpu_s)))
+    if share < WORTH_TELLING:
+        return None
+    took, of_stages = format_seconds(decode.cpu_s), percent(stages.share("read and decode"))
+    lines = [
+        f"reading and decoding are {of_stages} of the loader's work ({_threads(m)}), {took} of CPU a sample"
+    ]
+    if stages.by_pillow >= MANY_BY_PILLOW:
+        why = f" ({stages.reasons[0]})" if stages.reasons else ""
+        lines.append(f"{percent(stages.by_pillow)} of the images go through Pillow, which is slower{why}")
+    if stages.cached_share is not None:
+        lines.append(f"{percent(stages.cached_share)} of the samples are in the cache by now")
+    lines.append(wait_words(m))
+    numbers = {"decode_cpu_s": decode.cpu_s, "by_pillow": round(stages.by_pillow, 4)}
+    cause = "The loader decodes on the cores that it has, and the device is faster than they are."
+    return _of_loader(m, share, lines, numbers, cause)
+
+
+def find_slow_transforms(m: Measured) -> Evidence | None:
+    sample, stages = m.samples.cost, m.samples.stages
+    if sample is None or stages is None or not waits_for_data(m):
+        return None
+    own = m.samples.transforming.plus(sample.kind("collate"))
+    share = capped(m, saved_without(m, own))
+    in_python = stages.share("transform", "collate")
+    if share < WORTH_TELLING or in_python < WORTH_TELLING:
+        return None
+    name = m.loader.get("transform")
+    what = f"transform={name}" if name else "collate="
+    lines = [
+        f"{what}, and making batches of what it returns, are {percent(in_python)} of the loader's work "
+        f"({_threads(m)}), {format_seconds(own.cpu_s)} of CPU a sample",
+        wait_words(m),
+    ]
+    cause = (
+        "The function that was given to the Loader runs in Python, which one thread at a time can do; "
+        "image=, flip= and on_device= need none."
+    )
+    title = "Training waits for the Loader's transform"
+    return Evidence(share, tuple(lines), {"transform_cpu_s": own.cpu_s}, cause, weigh(m, share), title)
+
+
+def find_few_threads(m: Measured) -> Evidence | None:
+    """Fewer threads than cores, because somebody said so."""
+    if not waits_for_data(m) or not has_few_threads(m):
+        return None
+    now, cores = m.pipeline, int(m.machine.cores)
+    gain = now.gain_of(now.with_(workers=cores * m.each_worker))
+    if gain < STARVED_GAIN:
+        return None
+    lines = (
+        f"threads={m.loader.threads} on {m.machine.cores:.0f} usable cores; "
+        f"{cores} give {gain:.2f}x (by the model)",
+        wait_words(m),
+    )
+    numbers = {"threads": m.loader.threads, "better_threads": cores, "gain": round(gain, 3)}
+    cause = "Cores stand idle while the training waits for its batches."
+    share = capped(m, saved_by(gain))
+    return Evidence(share, lines, numbers, cause, weigh(m, share), "Too few threads")
+
+
+def has_few_threads(m: Measured) -> bool:
+    """Whether threads= is what keeps the loader from cores that are there, and decoding would use them."""
+    stages = m.samples.stages
+    if stages is None or not m.loader.get("threads_given") or m.loader.threads >= int(m.machine.cores):
+        return False
+    return stages.share("read and decode") >= 0.5
+
+
+def find_epoch_pause(m: Measured) -> Evidence | None:
+    found = loop.find_epoch_pause(m)
+    first = ", and its first bytes have to come" if m.loader.get("remote") else ""
+    cause = f"The loader begins each epoch with nothing made in advance{first}."
+    return None if found is None else replace(found, cause=cause)
+
+
+def find_busy_device(m: Measured) -> Evidence | None:
+    """Of another framework only the time between two batches is known, not what computes in it."""
+    found = loop.find_busy_device(m)
+    if found is None or not m.loader.framework:
+        return found
+    lines = (f"the loader has its batches ready: {wait_words(m)}",)
+    return replace(found, lines=lines, title=f"{m.loader.framework} is the limit, not the loader")
+
+
+def _threads(m: Measured) -> str:
+    return format_count(m.loader.threads, "thread")
+
+
+def _of_loader(
+    m: Measured, share: float, lines: list[str], numbers: Mapping[str, float | int | str | None], cause: str
+) -> Evidence:
+    return Evidence(share, tuple(lines), numbers, cause, weigh(m, share))
+
+
+def find_slow_loader(m: Measured) -> Evidence | None:
+    """The training waits for a loader, and that is all that can be said of it from here."""
+    if not m.loader.opaque or not waits_for_data(m):
+        return None
+    share = capped(m, m.loop.exposed_share)
+    if share < WORTH_TELLING:
+        return None
+    threads, ahead = m.loader.get("pipeline_threads"), m.loader.get("prefetch")
+    settings = [f"num_threads={threads}" if threads else "", f"prefetch_queue_depth={ahead}" if ahead else ""]
+    has = f": {', '.join(filter(None, settings))}" if any(settings) else ""
+    lines = (
+        wait_words(m),
+        f"batches come from {m.loader.opaque}{has}; what its stages take cannot be seen",
+        *_word_machine(m),
+    )
+    numbers = {"exposed_s": m.loop.exposed_s, "threads": threads, "prefetch": ahead}
+    title = f"Training waits for {m.loader.opaque}'s pipeline"
+    return Evidence(share, lines, numbers, _advise(m), weigh(m, share), title)
+
+
+def _word_machine(m: Measured) -> list[str]:
+    around, words = m.machine, []
+    if around.cores_ours is not None:
+        words.append(f"the run uses {around.cores_ours:.1f} of {around.cores:g} cores")
+    if around.disk_busy is not None:
+        words.append(f"the busiest disk works {around.disk_busy:.0%} of the time")
+    if around.gpu_utilisation is not None:
+        words.append(f"the GPU {around.gpu_utilisation:.0%}")
+    return [", ".join(words)] if words else []
+
+
+def _advise(m: Measured) -> str:
+    """Say what the machine's readings speak for; without a look inside that is no more than likely."""
+    around = m.machine
+    if around.cores_ours is not None and around.cores_ours >= _BUSY * around.cores:
+        return "The cores are busy: decode on the GPU (fn.decoders.image with device='mixed'), if it is not."
+    if (around.disk_busy or 0.0) >= _BUSY:
+        return "The disk is busy: `feedrate stage` brings the data to a faster one."
+    known = {"cores": around.cores_ours, "disks": around.disk_busy}
+    idle = " and ".join(name for name, use in known.items() if use is not None)
+    left = f"{idle.capitalize()} have time left" if idle else "How busy cores and disks were is not known"
+    return f"{left}: try a larger num_threads, then a larger prefetch_queue_depth."
+
+
+def find_opaque_epoch_pause(m: Measured) -> Evidence | None:
+    found = loop.find_epoch_pause(m)
+    cause = f"{m.loader.opaque} is reset at the end of an epoch, and fills its queue before the first batch."
+    return None if found is None else replace(found, cause=cause)
+
+
+_NONE = Prediction(1.0, 1.0, 1.02, "")
+
+
+def use_more_threads(m: Measured) -> Remedy | None:
+    """As many threads as cores, where somebody asked for fewer."""
+    if not has_few_threads(m):
+        return None
+    now, cores = m.pipeline, int(m.machine.cores)
+    then = now.with_(workers=cores * m.each_worker)
+    return make_remedy(
+        m, "more-threads", f"use {cores} threads instead of {m.loader.threads}",
+        predict_change(now, then, m.loop.step_s), then,
+        change="Loader(...) without threads=: as many as there are cores",
+    )  # fmt: skip
+
+
+def normalise_pack(m: Measured) -> Remedy | None:
+    """Images that Pillow decodes, stored once as what the kernel takes."""
+    stages, images = m.samples.stages, m.tried.images
+    if stages is None or images is None or not images.left or stages.by_pillow < MANY_BY_PILLOW:
+        return None
+    saved = m.samples.decoding.cpu_s * (1 - min(images.normalised_s / images.now_s, 1.0))
+    prediction, then = change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved * m.loop.samples_per_step)
+    return make_remedy(
+        m, "normalise", "pack the images as baseline JPEGs for feedrate's decoder", prediction, then,
+        decode_s=m.samples.decoding.cpu_s - saved,
+        command="feedrate pack SOURCE PACK --normalise",
+        note=f"{stages.by_pillow:.0%} of the images are {images.others}; "
+        + ("no pixel changes" if images.is_lossless else "changes pixels; with --raw, none"),
+    )  # fmt: skip
+
+
+def cache_samples(m: Measured) -> Remedy | None:
+    """Decoded samples kept in memory: they still have to be checked, cropped and resized, as was tried."""
+    images, loader = m.tried.images, m.loader
+    if images is None or m.samples.stages is None or loader.get("cache") or m.loop.is_single_pass:
+        return None
+    if images.cached_share is None:
+        return None
+    saved = m.samples.decoding.cpu_s * (1 - min(images.cached_share, 1.0))
+    blocked = 0.0 if loader.get("remote") else m.samples.read_blocked.blocked_s
+    now, n = m.pipeline, m.loop.samples_per_step
+    prediction, then = change(
+        m, fetch_cpu_s=now.fetch_cpu_s - saved * n, fetch_blocked_s=now.fetch_blocked_s - blocked * n
+    )
+    limit, note = m.machine.memory_limit_bytes, "whether the decoded samples fit in memory is unknown"
+    size = format_bytes(images.decoded_bytes)
+    if limit:
+        room = limit - (m.machine.memory_used_bytes or 0.0)
+        fits = images.decoded_bytes < 0.85 * room
+        note = f"{size} decoded {'fit' if fits else 'do not fit'} in the {format_bytes(room)} that are free"
+        if not fits:
+            prediction = _NONE
+    return make_remedy(
+        m, "cache-in-memory", "keep decoded samples in memory, from the second epoch on", prediction, then,
+        decode_s=m.samples.decoding.cpu_s - saved,
+        change="Loader(..., cache=feedrate.Cache())",
+        note=f"{note}; the first epoch decodes whole images",
+    )  # fmt: skip
+
+
+def stage_pack(m: Measured) -> Remedy | None:
+    """The pack on a disk of this machine: fetched once, then read there."""
+    sample, loader, around = m.samples.cost, m.loader, m.machine
+    if sample is None or loader.get("scratch") or m.samples.stages is None:
+        return None
+    blocked = m.samples.read_blocked
+    if blocked.blocked_s < 0.05 * sample.total.wall_s:
+        return None
+    now, n = m.pipeline, m.loop.samples_per_step
+    if loader.get("remote"):
+        prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - blocked.blocked_s * n)
+        return make_remedy(
+            m, "stage", "copy the pack to a disk of this machine while it is read", prediction, then,
+            change='Loader(..., scratch="auto")', note="from the second epoch on",
+        )  # fmt: skip
+    data = around.data
+    if data is None or around.scratch is None or around.scratch_bytes_per_s is None:
+        return None
+    left = sample.read_bytes / around.scratch_bytes_per_s
+    saved = max(blocked.blocked_s - left, 0.0) * n
+    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
+    return make_remedy(
+        m, "stage", f"copy the pack to {around.scratch} once, and read it there", prediction, then,
+        command=f"feedrate stage {shlex.quote(data.folder)} --to {shlex.quote(around.scratch)}",
+        change=f'Loader(..., scratch="{around.scratch}")',
+    )  # fmt: skip
+
+
+def load_to_device(m: Measured) -> Remedy | None:
+    """Batches that arrive on the GPU, copied beside the training."""
+    copying = m.loop.per_step("copy")
+    if (
+        not m.training.is_on_gpu
+        or m.loader.get("device")
+        or m.loader.get("framework")
+        or copying < 0.02 * m.loop.step_s
+    ):
+        return None
+    prediction, then = change(m, device_s=shortened(m, copying))
+    return make_remedy(
+        m, "batches-on-device", "let batches arrive on the GPU, copied while the last one trains",
+        prediction, then, change='Loader(..., device="cuda")',
+    )  # fmt: skip
