@@ -6,15 +6,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from ..session import session
+from ..wrapping import caller
 
-HOOK_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HARMLESS_FOLDERS = ("/dev/", "/proc/", "/sys/")  # nothing of these outlives the run
 
 
@@ -93,7 +91,7 @@ class Scope:
     def blocked(self, what: str, target: Any = "") -> None:
         """One fact per thing and place; `target` is that of the first time."""
         with self.own():
-            place = user_place()
+            place = caller() or "an unknown place"
             if (what, place) in self._seen or len(self._seen) > 200:
                 return
             self._seen.add((what, place))
@@ -104,20 +102,3 @@ def is_pinning() -> bool:
     """The thread of a loader that receives batches from its workers, over sockets."""
     target = getattr(threading.current_thread(), "_target", None)
     return getattr(target, "__name__", "") == "_pin_memory_loop"
-
-
-def user_place() -> str:
-    """file:line of the innermost frame of the user's code."""
-    libraries = tuple(
-        {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | {"<", HOOK_FOLDER}
-    )
-    frame = sys._getframe(1)
-    outermost = frame
-    while frame is not None:
-        outermost = frame
-        name = frame.f_code.co_filename
-        if not name.startswith(libraries) and os.sep + "site-packages" + os.sep not in name:
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    found = frame or outermost
-    return f"{found.f_code.co_filename}:{found.f_lineno}"
