@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
+from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.process import run_in_process
 from feedrate.demo.run import write_photographs
 from feedrate.machine.cpu import count_usable_cores

@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 import feedrate
-from feedrate.bench.feeds import list_images
+from feedrate.bench.loader import list_images
 from feedrate.machine.describe import describe_machine
 from feedrate.packing import PackOptions, pack
 

@@ -71,7 +71,6 @@ STANDS_IN = {
         {
             "src/feedrate/report/doctor_page.py",
             "src/feedrate/report/page.py",
-            "src/feedrate/report/quality_page.py",
         },
     ),
 }

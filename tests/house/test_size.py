@@ -24,7 +24,7 @@ def project(tmp_path: Path) -> Path:
     (source / "pack" / "__init__.py").write_text("")
     (source / "pack" / "small.py").write_text(f"{HEAD}def f():\n    return os\n")
     (source / "pack" / "user.py").write_text(
-        "from feedrate.packing.small import f\n\n\ndef g():\n    return f()\n"
+        "from feedrate.pack.small import f\n\n\ndef g():\n    return f()\n"
     )
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPT, tmp_path / "scripts")
@@ -67,3 +67,11 @@ def test_more_lines_than_the_budget_fail(project: Path, allowed: int, status: in
 def test_a_project_without_a_budget_is_told_so(project: Path) -> None:
     (project / "pyproject.toml").write_text("")
     assert "no src_lines" in run(project, "--check").stderr
+
+
+def test_a_reader_that_has_seen_enough_ends_it_without_a_traceback() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -u {SCRIPT} | head -1"], capture_output=True, text=True, check=False
+    )
+    assert "lines" in done.stdout
+    assert done.stderr == ""

@@ -144,7 +144,7 @@ def open_trusted(folder: Path, dir_fd: int | None = None) -> int:
 def _distrust(folder: Path, reason: str) -> StorageError:
     return StorageError(
         f"{folder} {reason}, so what lies there is not trusted",
-        hint="have it removed, or name another scratch folder, one of your own: --to FOLDER",
+        hint="have it removed, or name another scratch folder, one of your own: --scratch DIR",
     )
 
 
