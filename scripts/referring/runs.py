@@ -302,7 +302,15 @@ def decode(value: Any) -> Any:
 def record_runs(names: list[str] | None, kept: Path) -> int:
     """Run cases under the doctor and keep what they leave; then write the archive of all that is kept."""
     sys.path.insert(0, str(REPOSITORY / "tests"))
-    from doctor_corpus.run_case import Place, find_case, make_command, make_environ, prepare, why_not
+    from doctor_corpus.run_case import (
+        Place,
+        die_with_parent,
+        find_case,
+        make_command,
+        make_environ,
+        prepare,
+        why_not,
+    )
 
     data = Path(tempfile.gettempdir()) / "feedrate-corpus"
     for name in names or CASES:
@@ -324,7 +332,8 @@ def record_runs(names: list[str] | None, kept: Path) -> int:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=170,
+                timeout=400,
+                preexec_fn=die_with_parent,
             )
             if not (target / "live.json").exists():
                 shutil.rmtree(target, ignore_errors=True)
@@ -349,7 +358,10 @@ def record_one(target: Path, command: list[str]) -> None:
     options = feedrate.DoctorOptions(steps=STEPS)
     answers: dict[str, Any] = {}
     with feedrate.run_command(command, options) as observed:
-        shutil.copytree(observed.run_folder, target / "run")
+        (target / "run").mkdir(parents=True)
+        for path in observed.run_folder.iterdir():
+            if path.suffix in (".facts", ".ring", ".json", ".jsonl"):  # the rest is the command's own
+                shutil.copy(path, target / "run")
         fields = {f.name: getattr(observed, f.name) for f in dataclasses.fields(observed)}
         seen = {"steps": STEPS, "observed": {**fields, "run_folder": "run"}}
         (target / "observed.json").write_text(json.dumps(seen))
@@ -361,11 +373,8 @@ def record_one(target: Path, command: list[str]) -> None:
 
 def clean(kept: Path, scratch: Path, data: Path) -> Any:
     """Replace this machine's paths and names in a kept run; cut rings off; return the live diagnosis."""
-    for path in sorted((kept / "run").rglob("*"), reverse=True):
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.suffix == ".ring":
-            path.write_bytes(path.read_bytes().rstrip(b"\0") + bytes(64))
+    for path in (kept / "run").glob("*.ring"):
+        path.write_bytes(path.read_bytes().rstrip(b"\0") + bytes(64))
     names = [
         (str(scratch), "/scratch"),
         (str(data), "/data"),

@@ -13,6 +13,10 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+)
+
 # The errno, then names and what is known of them, each as bytes: see `native/module.cpp`.
 Listed = tuple[int, bytes, bytes, bytes, bytes, bytes]
 

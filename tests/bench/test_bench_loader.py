@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feedrate import PackOptions, Recode, pack
 from feedrate.bench.loader import (
     BenchOptions,
     FeedOptions,
@@ -22,8 +23,7 @@ from feedrate.bench.loader import (
 )
 from feedrate.demo.run import write_photographs
 from feedrate.errors import PackError, SourceError, UsageError
-from feedrate.loader.pixels import check_pixels
-from feedrate.packing import PackOptions, Recode, pack
+from feedrate.loader.samples import check_pixels
 
 
 @pytest.fixture(scope="module")

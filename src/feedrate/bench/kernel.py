@@ -30,14 +30,21 @@ from feedrate.bench.process import Clock, Say
 from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
 from feedrate.errors import SourceError, UsageError
 from feedrate.filters import BILINEAR, FILTERS, check_filter
-from feedrate.format.keys import find_images, is_pack
+from feedrate.format.folder import find_images, is_pack
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import Geometry
-from feedrate.loader.pixels import compare_pixels, decode_as_torchvision
-from feedrate.loader.samples import Samples, open_files, open_pack, pick, take_ranges
+from feedrate.loader.packs import open_pack as open_anywhere
+from feedrate.loader.samples import (
+    Samples,
+    compare_pixels,
+    decode_as_torchvision,
+    open_files,
+    open_pack,
+    pick,
+    take_ranges,
+)
 from feedrate.machine.describe import describe_machine
-from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.stats import median, median_ratio, spread
 from feedrate.units import printable
 

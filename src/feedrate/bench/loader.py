@@ -33,7 +33,7 @@ from feedrate.bench.process import (
     sum_up,
 )
 from feedrate.errors import MissingExtra, PackError, UsageError
-from feedrate.format.keys import find_images
+from feedrate.format.folder import find_images
 from feedrate.kernel import I64
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def bench_loader(
     from feedrate.bench.results import BenchResult
     from feedrate.format.fields import Coding, Kind
     from feedrate.format.manifest import read_manifest
-    from feedrate.loader.pixels import check_pixels
+    from feedrate.loader.samples import check_pixels
     from feedrate.machine.describe import describe_machine
 
     manifest = read_manifest(pack)

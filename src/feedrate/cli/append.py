@@ -39,9 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import AppendOptions, FieldSpec, append
+    from feedrate.packing.change.append import AppendOptions, append
     from feedrate.report.change import draw_append
     from feedrate.report.progress import ProgressBar
+    from feedrate.source.options import FieldSpec
 
     fields = arguments.fields
     options = AppendOptions(

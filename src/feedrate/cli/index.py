@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import index
     from feedrate.packing.change.entries import find_pack
+    from feedrate.packing.indexing.local import index
     from feedrate.remote.addresses import is_url
     from feedrate.report.pack import draw_index
     from feedrate.report.progress import ProgressBar
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _set_entries(arguments: argparse.Namespace, pack: str) -> int:
-    from feedrate.packing import set_entries
+    from feedrate.packing.change.entries import set_entries
     from feedrate.report.change import draw_entries
     from feedrate.report.progress import ProgressBar
 

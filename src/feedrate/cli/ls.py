@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import describe
+    from feedrate.packing.check.describe import describe
     from feedrate.report.check import draw_description
 
     return emit(arguments, "ls", describe(arguments.pack, samples=arguments.samples), draw_description)

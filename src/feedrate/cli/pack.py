@@ -33,8 +33,7 @@ from feedrate.cli.arguments import (
     whole_number,
 )
 from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
-from feedrate.format.keys import IMAGE_SUFFIXES
-from feedrate.prelist import listing_early
+from feedrate.prelist import IMAGE_SUFFIXES, listing_early
 from feedrate.units import parse_bytes
 
 
@@ -95,8 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import FieldSpec, PackOptions, Recode, find_map, pack
+    from feedrate.packing.build.pack import pack
+    from feedrate.packing.mapping import find_map
+    from feedrate.packing.options import PackOptions
+    from feedrate.packing.recode import Recode
     from feedrate.report.progress import ProgressBar
+    from feedrate.source.options import FieldSpec
 
     options = PackOptions(
         labels=arguments.labels,

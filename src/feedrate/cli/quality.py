@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import read_quality
+    from feedrate.packing.check.quality_report import read_quality
     from feedrate.report.quality import draw_quality, draw_quality_page
 
     pack, quality = arguments.pack, read_quality(arguments.pack)

@@ -56,7 +56,7 @@ class _Stratify(argparse.Action):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import SplitOptions, extend_split, parse_shares, split
+    from feedrate.packing.change.split import SplitOptions, extend_split, parse_shares, split
     from feedrate.report.change import draw_split
 
     if arguments.extend:

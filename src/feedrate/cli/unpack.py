@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import unpack
+    from feedrate.packing.check.unpack import unpack
     from feedrate.report.check import draw_unpack
     from feedrate.report.progress import ProgressBar
 

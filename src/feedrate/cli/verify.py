@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import verify
+    from feedrate.packing.check.verify import verify
     from feedrate.report.check import draw_verify
     from feedrate.report.progress import ProgressBar
 

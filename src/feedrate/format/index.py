@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write and read whole index parts with pyarrow. (The loader does not: it reads single rows, see pack.py.)
 
-Columns that were added to a pack: small Arrow files whose rows are samples in stored order.
-
-A row holds what a row of the index would hold of these fields, and a checksum of its own. The bytes of texts
-lie in the same file, and their offsets count from where that column's data begins.
+Columns that are added to a pack later are small Arrow files of their own. A row holds what a row of the index
+would hold of these fields, and a checksum; the offsets of texts count from where their column's data begins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which addresses may stand in pack.json: plain ones, that hold no secret.
-
-pack.json: what a pack holds. It carries no time and no host, so that equal inputs give equal bytes.
+"""pack.json: what a pack holds. It carries no time and no host, so that equal inputs give equal bytes.
 
 Version 2 is written only where something of it is used: files that lie in other folders, keys and numbers
 that are shifted, columns that were added (docs/format.md); version 3 where shards lie behind an address.

@@ -11,14 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feedrate.doctor.results import Curve, StepRow
-from feedrate.report.doctor_words import (
-    clamp,
-    describe_curve,
-    describe_seconds,
-    is_number,
-    place,
-)
+from feedrate.report import doctor_words as words
 from feedrate.report.page import show
+from feedrate.units import is_number
 
 MOST_COLUMNS = 400
 MOST_RANKS = 16
@@ -56,7 +51,7 @@ def draw_bar(parts: Iterable[tuple[str, float, str]], *, total: float = 1.0, sma
     spans, left = [], 1.0
     for tone, size, title in parts:
         # Shares of flex below one in sum leave room empty: they are of the whole bar, always.
-        size = clamp(size / total, 0.0, max(left, 0.0))
+        size = words.clamp(size / total, 0.0, max(left, 0.0))
         left -= size
         if size > 0:
             spans.append(f'<span class="{tone}" style="flex: {size:.6g} 0 0" title="{show(title)}"></span>')
@@ -92,7 +87,7 @@ def draw_scale(start: float, end: float) -> str:
 
 
 def _place_factor(value: float, start: float, end: float) -> float:
-    return place(math.log(value), math.log(start), math.log(end))
+    return words.place(math.log(value), math.log(start), math.log(end))
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,7 @@ def _column(group: Sequence[StepRow], number: int) -> _Column:
     parts: dict[str, float] = {}
     count = len(group)
     for row in group:
-        exposed = clamp(row.exposed_s, 0.0, max(0.0, row.wait_s))
+        exposed = words.clamp(row.exposed_s, 0.0, max(0.0, row.wait_s))
         shares = {"exposed": exposed, "hidden": row.wait_s - exposed}
         for name, seconds in row.parts.items():
             if is_number(seconds):
@@ -156,8 +151,8 @@ def _column(group: Sequence[StepRow], number: int) -> _Column:
         for tone, seconds in shares.items():
             parts[tone] = parts.get(tone, 0.0) + max(0.0, seconds) / count
     wall = sum(row.wall_s for row in group) / count
-    words = ", ".join(f"{tone} {describe_seconds(s)}" for tone, s in parts.items() if s > 0)
-    title = f"step {number + 1}, {name_phase(group[0].phase)}: {describe_seconds(wall)} ({words})"
+    said = ", ".join(f"{tone} {words.seconds(s)}" for tone, s in parts.items() if s > 0)
+    title = f"step {number + 1}, {name_phase(group[0].phase)}: {words.seconds(wall)} ({said})"
     return _Column(group[0].phase, parts, wall, max(row.wall_s for row in group), title)
 
 
@@ -177,14 +172,14 @@ def _chart(name: str, columns: Sequence[_Column], top: float) -> str:
         if one.phase != "real":
             boxes.append(_box("shade", left, _HEIGHT, width, _HEIGHT))
         for tone, seconds in one.parts.items():
-            size = clamp(_HEIGHT * seconds / top, 0.0, _HEIGHT - height)
+            size = words.clamp(_HEIGHT * seconds / top, 0.0, _HEIGHT - height)
             if size > 0:
                 boxes.append(_box(tone, left, height + size, 0.9 * width, size))
                 height += size
         if one.largest_s > 1.05 * max(one.wall_s, top) or one.wall_s > top:
             boxes.append(_box("over", left, _HEIGHT, max(2.0, 0.9 * width), 5))
         shapes.append(f"<g>{''.join(boxes)}</g>")
-    label = f"{show(name)} {describe_seconds(top)}".strip()
+    label = f"{show(name)} {words.seconds(top)}".strip()
     return (
         f'<div class="chart"><span class="top">{label}</span>'
         f'<svg class="steps" viewBox="0 0 1000 {_HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
@@ -220,7 +215,7 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
         if math.isfinite(t)
     ]  # fmt: skip
     values = [v for _, v in points if is_number(v)]
-    title = f"<figcaption>{show(curve.name)} <small>{show(describe_curve(curve))}</small></figcaption>"
+    title = f"<figcaption>{show(curve.name)} <small>{show(words.curve(curve))}</small></figcaption>"
     if not values:
         return f"<figure>{title}</figure>"
     start, end = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
@@ -228,7 +223,7 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
     low = min(0.0, *values)
 
     def at(t: float, v: float) -> str:
-        return f"{300 * place(t, start, end):.1f},{66 - 62 * place(v, low, top):.1f}"
+        return f"{300 * words.place(t, start, end):.1f},{66 - 62 * words.place(v, low, top):.1f}"
 
     path, is_down = [], False
     for t, v in points:
@@ -239,7 +234,7 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
         is_down = True
     shade = ""
     if real_until_s is not None and start < real_until_s < end:
-        x = 300 * place(real_until_s, start, end)
+        x = 300 * words.place(real_until_s, start, end)
         shade = f'<rect class="frame" x="{x:.1f}" y="0" width="{300 - x:.1f}" height="68"/>'
     limit = ""
     if is_number(curve.limit):
@@ -248,6 +243,6 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
     return (
         f'<figure>{title}<div class="chart"><svg viewBox="0 0 300 68" preserveAspectRatio="none" role="img" '
         f'aria-label="{show(curve.name)}">{shade}{limit}<path class="curve" d="{"".join(path)}"/></svg></div>'
-        f'<div class="scale"><span>{describe_seconds(start)}</span><span>{describe_seconds(end)}</span></div>'
+        f'<div class="scale"><span>{words.seconds(start)}</span><span>{words.seconds(end)}</span></div>'
         "</figure>"
     )

@@ -12,7 +12,6 @@ import struct
 import zlib
 from typing import Any, BinaryIO
 
-from feedrate.format.containers.tfrecord import HEAD, masked_crc32c
 from feedrate.remote.addresses import Place, PlacedFile
 
 
@@ -88,6 +87,9 @@ def _by_beginning(data: bytes) -> SourceKind:
         return SourceKind.RECORDIO
     if data[257:262] == b"ustar":
         return SourceKind.TAR
+    # Here, since class folders, which need none of it, are opened sooner without.
+    from feedrate.format.containers.tfrecord import HEAD, masked_crc32c
+
     if len(data) >= HEAD.size and masked_crc32c(data[:8]) == struct.unpack_from("<I", data, 8)[0]:
         return SourceKind.TFRECORD
     return SourceKind.UNKNOWN

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from feedrate.errors import SourceError
 from feedrate.format.fields import RESERVED_NAMES, Kind
-from feedrate.format.keys import IMAGE_SUFFIXES
+from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.units import printable
 
 _PLAIN_NAME = re.compile(rb"[\w +,=@()~-][\w .+,=@()~-]{0,200}(/[\w .+,=@()~-]{1,200}){0,10}")

@@ -20,9 +20,10 @@ import numpy as np
 
 from feedrate.errors import NotFound, StorageError, suggest_path
 from feedrate.format.byte_strings import ByteStrings
-from feedrate.format.keys import IMAGE_SUFFIXES, has_image_suffix
+from feedrate.format.keys import has_image_suffix
 from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
 from feedrate.one_ahead import one_ahead
+from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.remote.addresses import Place, is_url
 
 Above = frozenset[tuple[int, int]]  # the folders that one lies in, by device and inode

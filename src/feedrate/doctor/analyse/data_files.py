@@ -27,7 +27,6 @@ from feedrate.doctor.analyse.records import Recording
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.errors import FeedrateError
 from feedrate.filters import BILINEAR
-from feedrate.format.keys import IMAGE_SUFFIXES
 from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack
 from feedrate.kernel import U8, pillow
@@ -39,6 +38,7 @@ from feedrate.loader.loader import Loader
 from feedrate.loader.samples import IMAGE, Samples, open_files, open_pack, pick
 from feedrate.machine.disk import describe_storage
 from feedrate.machine.memory import measure_residency
+from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.stats import median
 
 _NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")
