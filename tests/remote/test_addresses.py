@@ -145,7 +145,7 @@ def test_the_commands_show_the_line_to_type_and_take_it(
     shards: RangeServer, pack: Path, scratch: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_writable(pack)
-    words = [*command.split(), str(pack)] + (["--to", str(scratch)] if command == "stage" else [])
+    words = [*command.split(), str(pack)] + (["--scratch", str(scratch)] if command == "stage" else [])
     words += ["--rounds", "1"] if command == "bench kernel" else []
     assert main(words) == 1
     assert f"--allow-address {shards.url}" in capsys.readouterr().err

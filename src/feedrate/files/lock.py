@@ -96,7 +96,7 @@ def take_lock(path: Path, *, wait: bool) -> Lock | None:
         lock.release()
         raise StorageError(
             f"{shown(path.parent)} lies on a file system without locks ({error.strerror})",
-            hint="name a folder on a local disk: --to FOLDER",
+            hint="name a folder on a local disk: --scratch DIR",
         ) from error
     except BaseException:
         lock.release()

@@ -132,7 +132,7 @@ def find_scratch(
     raise NotFound(
         "no scratch disk found on this node: neither $SLURM_TMPDIR and its like nor /scr, /scratch, /local"
         + found,
-        hint="name a folder on a local disk that you may write to: --to FOLDER",
+        hint="name a folder on a local disk that you may write to: --scratch DIR",
     )
 
 
@@ -145,12 +145,14 @@ def _check_wish(folder: Path, *, allow_network: bool) -> Scratch:
         except OSError as error:
             raise StorageError(f"cannot make the scratch folder {folder}: {error.strerror}") from error
     if not folder.is_dir():
-        raise StorageError(f"{folder} is a file; scratch must be a folder", hint="name another: --to FOLDER")
+        raise StorageError(
+            f"{folder} is a file; scratch must be a folder", hint="name another: --scratch DIR"
+        )
     storage = describe_storage(folder)
     if storage.is_network and not allow_network:
         raise StorageError(
             f"{folder} lies on {storage.kind}, which another machine serves: a copy there is no nearer",
-            hint="name a local disk: --to FOLDER; or insist: --allow-network",
+            hint="name a local disk: --scratch DIR; or insist: --allow-network",
         )
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -158,7 +160,7 @@ def _check_wish(folder: Path, *, allow_network: bool) -> Scratch:
     except OSError as error:
         raise StorageError(
             f"cannot write to the scratch folder {folder}: {error.strerror}",
-            hint="name another one: --to FOLDER",
+            hint="name another one: --scratch DIR",
         ) from error
     return Scratch(Path(os.path.realpath(folder)), "you named it", storage.kind, storage.is_memory)
 
@@ -209,5 +211,5 @@ def check_room(scratch: Scratch, size_bytes: int, files: int) -> None:
 
 
 def _no_room(message: str, hint: str = "") -> FeedrateError:
-    make_room = "make room (feedrate scratch ls, feedrate scratch gc), or name another folder: --to FOLDER"
+    make_room = "make room (feedrate scratch ls, feedrate scratch gc), or name another folder: --scratch DIR"
     return StorageError(message, hint=hint or make_room)

@@ -451,7 +451,7 @@ def _check_nesting(contents: Contents, scratch: Scratch) -> None:
     if not contents.marker.entry and (inner == outer or inner.startswith(outer.rstrip("/") + "/")):
         raise UsageError(
             f"the scratch folder {scratch.path} lies in the source {source}",
-            hint="name a folder outside of it: --to FOLDER",
+            hint="name a folder outside of it: --scratch DIR",
         )
     between = [one for one in Path(outer).parents if one != Path(inner) and one.is_relative_to(inner)]
     if any(owner_of(one) is not None for one in between):
