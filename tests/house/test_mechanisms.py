@@ -42,7 +42,7 @@ STANDS_IN = {
         is_call_of("scandir", "os.walk", "os.fwalk", "rglob"),
         {
             "src/feedrate/doctor/run/processes.py",
-            "src/feedrate/format/keys.py",
+            "src/feedrate/source/folders.py",
             "src/feedrate/format/storage_check.py",
             "src/feedrate/packing/build/engine.py",
             "src/feedrate/packing/build/unfinished.py",
@@ -59,7 +59,7 @@ STANDS_IN = {
             "src/feedrate/doctor/analyse/data_files.py",
             "src/feedrate/kernel/door.py",
             "src/feedrate/packing/check/describe.py",
-            "src/feedrate/source/file_list.py",
+            "src/feedrate/source/opening.py",
             "src/feedrate/scratch/source_check.py",
             "src/feedrate/remote/sources.py",
             "src/feedrate/files/tree.py",

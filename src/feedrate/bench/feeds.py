@@ -24,8 +24,8 @@ import numpy as np
 from PIL import Image
 
 from feedrate.errors import MissingExtra, need
-from feedrate.format.folder import find_images
 from feedrate.kernel import I64
+from feedrate.source.folders import find_images
 
 if TYPE_CHECKING:
     import torch

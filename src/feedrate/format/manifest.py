@@ -24,6 +24,21 @@ from feedrate.format.entries import AUTO, dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.units import shell_quote
 
+
+def is_pack(source: str | os.PathLike[str]) -> bool:
+    """Return whether this is a pack.
+
+    Raises:
+        NotFound: it is one that was never finished.
+    """
+    folder = Path(source)
+    if (folder / FILE_NAME).exists():
+        return True
+    if folder.is_dir() and is_unfinished(folder):
+        read_manifest(folder)
+    return False
+
+
 # No chains (zip://...::https://...), no control characters; `where` ends in no slash.
 _ADDRESS = re.compile(
     r"[a-zA-Z][a-zA-Z0-9+.-]*://(?P<who>[^/@]*@)?(?!.*::)(?P<where>[^/\x00-\x20@][^\x00-\x1f]*(?<!/))"

@@ -21,7 +21,6 @@ from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, PackError, SourceError, suggest_path
 from feedrate.files.permissions import Readers, walk_local
 from feedrate.format.containers import FILES
-from feedrate.format.folder import is_pack
 from feedrate.format.manifest import (
     FILE_NAME,
     ColumnPart,
@@ -29,6 +28,7 @@ from feedrate.format.manifest import (
     Manifest,
     Shard,
     dump_manifest,
+    is_pack,
 )
 from feedrate.remote.addresses import Place, PlacedFile, is_address, is_url, split_source
 from feedrate.remote.copier import Told

@@ -16,7 +16,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.format.byte_strings import ByteStrings
-from feedrate.format.containers.contract import Output
+from feedrate.format.containers import Output
 from feedrate.format.containers.tar import BLOCK_BYTES, Tar, member_header
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.kernel import I64, U8, U32, Members

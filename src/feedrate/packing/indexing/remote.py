@@ -62,7 +62,7 @@ from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.remote.fetch import FetchedPlace, fetch, find_patiently
 from feedrate.source.in_place import InPlace, Shards, find_shards
 from feedrate.source.options import SourceOptions
-from feedrate.source.spool import Spool
+from feedrate.source.record import Spool
 
 
 @dataclass(frozen=True, slots=True)
